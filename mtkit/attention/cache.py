@@ -1,0 +1,58 @@
+"""Preallocated caches for decoding: written in place, grown by doubling, so that a step copies nothing it has seen.
+
+Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
+"""
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import State
+
+FIRST_CAPACITY = 16
+
+
+def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
+    """An empty cache: a tensor for each name, of (heads, width), in the type and place of `like`."""
+    tensors = {
+        name: like.new_zeros(batch_size, hypotheses, heads, FIRST_CAPACITY, width)
+        for name, (heads, width) in shapes.items()
+    }
+    return {**tensors, "count": 0}
+
+
+def append(state: State, *, window: int | None = None, **rows: Tensor) -> State:
+    """The cache with one more token: rows (B, N, heads, width) by name.
+
+    With `window`, a ring: the token takes the place of the one `window` before it, so that capacity stays at `window`.
+    """
+    count = state["count"]
+    place = count if window is None else count % window
+    capacity = next(state[name].shape[3] for name in rows)
+    grown = dict(state)
+    for name, row in rows.items():
+        cache = state[name]
+        if place >= capacity:
+            room = capacity * 2 if window is None else min(capacity * 2, window)
+            wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
+            wider[:, :, :, :capacity] = cache
+            cache = wider
+        elif cache.dtype != row.dtype:
+            cache = cache.to(row.dtype)  # the first step under autocast shows which type the keys really have
+        cache[:, :, :, place] = row
+        grown[name] = cache
+    grown["count"] = count + 1
+    return grown
+
+
+def written(state: State, name: str, *, window: int | None = None) -> Tensor:
+    """What has been written under `name`, (B, N, heads, length, width); a ring's in the order of its places."""
+    length = state["count"] if window is None else min(state["count"], window)
+    cache: Tensor = state[name]
+    return cache[:, :, :, :length]
+
+
+def ring_positions(count: int, window: int, device: torch.device) -> Tensor:
+    """The position of the token in each place of a ring that `count` tokens have been written to, (length,)."""
+    length = min(count, window)
+    places = torch.arange(length, device=device)
+    return count - 1 - (count - 1 - places) % window

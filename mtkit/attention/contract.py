@@ -1,0 +1,181 @@
+"""The attention contract: what every mechanism takes, gives and keeps between decoding steps.
+
+Shapes in docstrings, here and in every mechanism: B batch, T query length, S memory length, H heads, D model width,
+K width of one head, N hypotheses of a segment.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+ROLES = ("encoder", "decoder", "cross")
+
+State = dict[str, Any]
+"""What incremental decoding keeps: tensors (B, N, ...) and plain numbers; tensors (B, ...) under "shared"."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one attention sits: everything a mechanism may know besides its own options.
+
+    `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options.
+    `memory_length` and `memory_width` are the memory's own maximum length and width (those of the query if left out).
+    `positions`, `projection`, `merge` and `regularizer` name what stands in the four slots, None for the plain one; a
+    slot with options of its own is a mapping, {"name": "grouped-query", "kv_heads": 2}.
+    """
+
+    role: str
+    d_model: int
+    heads: int
+    layer: int = 0
+    layers: int = 1
+    max_length: int = 1024
+    memory_length: int | None = None
+    memory_width: int | None = None
+    dropout: float = 0.0
+    seed: int = 1
+    positions: str | Mapping[str, Any] | None = None
+    projection: str | Mapping[str, Any] | None = None
+    merge: str | Mapping[str, Any] | None = None
+    regularizer: str | Mapping[str, Any] | None = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query may see only keys at its own position and before."""
+        return self.role == "decoder"
+
+
+@dataclass
+class Attended:
+    """What one call of an attention gives."""
+
+    output: Tensor
+    """(B, T, D); (B, N, D) from a step."""
+    carry: Any = None
+    """For the attention of the next layer of the same stack, or None."""
+    weights: Tensor | None = None
+    """(B, H, T, S) when asked for and when the mechanism has them; (B, H, N, S) from a step."""
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    """Scalars to add to the training loss, means per token, already weighted; empty outside training."""
+    log_prob: Tensor | None = None
+    """(B,) log-probability of what was sampled, or None; the training loop forms -(reward - baseline) * log_prob."""
+
+
+class Attention(nn.Module):
+    """One attention sub-layer, (B, T, D) in and out, projections inside.
+
+    A mechanism is a subclass in a file of its own under a family's folder. Its constructor takes the `Site` and, as
+    keyword-only arguments, its options, whose defaults are legal in every role it declares (None: as the role needs).
+    """
+
+    roles: ClassVar[frozenset[str]]
+    """All roles it can play."""
+    published: ClassVar[frozenset[str]]
+    """The roles that the paper itself gives it."""
+    paper: ClassVar[str]
+    complexity: ClassVar[str]
+    """For people: "O(T w)"."""
+    growth: ClassVar[float]
+    """Exponent of T in time and memory with fixed options: 1, 1.5 or 2."""
+    weights: ClassVar[bool] = False
+    """Whether it can return attention weights."""
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
+    """The slots it takes, each with the names it can combine with; None stands for every name."""
+
+    longest: int | None = None
+    """The hard limit of T, or None."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Attend with whole sequences; padding is on the right only.
+
+        query (B, T, D); memory (B, S, D), None in the self roles; query_valid (B, T) and memory_valid (B, S) are True
+        where there is a real token, None where all are. `carry` comes from the layer below of this stack,
+        `memory_carry` from the encoder's last layer; task (B,) integers are read only by mechanisms conditioned on one.
+        """
+        raise NotImplementedError
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """The state before the first step, and the carry for the next layer's `start`; decoder and cross roles."""
+        raise NotImplementedError
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """Attend with query (B, N, D): the N hypotheses of each segment, all at the same next position.
+
+        The state handed in is spent: its tensors may be written in place. Go on with the one returned.
+        """
+        raise NotImplementedError
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Called after each optimiser update, for what changes between updates: redraws, decays, moving statistics."""
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the weights of a `full` attention (its `state_dict`) as far as this mechanism has the same ones.
+
+        Entries of other shapes are converted where a subclass knows how, and are left as they are otherwise.
+        """
+        own = self.state_dict()
+        fitting = {name: value for name, value in full_state.items() if name in own and own[name].shape == value.shape}
+        self.load_state_dict(fitting, strict=False)
+
+
+def options_of(mechanism: Callable[..., Any]) -> dict[str, Any]:
+    """The declared options of a mechanism or slot, {name: default}: the keyword-only arguments of its constructor."""
+    parameters = inspect.signature(mechanism).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def reorder(state: State, index: Tensor) -> State:
+    """The state for segments or hypotheses chosen by `index`, as a new state.
+
+    index (B',): the segments kept, in this order. index (B, N'): for each segment, which of its hypotheses each of the
+    new N' continues; what all hypotheses share ("shared") is left where it is.
+    """
+    return {key: _reorder(key, value, index) for key, value in state.items()}
+
+
+def _reorder(key: str, value: Any, index: Tensor) -> Any:
+    within_segments = index.dim() == 2
+    if key == "shared" and within_segments:
+        return value
+    if isinstance(value, dict):
+        return {name: _reorder(name, each, index) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_reorder(key, each, index) for each in value)
+    if not isinstance(value, Tensor):
+        return value
+    if not within_segments:
+        return value.index_select(0, index)
+    segments, hypotheses = value.shape[:2]
+    base = torch.arange(segments, device=index.device).unsqueeze(1) * hypotheses
+    return value.flatten(0, 1).index_select(0, (base + index).flatten()).unflatten(0, index.shape)

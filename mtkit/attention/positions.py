@@ -1,0 +1,102 @@
+"""Relative positions for the `positions` slot: rotary, ALiBi, and Shaw's relative keys and values."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Site
+from mtkit.attention.slots import Positions
+
+
+class Rotary(Positions):
+    """Queries and keys turned by an angle that grows with their position, so that scores depend on the distance.
+
+    Paper: Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34. Channels 2i and 2i + 1 turn together; with
+    `half`, i and i + K/2. An odd last channel is left alone.
+    """
+
+    frequency: Tensor
+
+    def __init__(self, site: Site, width: int, *, half: bool = False) -> None:
+        super().__init__(site, width)
+        self.in_halves = half
+        self.pairs = width // 2
+        frequency = 10_000.0 ** (-2.0 * torch.arange(self.pairs, dtype=torch.float64) / (2 * self.pairs))
+        self.register_buffer("frequency", frequency.float(), persistent=False)
+
+    def rotate(self, x: Tensor, position: Tensor) -> Tensor:
+        """x (..., T, K) turned for position (T,)."""
+        # at least float32: in bfloat16 an angle is wrong from position 256 on
+        angle = position.to(self.frequency.dtype).unsqueeze(-1) * self.frequency  # (T, K/2)
+        cos, sin = angle.cos().type_as(x), angle.sin().type_as(x)
+        turning, rest = x[..., : 2 * self.pairs], x[..., 2 * self.pairs :]
+        if self.in_halves:
+            one, other = turning.chunk(2, dim=-1)
+            return torch.cat([one * cos - other * sin, other * cos + one * sin, rest], dim=-1)
+        one, other = turning.unflatten(-1, (self.pairs, 2)).unbind(-1)
+        turned = torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
+        return torch.cat([turned, rest], dim=-1)
+
+
+class Alibi(Positions):
+    """A penalty on scores that grows linearly with the distance, with a fixed slope for each head.
+
+    Paper: Press, Smith and Lewis, "Train Short, Test Long", ICLR 2022, arXiv 2108.12409. The encoder takes the
+    symmetric form. The penalty is not divided by the square root of the head width.
+    """
+
+    slopes: Tensor
+
+    def __init__(self, site: Site, width: int) -> None:
+        super().__init__(site, width)
+        self.register_buffer("slopes", _slopes(site.heads), persistent=False)
+
+    def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
+        """(H, ..., T, S), float32."""
+        distance = (query_position.unsqueeze(-1) - key_position.unsqueeze(-2)).abs()
+        return -self.slopes.view(-1, *[1] * distance.dim()) * distance
+
+
+class Shaw(Positions):
+    """Learned vectors for each clipped distance, added to keys and values.
+
+    Paper: Shaw, Uszkoreit and Vaswani, NAACL 2018, arXiv 1803.02155, equations 3 and 4; tables are shared by the heads
+    and start at zero, which is plain attention. `clip` is the distance beyond which all are alike.
+    """
+
+    on_values: ClassVar[bool] = True
+
+    def __init__(self, site: Site, width: int, *, clip: int = 16) -> None:
+        super().__init__(site, width)
+        self.clip = clip
+        self.keys = nn.Parameter(torch.zeros(2 * clip + 1, width))
+        self.value_table = nn.Parameter(torch.zeros(2 * clip + 1, width))
+
+    def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
+        """scale * q . a_K of the distance, (B, H, ..., T, S), through one product with the table."""
+        by_distance = (q @ self.keys.T) * scale  # (B, H, ..., T, 2 clip + 1)
+        bucket = self._bucket(query_position, key_position)
+        return by_distance.gather(-1, bucket.expand(*q.shape[:-1], bucket.shape[-1]))
+
+    def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
+        """The weights summed by distance, times a_V."""
+        bucket = self._bucket(query_position, key_position).expand(weights.shape)
+        by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1).scatter_add(-1, bucket, weights)
+        return by_distance @ self.value_table.type_as(weights)
+
+    def _bucket(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        distance = key_position.unsqueeze(-2) - query_position.unsqueeze(-1)
+        return distance.clamp(-self.clip, self.clip) + self.clip
+
+
+def _slopes(heads: int) -> Tensor:
+    """2^(-8a/H), a = 1..H, for H a power of two; else those of the next lower one, then every other of twice it."""
+    lower = 2 ** (heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 * torch.arange(1, lower + 1) / lower)
+    between = 2.0 ** (-8.0 * torch.arange(1, 2 * lower + 1, 2) / (2 * lower))
+    return torch.cat([slopes, between])[:heads]
+
+
+POSITIONS = {"rotary": Rotary, "alibi": Alibi, "shaw": Shaw, "relative": Shaw}
+"""By name; "relative" is Shaw's, as the literature calls it."""

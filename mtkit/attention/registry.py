@@ -1,0 +1,178 @@
+"""The registry of mechanisms is the folder: a file in a family's folder is a mechanism, nothing else makes one.
+
+A file holds either one `Attention` or one of the slots around it (`Projection`, `Merge`, `Regularizer`), which is then
+a name of its own too: `full` with that slot set.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mtkit.attention.contract import ROLES, Attention, Site, options_of
+from mtkit.attention.slots import SLOTS, Slot, slot_kind
+from mtkit.errors import MtkitError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One attention mechanism, as the command line, the documentation and the tests see it."""
+
+    name: str
+    family: str
+    paper: str
+    summary: str
+    roles: frozenset[str]
+    published: frozenset[str]
+    complexity: str
+    growth: float
+    weights: bool
+    options: dict[str, Any]
+    kind: type[Attention] | type[Slot]
+
+    @property
+    def slot(self) -> str | None:
+        """The slot this name fills when it combines with another mechanism, or None for a mechanism proper."""
+        return slot_kind(self.kind)
+
+
+@cache
+def mechanisms() -> dict[str, Mechanism]:
+    """Every mechanism by name."""
+    found: dict[str, Mechanism] = {}
+    for file in sorted(Path(__file__).parent.glob("*/[!_]*.py")):
+        family, name = file.parent.name, file.stem.replace("_", "-")
+        if name in found:
+            raise ValueError(f"two families have a mechanism '{name}': {found[name].family} and {family}")
+        kind = _only_mechanism_in(importlib.import_module(f"{__package__}.{family}.{file.stem}"))
+        found[name] = Mechanism(
+            name=name,
+            family=family,
+            paper=kind.paper,
+            summary=(kind.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+            roles=kind.roles,
+            published=kind.published,
+            complexity=kind.complexity,
+            growth=kind.growth,
+            weights=kind.weights,
+            options=options_of(kind),
+            kind=kind,
+        )
+    return found
+
+
+def build(
+    name: str,
+    *,
+    role: str,
+    d_model: int,
+    heads: int,
+    layer: int = 0,
+    layers: int = 1,
+    max_length: int = 1024,
+    memory_length: int | None = None,
+    memory_width: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 1,
+    positions: str | Mapping[str, Any] | None = None,
+    projection: str | Mapping[str, Any] | None = None,
+    merge: str | Mapping[str, Any] | None = None,
+    regularizer: str | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Attention:
+    """The attention sub-layer `name` for one site of a model; see `Site` for the arguments.
+
+    Raises: MtkitError for an unknown name, role, option or slot, and for what cannot combine.
+    """
+    mechanism = find(name)
+    check_role(mechanism, role)
+    check_options(mechanism, options)
+    site = Site(
+        role=role,
+        d_model=d_model,
+        heads=heads,
+        layer=layer,
+        layers=layers,
+        max_length=max_length,
+        memory_length=memory_length,
+        memory_width=memory_width,
+        dropout=dropout,
+        seed=seed,
+        positions=positions,
+        projection=projection,
+        merge=merge,
+        regularizer=regularizer,
+    )
+    if mechanism.slot is not None:
+        if getattr(site, mechanism.slot) is not None:
+            raise MtkitError(f"attention '{name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
+        slots = {slot: getattr(site, slot) for slot in SLOTS} | {mechanism.slot: {"name": name, **options}}
+        return build(
+            "full",
+            role=role,
+            d_model=d_model,
+            heads=heads,
+            layer=layer,
+            layers=layers,
+            max_length=max_length,
+            memory_length=memory_length,
+            memory_width=memory_width,
+            dropout=dropout,
+            seed=seed,
+            **slots,
+        )
+    _check_slots(mechanism, site)
+    return mechanism.kind(site, **options)  # type: ignore[return-value]
+
+
+def find(name: str) -> Mechanism:
+    """The mechanism of that name. Raises: MtkitError with the nearest name."""
+    known = mechanisms()
+    if name not in known:
+        raise MtkitError(f"no attention mechanism '{name}'{did_you_mean(name, list(known))}; see `mtkit attentions`")
+    return known[name]
+
+
+def check_role(mechanism: Mechanism, role: str) -> None:
+    """Raises: MtkitError where the mechanism cannot play the role, naming those it can."""
+    if role not in ROLES:
+        raise MtkitError(f"no role '{role}'{did_you_mean(role, list(ROLES))}; the roles are {', '.join(ROLES)}")
+    if role not in mechanism.roles:
+        can = ", ".join(each for each in ROLES if each in mechanism.roles)
+        raise MtkitError(f"attention '{mechanism.name}' cannot play the role '{role}'; it can play: {can}")
+
+
+def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
+    """Raises: MtkitError for an option that the mechanism does not declare, with the nearest one it does."""
+    for option in options:
+        if option not in mechanism.options:
+            known = ", ".join(sorted(mechanism.options)) or "none"
+            hint = did_you_mean(option, list(mechanism.options))
+            raise MtkitError(f"attention '{mechanism.name}' has no option '{option}'{hint}; its options: {known}")
+
+
+def _check_slots(mechanism: Mechanism, site: Site) -> None:
+    for slot in SLOTS:
+        value = getattr(site, slot)
+        if value is None:
+            continue
+        name = value if isinstance(value, str) else value["name"]
+        takes: Mapping[str, frozenset[str] | None] = mechanism.kind.slots  # type: ignore[union-attr]
+        allowed = takes.get(slot, frozenset())
+        if allowed is not None and name not in allowed:
+            able = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
+            raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{able}")
+
+
+def _only_mechanism_in(module: ModuleType) -> Any:
+    own = [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and each.__module__ == module.__name__ and issubclass(each, Attention | Slot)
+    ]
+    if len(own) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one Attention or slot, not {len(own)}")
+    return own[0]

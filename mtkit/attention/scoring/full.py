@@ -1,0 +1,143 @@
+"""Scaled dot-product attention: every query weighs every key by the softmax of their scaled product.
+
+Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762, equation 1.
+Departures: none.
+Cost: O(T S) time; memory O(T) through the fused kernel, O(T S) where weights are asked for. A step costs O(t).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.cache import append, start_cache, written
+from mtkit.attention.contract import Attended, State
+from mtkit.attention.dot_product import attend, attend_step, safe_softmax
+from mtkit.attention.projected import HeadAttention
+
+
+class Full(HeadAttention):
+    """Scaled dot-product attention over all keys."""
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Vaswani et al. 2017, arXiv 1706.03762"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """softmax(Q K^T / sqrt(K)) V over the real keys; in the decoder role, those up to the query's own position."""
+        valid = query_valid if memory is None else memory_valid
+        q = self.queries(query)
+        k, v = self.keys_values(query if memory is None else memory)
+        heads, weights = attend(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            causal=self.site.causal,
+            valid=valid,
+            positions=self.positions,
+            dropout=self.dropout,
+            need_weights=need_weights or self.regularizes_weights,
+        )
+        losses = self.losses(heads, v, weights, query_valid)
+        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty key and value cache; in the cross role the projected source, once for all hypotheses."""
+        if memory is not None:
+            k, v = self.keys_values(memory)
+            return {"shared": {"keys": k, "values": v, "valid": memory_valid}}, None
+        p = self.projection
+        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+        return start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes), None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same equation for the newest token of each hypothesis; O(t) in the decoder role, O(S) in cross."""
+        if "shared" in state:
+            shared = state["shared"]
+            valid = None if shared["valid"] is None else shared["valid"][:, None, None, :]
+            q = self.projection.queries(self.q_proj(query)).transpose(1, 2)  # (B, N, H, K)
+            heads, weights = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=valid)
+        else:
+            count = state["count"]
+            here = torch.tensor([count], device=query.device) if self.positions is not None else None
+            rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+            k, v = self.keys_values(rows, here)
+            k, v, q = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in (k, v, self.queries(rows, here)))
+            state = append(state, keys=k, values=v)
+            seen = torch.arange(count + 1, device=query.device) if self.positions is not None else None
+            heads, weights = attend_step(
+                q,
+                written(state, "keys"),
+                written(state, "values"),
+                scale=self.scale,
+                positions=self.positions,
+                query_position=count,
+                key_position=seen,
+            )
+        return Attended(self.joined(heads.transpose(1, 2)), weights=weights if need_weights else None), state
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """Equation 1 with the whole matrix of scores written out."""
+        valid = query_valid if memory is None else memory_valid
+        q = self.queries(query)
+        k, v = self.keys_values(query if memory is None else memory)
+        group = self.site.heads // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(self.site.heads // v.shape[1], 1)
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        scores = torch.einsum("bhtk,bhsk->bhts", q, k) * self.scale
+        visible = torch.ones_like(scores, dtype=torch.bool)
+        if self.site.causal:
+            visible = visible & (j <= i)
+        if valid is not None:
+            visible = visible & valid[:, None, None, :]
+        if self.positions is not None:
+            bias = self.positions.bias(q, i[:, 0], j, self.scale)
+            scores = scores if bias is None else scores + bias
+        weights = safe_softmax(scores, visible)
+        heads = torch.einsum("bhts,bhsv->bhtv", weights, v)
+        if self.positions is not None:
+            extra = self.positions.values(weights, i[:, 0], j)
+            heads = heads if extra is None else heads + extra
+        return Attended(self.joined(heads), weights=weights)

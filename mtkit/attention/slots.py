@@ -1,0 +1,199 @@
+"""The slots around a mechanism over projected heads: what may stand before, inside and after its equation.
+
+`positions` changes scores by relative position, `projection` makes queries, keys and values from the tokens, `merge`
+turns the heads' outputs into one vector, `regularizer` adds a training loss. A slot left empty is the plain Transformer's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Site, options_of
+from mtkit.errors import MtkitError, did_you_mean
+
+SLOTS = ("positions", "projection", "merge", "regularizer")
+
+
+class Slot(nn.Module):
+    """What one slot holds; a subclass in a family's folder is a name of its own too: `full` with that slot set."""
+
+    roles: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder", "cross"})
+    published: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder", "cross"})
+    paper: ClassVar[str]
+    complexity: ClassVar[str] = "O(T²)"
+    growth: ClassVar[float] = 2
+    weights: ClassVar[bool] = True
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+
+class Projection(Slot):
+    """Queries, keys and values of the heads from the tokens; as it stands, the plain multi-head projection.
+
+    The linear maps themselves are the attention's `q_proj`, `k_proj` and `v_proj`; a projection says how wide each is
+    and reads the heads from what comes out. Keys and values may have fewer heads than queries (G of H, in groups of
+    neighbours) and each its own width.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        if site.d_model % site.heads:
+            raise MtkitError(f"{site.heads} heads do not divide the width {site.d_model}")
+        self.heads = site.heads
+        self.key_heads = site.heads
+        self.value_heads = site.heads
+        self.key_width = site.d_model // site.heads
+        self.value_width = site.d_model // site.heads
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return float(self.key_width**-0.5)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Output widths of `q_proj`, `k_proj` and `v_proj`."""
+        return (
+            self.heads * self.key_width,
+            self.key_heads * self.key_width,
+            self.value_heads * self.value_width,
+        )
+
+    def queries(self, projected: Tensor) -> Tensor:
+        """(B, T, H*K) to (B, H, T, K)."""
+        return projected.unflatten(-1, (self.heads, self.key_width)).transpose(1, 2)
+
+    def keys(self, projected: Tensor) -> Tensor:
+        """(B, S, G*K) to (B, G, S, K)."""
+        return projected.unflatten(-1, (self.key_heads, self.key_width)).transpose(1, 2)
+
+    def values(self, projected: Tensor) -> Tensor:
+        """(B, S, G*V) to (B, G, S, V)."""
+        return projected.unflatten(-1, (self.value_heads, self.value_width)).transpose(1, 2)
+
+    def converted(self, name: str, value: Tensor) -> Tensor:
+        """An entry of `full`'s state_dict in the shape that this projection has, or unchanged where it knows no way."""
+        return value
+
+
+class KeyValueGroups(Projection):
+    """Keys and values of fewer heads than the queries: query head a reads key-value head a // (heads / kv_heads)."""
+
+    def __init__(self, site: Site, kv_heads: int) -> None:
+        super().__init__(site)
+        if kv_heads < 1 or site.heads % kv_heads:
+            raise MtkitError(f"kv_heads = {kv_heads} does not divide the {site.heads} heads")
+        self.key_heads = kv_heads
+        self.value_heads = kv_heads
+
+    def converted(self, name: str, value: Tensor) -> Tensor:
+        """The mean over each group's heads (Ainslie et al., 2023, section 2.1)."""
+        if not name.startswith(("k_proj", "v_proj")):
+            return value
+        group = self.heads // self.key_heads
+        return value.unflatten(0, (self.key_heads, group, self.key_width)).mean(1).flatten(0, 1)
+
+
+class Merge(Slot):
+    """One vector from the heads' outputs, before `out_proj`; the plain one writes them side by side."""
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """(B, H, T, V) to (B, T, H*V)."""
+        raise NotImplementedError
+
+
+class Regularizer(Slot):
+    """A training loss on what the heads do."""
+
+    needs_weights: bool = False
+    """Whether it reads the attention weights, so that they must be computed."""
+
+    def forward(self, heads: Tensor, values: Tensor, weights: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
+        """Weighted losses, means per real token.
+
+        heads (B, H, T, V) outputs before merging, values (B, G, S, V), weights (B, H, T, S) before dropout,
+        valid (B, T).
+        """
+        raise NotImplementedError
+
+
+class Positions(Slot):
+    """Relative positions in self-attention.
+
+    In all methods q and k are (B, H, ..., K) with any block axes between, and positions are integers of the block axes
+    and length, (..., T) and (..., S).
+    """
+
+    roles: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder"})
+    on_values: ClassVar[bool] = False
+    """Whether `values` gives anything, so that weights must be computed."""
+
+    def __init__(self, site: Site, width: int) -> None:
+        super().__init__(site)
+        if site.role not in self.roles:
+            raise MtkitError("relative positions need one axis for queries and keys: the cross role has none")
+        self.width = width
+
+    def rotate(self, x: Tensor, position: Tensor) -> Tensor:
+        """Queries or keys (..., T, K) as they enter the score."""
+        return x
+
+    def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
+        """What is added to the scaled scores, broadcastable to (B, H, ..., T, S), or None."""
+        return None
+
+    def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
+        """What is added to the heads' outputs, (B, H, ..., T, V), or None."""
+        return None
+
+
+def slot_kind(kind: type) -> str | None:
+    """The slot that a class fills, or None for a mechanism proper."""
+    for slot, base in (("projection", Projection), ("merge", Merge), ("regularizer", Regularizer)):
+        if issubclass(kind, base):
+            return slot
+    return None
+
+
+def fill(slot: str, site: Site, *arguments: Any) -> Any:
+    """What the site names for `slot`, built, or None where it names nothing.
+
+    Raises: MtkitError for an unknown name or option, and for a name that belongs elsewhere.
+    """
+    value: str | Mapping[str, Any] | None = getattr(site, slot)
+    if value is None:
+        return None
+    name, options = (value, {}) if isinstance(value, str) else (value.get("name", ""), {**value})
+    options.pop("name", None)
+    kind = _positions(name) if slot == "positions" else _member(slot, name)
+    for option in options:
+        known = list(options_of(kind))
+        if option not in known:
+            hint = did_you_mean(option, known)
+            raise MtkitError(
+                f"{slot} '{name}' has no option '{option}'{hint}; its options: {', '.join(known) or 'none'}"
+            )
+    return kind(site, *arguments, **options)
+
+
+def _positions(name: str) -> Callable[..., Positions]:
+    from mtkit.attention.positions import POSITIONS
+
+    if name not in POSITIONS:
+        raise MtkitError(
+            f"no positions '{name}'{did_you_mean(name, list(POSITIONS))}; there are {', '.join(POSITIONS)}"
+        )
+    return POSITIONS[name]
+
+
+def _member(slot: str, name: str) -> Callable[..., Slot]:
+    from mtkit.attention.registry import mechanisms
+
+    members = {each.name: each.kind for each in mechanisms().values() if each.slot == slot}
+    if name not in members:
+        there = ", ".join(members) or "none yet"
+        raise MtkitError(f"no {slot} '{name}'{did_you_mean(name, list(members))}; there are: {there}")
+    return members[name]  # type: ignore[return-value]

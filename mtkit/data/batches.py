@@ -1,0 +1,160 @@
+"""Batches by padded tokens: a plan of an epoch that is a pure function of its seed, and a thread that makes ahead."""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtkit.data.prepared import Side
+from mtkit.data.tokenizer import BOS, EOS
+
+_BUCKET_GROWTH = 1.08
+"""Each length bucket is at most this much wider than the one before: padding stays under its share, order stays free."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Segments padded to one width a side; B segments, S source and T target width, end marks counted."""
+
+    source: Tensor
+    """(B, S) int64: pieces, EOS, padding."""
+    source_valid: Tensor
+    """(B, S) bool, True where there is a real piece or EOS."""
+    target_in: Tensor
+    """(B, T) int64: BOS, pieces, padding."""
+    target_out: Tensor
+    """(B, T) int64: pieces, EOS, padding."""
+    target_valid: Tensor
+    """(B, T) bool, the same for target_in and target_out."""
+    target_tokens: int
+    """Real target pieces, EOS counted: what the loss is a mean over."""
+    lines: np.ndarray
+    """(B,) int64: lines of the input files, counted from 1."""
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; the copy runs beside the computation when the batch is pinned."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """The batch in page-locked memory, from which CUDA copies without waiting."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change):  # type: ignore[no-untyped-def]
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.type is Tensor}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+
+
+def plan(side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """The rows of each batch of an epoch, in training order: a pure function of the arguments.
+
+    A batch holds as many rows as keep rows times the wider side (end mark counted) within `batch_tokens`, or a single
+    longer row. Rows with more than `max_length` tokens on a side, end mark counted, are left out. Every epoch shuffles
+    the rows anew before they are sorted by length buckets of both sides, and then the batches.
+    """
+    source, target = side.source.lengths.astype(np.int64) + 1, side.target.lengths.astype(np.int64) + 1
+    wider = np.maximum(source, target)
+    rows = np.flatnonzero(wider <= max_length)
+    if len(rows) == 0:
+        return []
+    random = np.random.default_rng((seed, epoch))
+    rows = random.permutation(rows)
+    edges = _edges(int(wider[rows].max()))
+    bucket = np.searchsorted(edges, wider[rows])
+    key = _sort_key(bucket, np.searchsorted(edges, source[rows]), np.searchsorted(edges, target[rows]), len(edges))
+    order = np.argsort(key, kind="stable")
+    cuts = _cut(edges[bucket[order]], batch_tokens)
+    rows = rows[order]
+    batches = [rows[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    return [batches[index] for index in random.permutation(len(batches))]
+
+
+def make_batch(side: Side, rows: np.ndarray) -> Batch:
+    """The batch of these rows, padded to the longest of them on each side."""
+    source, target = side.source.lengths[rows] + 1, side.target.lengths[rows] + 1
+    width = int(target.max())
+    return Batch(
+        source=torch.from_numpy(side.source.padded(rows, int(source.max()), None, EOS)),
+        source_valid=torch.from_numpy(np.arange(source.max()) < source[:, None]),
+        target_in=torch.from_numpy(side.target.padded(rows, width, BOS, None)),
+        target_out=torch.from_numpy(side.target.padded(rows, width, None, EOS)),
+        target_valid=torch.from_numpy(np.arange(width) < target[:, None]),
+        target_tokens=int(target.sum()),
+        lines=side.lines[rows],
+    )
+
+
+def prefetched(side: Side, batches: Iterable[np.ndarray], *, pin: bool = False, ahead: int = 8) -> Iterator[Batch]:
+    """The batches of a plan (or of what is left of one), made up to `ahead` in advance by a thread.
+
+    `pin` puts them in page-locked memory. The thread ends with the loop, also when that is left early; what goes wrong
+    in it is raised here.
+    """
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
+    left = threading.Event()
+
+    def put(item: Batch | BaseException | None) -> bool:
+        while not left.is_set():
+            with suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            for rows in batches:
+                batch = make_batch(side, rows)
+                if not put(batch.pinned() if pin else batch):
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, name="mtkit-batches", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        left.set()
+        thread.join()
+
+
+def padding_share(side: Side, batches: list[np.ndarray]) -> float:
+    """The share of padding among all source and target positions of a plan, 0 to 1."""
+    real = padded = 0
+    for rows in batches:
+        for lengths in (side.source.lengths[rows], side.target.lengths[rows]):
+            real += int(lengths.sum()) + len(rows)
+            padded += (int(lengths.max()) + 1) * len(rows)
+    return 1 - real / padded if padded else 0.0
+
+
+def _edges(longest: int) -> np.ndarray:
+    """Upper edges of the length buckets, up to `longest`: every length at first, then growing ones."""
+    edges = [1]
+    while edges[-1] < longest:
+        edges.append(min(max(edges[-1] + 1, int(edges[-1] * _BUCKET_GROWTH)), longest))
+    return np.array(edges, dtype=np.int64)
+
+
+def _sort_key(wider: np.ndarray, source: np.ndarray, target: np.ndarray, buckets: int) -> np.ndarray:
+    """By the wider side's bucket, then by the other's; the second runs back and forth, so that neighbours are near."""
+    other = source - target + buckets
+    return wider * (2 * buckets + 1) + np.where(wider % 2 == 0, other, 2 * buckets - other)
+
+
+def _cut(widths: np.ndarray, batch_tokens: int) -> list[int]:
+    """Where batches begin and end among rows of non-decreasing widths."""
+    cuts = [0]
+    while (begin := cuts[-1]) < len(widths):
+        most = min(max(batch_tokens // int(widths[begin]), 1), len(widths) - begin)
+        # the last row may be wider than the first: as many as its width allows are certain to fit
+        cuts.append(begin + min(most, max(batch_tokens // int(widths[begin + most - 1]), 1)))
+    return cuts

@@ -1,0 +1,195 @@
+"""Prepared data, read memory-mapped: token columns as one flat array with starts and lengths, never row by row.
+
+The folder, written by `mtkit.data.prepare`:
+
+    prepared.json     format version, settings, input fingerprints, counts
+    tokenizer/        joint.model, or source.model and target.model
+    train.arrow       columns source and target (lists of int32) and line (int64), as an Arrow stream
+    valid.arrow       the same, and source_text and target_text as they were read; test.arrow likewise, if there is one
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from mtkit.data.tokenizer import PAD, Tokenizers
+from mtkit.errors import DataError
+from mtkit.recipe import DataSettings
+
+FORMAT = 1
+"""Raised when the layout of the folder changes so that older ones cannot be read."""
+
+SIDES = ("train", "valid", "test")
+
+
+class Tokens:
+    """A column of token sequences, memory-mapped: a flat int32 array, and where each row starts and how long it is."""
+
+    def __init__(self, flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        self._flat = flat
+        self._starts = starts
+        self.lengths = lengths
+        """(rows,) int32: pieces of each row, without beginning and end."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """(length,) int32, the pieces of one row."""
+        start = self._starts[row]
+        return self._flat[start : start + self.lengths[row]]
+
+    def padded(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
+        """(len(rows), width) int64: the rows with `first` before and `last` behind, where given, then PAD.
+
+        `width` must hold the longest row and what is added to it.
+        """
+        lengths = self.lengths[rows].astype(np.int64)
+        before = int(first is not None)
+        # every position reads some element, position 0 of the row at least, and padding is laid over afterwards
+        column = np.arange(-before, width - before)
+        real = (column >= 0) & (column < lengths[:, None])
+        index = np.where(real, self._starts[rows][:, None] + column, 0)
+        result = np.where(real, self._flat[index], PAD).astype(np.int64, copy=False)
+        if first is not None:
+            result[:, 0] = first
+        if last is not None:
+            result[np.arange(len(rows)), lengths + before] = last
+        return result
+
+
+class Texts(Sequence[str]):
+    """A column of raw text, memory-mapped; a segment is decoded when it is asked for."""
+
+    def __init__(self, chunks: pa.ChunkedArray) -> None:
+        self._chunks = chunks
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            texts: list[str] = self._chunks[row].to_pylist()
+            return texts
+        text: str = self._chunks[row].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self._chunks.chunks:
+            yield from chunk.to_pylist()
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the data: train, valid or test, its rows in the order of the input files."""
+
+    source: Tokens
+    target: Tokens
+    lines: np.ndarray
+    """(rows,) int64: the line of the input files that each row comes from, counted from 1."""
+    source_text: Texts | None
+    """As it was read, BLEU's reference among it; None for the training side."""
+    target_text: Texts | None
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
+@dataclass
+class Prepared:
+    """A prepared folder, opened: nothing of its text and tokens is in memory until it is used."""
+
+    folder: Path
+    settings: DataSettings
+    record: dict[str, Any]
+    """What prepared.json holds."""
+    train: Side
+    valid: Side
+    test: Side | None
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """Loaded at first use. Raises: DataError."""
+        return Tokenizers.load(self.folder / "tokenizer")
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when settings, inputs or vocabulary do; stays when the folder is moved."""
+        return str(self.record["fingerprint"])
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What prepared.json of a prepared folder holds. Raises: DataError where it is missing, damaged or too old."""
+    path = folder / "prepared.json"
+    if not path.is_file():
+        raise DataError(f"no prepared data in {folder}; run `mtkit prepare --data {folder}` first")
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = record["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged; run `mtkit prepare --data {folder} --overwrite`") from error
+    if version != FORMAT:
+        raise DataError(
+            f"{folder} has format {version}, this mtkit reads format {FORMAT}; "
+            f"run `mtkit prepare --data {folder} --overwrite`"
+        )
+    return record
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """Open what `mtkit prepare` wrote. Raises: DataError where it is missing, damaged or of another version."""
+    record = read_record(folder)
+    try:
+        settings = DataSettings.model_validate({**record["settings"], "folder": folder})
+        counts = {name: record["sides"][name]["rows"] for name in SIDES if name in record["sides"]}
+        sides = {name: _open_side(folder / f"{name}.arrow", rows) for name, rows in counts.items()}
+        return Prepared(folder, settings, record, sides["train"], sides["valid"], sides.get("test"))
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowInvalid) as error:
+        raise DataError(
+            f"the prepared data in {folder} is damaged ({_first_line(error)}); "
+            f"run `mtkit prepare --data {folder} --overwrite`"
+        ) from error
+
+
+def _open_side(path: Path, rows: int) -> Side:
+    with pa.memory_map(str(path)) as mapped:
+        whole = mapped.read_buffer()
+    flat = np.frombuffer(whole, dtype=np.int32, count=whole.size // 4)
+    batches = list(pa.ipc.open_stream(pa.BufferReader(whole)))
+    if sum(batch.num_rows for batch in batches) != rows:
+        raise ValueError(f"{path.name} does not hold {rows:,} rows")
+    has_text = "source_text" in batches[0].schema.names
+    return Side(
+        source=_tokens(flat, whole.address, [batch["source"] for batch in batches]),
+        target=_tokens(flat, whole.address, [batch["target"] for batch in batches]),
+        lines=np.concatenate([batch["line"].to_numpy() for batch in batches]),
+        source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches])) if has_text else None,
+        target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches])) if has_text else None,
+    )
+
+
+def _tokens(flat: np.ndarray, address: int, chunks: list[pa.ListArray]) -> Tokens:
+    """Rows of all record batches, by where their values lie in the mapped file."""
+    starts, lengths = [], []
+    for chunk in chunks:
+        offsets = chunk.offsets.to_numpy()
+        values = chunk.values.buffers()[1]
+        # Arrow aligns buffers to 8 bytes, so the distance is a whole number of int32; no values, no buffer
+        base = 0 if values is None else (values.address - address) // 4 + chunk.values.offset
+        starts.append(offsets[:-1].astype(np.int64) + base)
+        lengths.append(np.diff(offsets))
+    return Tokens(flat, np.concatenate(starts), np.concatenate(lengths).astype(np.int32, copy=False))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,149 @@
+"""The tokenizer: a sentencepiece model trained on the training text, and what encodes and decodes with it."""
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from mtkit.errors import DataError
+from mtkit.files import writing
+from mtkit.recipe import TokenizerSettings
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+"""The ids of padding, unknown, beginning and end in every model."""
+
+_MULTIPLE = 8
+"""Vocabularies are a multiple of it: matrix products over the vocabulary run at full speed on tensor cores."""
+
+_THREADS = 4
+"""Unigram training sums expected counts thread by thread, so another number of threads could give another model."""
+
+_LONGEST_LINE = 1 << 24
+"""Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
+
+
+class Tokenizer:
+    """One sentencepiece model: text to pieces and back.
+
+    Encoding normalises as the model was trained to; a run of spaces becomes one space, and spaces at the ends go.
+    The character U+2581, by which sentencepiece marks a space, comes back as a space.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self.size: int = processor.get_piece_size()
+        """Pieces in the vocabulary, specials and bytes included; a multiple of 8."""
+        self.is_byte = np.array([processor.is_byte(piece) for piece in range(self.size)])
+        """(size,) True for the pieces that stand for one byte of a character outside the vocabulary."""
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """The tokenizer saved at `path`. Raises: DataError where there is none, or it is damaged or not mtkit's."""
+        if not path.is_file():
+            raise DataError(f"no tokenizer at {path}; run `mtkit prepare` first")
+        try:
+            processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+            ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+        except Exception as error:  # sentencepiece raises RuntimeError, TypeError or its own, by version
+            raise DataError(f"{path} is not a readable sentencepiece model; run `mtkit prepare` again") from error
+        if ids != (PAD, UNK, BOS, EOS):
+            raise DataError(f"{path} was not made by mtkit: its pad, unk, bos and eos are {ids}, not 0, 1, 2 and 3")
+        return cls(processor)
+
+    def encode(self, text: str) -> list[int]:
+        """The pieces of any text, without beginning and end; no text gives a special."""
+        pieces: list[int] = self._processor.encode(text)
+        return pieces
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """The pieces of each line, by all processors."""
+        pieces: list[list[int]] = self._processor.encode(list(lines))
+        return pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """One line of text from pieces: specials are dropped, bytes that are not UTF-8 become U+FFFD."""
+        text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
+        return text.replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of both sides: one object twice when the vocabulary is joint."""
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share one vocabulary."""
+        return self.source is self.target
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizers":
+        """From a folder with joint.model, or source.model and target.model. Raises: DataError."""
+        if (folder / "joint.model").is_file():
+            joint = Tokenizer.load(folder / "joint.model")
+            return cls(joint, joint)
+        return cls(Tokenizer.load(folder / "source.model"), Tokenizer.load(folder / "target.model"))
+
+
+def train_tokenizer(path: Path, lines: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+    """Train a sentencepiece model on `lines`, which may be gone through more than once, and write it to `path`.
+
+    The vocabulary is the asked one rounded down to a multiple of 8, or the largest such that the text supports.
+    The same lines and settings give the same file, on any number of processors.
+
+    Raises: DataError where the vocabulary is too small for the text's characters, or the text for any vocabulary.
+    """
+    asked = settings.vocabulary // _MULTIPLE * _MULTIPLE
+    model, supported = _attempt(lines, settings, asked)
+    while supported is not None:
+        asked = min(supported, asked - 1) // _MULTIPLE * _MULTIPLE
+        model, supported = _attempt(lines, settings, asked)
+    with writing(path) as temporary:
+        temporary.write_bytes(model)
+    return Tokenizer.load(path)
+
+
+def _attempt(lines: Iterable[str], settings: TokenizerSettings, size: int) -> tuple[bytes, int | None]:
+    """A model of `size` pieces; or no model and the size that sentencepiece says the text supports."""
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=settings.kind,
+            vocab_size=size,
+            normalization_rule_name=settings.normalization,
+            byte_fallback=settings.byte_fallback,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            # names that no text can spell, since spaces are rewritten first: "<s>" in a text stays plain text
+            pad_piece="< pad>",
+            unk_piece="< unk>",
+            bos_piece="< s>",
+            eos_piece="< /s>",
+            max_sentence_length=_LONGEST_LINE,
+            num_threads=_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error)
+        if high := re.search(r"size too high .*<= (\d+)", reason):
+            return b"", int(high[1])
+        if low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+            least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
+            raise DataError(
+                f"data.tokenizer.vocabulary = {settings.vocabulary} allows {size} pieces, "
+                f"too few for this text: its characters alone need {low[1]}; choose {least} or more"
+            ) from error
+        detail = reason.rsplit("] ", 1)[-1].strip() or "no usable text"
+        raise DataError(f"no {settings.kind} vocabulary can be made from the training text: {detail}") from error
+    return model.getvalue(), None

@@ -1,0 +1,372 @@
+"""The recipe: one tree of settings for an experiment, read from YAML and from the command line.
+
+A value comes from the command line, else the recipe file, else the preset, else the default written here. The sentence
+under a setting is its documentation; numbers say their unit.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+from pydantic import ValidationError as PydanticError
+
+from mtkit.errors import RecipeError, did_you_mean
+
+Preset = Literal["tiny", "small", "base", "big"]
+
+
+class Settings(BaseModel):
+    """A frozen group of settings; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class TextPair(Settings):
+    """Two plain text files, one segment a line, the same number of lines."""
+
+    source: Path
+    target: Path
+
+
+class Grammar(Settings):
+    """The built-in corpus: a synchronous English-German grammar, drawn from a seed."""
+
+    seed: int = 1
+    """Seed of the draw."""
+    train: PositiveInt = 20_000
+    """Segments to train on."""
+    valid: PositiveInt = 500
+    """Segments to validate on."""
+    test: PositiveInt = 500
+    """Held-out segments; none of their sources is in training."""
+    sentences: PositiveInt = 1
+    """Sentences a segment: above 1, segments are documents whose pronouns refer back across sentences."""
+
+
+class TokenizerSettings(Settings):
+    """The sentencepiece model, trained on the training text."""
+
+    kind: Literal["bpe", "unigram"] = "bpe"
+    """The segmentation algorithm."""
+    joint: bool = True
+    """One vocabulary for both languages; needed to tie source and target embeddings."""
+    vocabulary: PositiveInt = 8_000
+    """Pieces at most; lowered to what a small corpus supports, and rounded to a multiple of 8."""
+    normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "nfkc"
+    """How text is normalised before it is cut into pieces (sentencepiece's rule of that name)."""
+    byte_fallback: bool = True
+    """Write characters outside the vocabulary as bytes, so that nothing becomes unknown."""
+
+
+class DataSettings(Settings):
+    """Where the text comes from; the built-in corpus where no training files are given."""
+
+    folder: Path = Path("mtkit-data")
+    """Where the prepared data lies."""
+    train: TextPair | None = None
+    valid: TextPair | None = None
+    test: TextPair | None = None
+    source_language: str = "en"
+    target_language: str = "de"
+    builtin: Grammar = Grammar()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+
+    @model_validator(mode="after")
+    def _training_text_comes_with_validation_text(self) -> Self:
+        if self.train is None and (self.valid or self.test):
+            raise ValueError("data.valid and data.test need data.train beside them")
+        if self.train is not None and self.valid is None:
+            raise ValueError("data.train needs data.valid beside it: training validates on it")
+        return self
+
+
+class ModelSettings(Settings):
+    """The encoder-decoder Transformer."""
+
+    d_model: PositiveInt = 128
+    """Width of a token's vector."""
+    heads: PositiveInt = 4
+    """Attention heads; must divide d_model."""
+    feed_forward: PositiveInt = 512
+    """Width inside the feed-forward sub-layer."""
+    encoder_layers: PositiveInt = 2
+    decoder_layers: PositiveInt = 2
+    norm: Literal["pre", "post"] = "pre"
+    """Layer norm before each sub-layer (and once at the end of the stack), or after each residual sum."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    positions: Literal["sinusoidal", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
+    """Absolute positions added to the embeddings: sines and cosines interleaved, or in two halves side by side, or
+    learned; relative ones are an option of the attention (positions=rotary)."""
+    tie: Literal["none", "decoder", "all"] = "all"
+    """Share the output projection with the target embedding (decoder), and with the source embedding too (all)."""
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of values dropped in embeddings and at the end of each sub-layer."""
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of attention weights dropped."""
+    activation_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of values dropped inside the feed-forward sub-layer."""
+    max_length: PositiveInt = 1024
+    """Pieces that source and target may have at most, the end mark included."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.d_model % self.heads:
+            raise ValueError(f"model.heads = {self.heads} does not divide model.d_model = {self.d_model}")
+        return self
+
+
+AttentionNames = str | list[str] | None
+
+
+class AttentionSettings(Settings):
+    """Which attention mechanism plays which role."""
+
+    name: str = "full"
+    """Fills the roles that its paper gives it; the others stay `full`."""
+    encoder: AttentionNames = None
+    """The encoder's self-attention, extensions included: one name, or a list with one for each layer."""
+    decoder: AttentionNames = None
+    """The decoder's causal self-attention, likewise."""
+    cross: AttentionNames = None
+    """The decoder's attention to the encoded source, likewise."""
+    options: dict[str, Any] = {}
+    """Options of the mechanisms and the slots around them: `window_radius: 64`, for one role
+    `decoder.window_radius: 64`, `positions: rotary`, `projection: multi-query`."""
+
+
+class TrainingSettings(Settings):
+    """The training loop."""
+
+    batch_tokens: PositiveInt = 2_048
+    """Padded target pieces a batch, at most (source pieces where there are more of them)."""
+    accumulate: PositiveInt = 1
+    """Batches whose gradients one update sums, each token weighing the same."""
+    max_updates: PositiveInt | None = None
+    """Updates after which training stops."""
+    max_epochs: PositiveInt | None = None
+    """Passes over the data after which training stops."""
+    max_minutes: PositiveFloat | None = None
+    """Minutes of training, those before a resume included, after which training stops."""
+    patience: PositiveInt | None = None
+    """Validations without a better BLEU after which training stops."""
+    peak_rate: PositiveFloat = 1.5e-3
+    """The highest learning rate."""
+    schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
+    """How the rate falls after the warm-up; noam sets the peak itself, 1/sqrt(d_model * warmup_updates) times
+    `peak_rate`."""
+    warmup_updates: NonNegativeInt = 400
+    """Updates over which the rate rises from 0 to its peak."""
+    cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The last share of training over which the rate falls linearly to 0; needs max_updates or max_minutes."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Adam's decay rates of the first and second moment."""
+    eps: PositiveFloat = 1e-9
+    """Adam's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decay of matrices; vectors and scalars are not decayed."""
+    clip_norm: NonNegativeFloat = 1.0
+    """Gradient norm that is clipped to; 0 switches clipping off."""
+    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Probability mass spread evenly over the whole vocabulary."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of the matrix products; auto takes bfloat16 where the hardware has it, float16 on older GPUs."""
+    ema: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Decay an update of the moving average of the weights that is validated and saved; 0 switches it off."""
+    average_last: NonNegativeInt = 0
+    """Average this many of the last checkpoints when training ends, validated like the others; 0 switches it off."""
+    validate_every: PositiveInt = 500
+    """Updates from one validation, and checkpoint, to the next."""
+    validate_segments: PositiveInt | None = None
+    """Validation segments to decode for BLEU, the first ones; all if left out."""
+    keep_last: PositiveInt = 3
+    """Checkpoints kept, counted from the last."""
+    keep_best: PositiveInt = 1
+    """Checkpoints kept by validation BLEU besides."""
+    log_every: PositiveInt = 50
+    """Updates from one line of metrics to the next."""
+
+
+class DecodingSettings(Settings):
+    """Translation, in validation and by `translate`."""
+
+    method: Literal["greedy", "beam", "sample"] = "beam"
+    beam: PositiveInt = 5
+    """Hypotheses kept for each segment by beam search."""
+    length_penalty: NonNegativeFloat = 1.0
+    """Exponent of the length that a hypothesis's log-probability is divided by; 0 is the plain sum."""
+    coverage_penalty: NonNegativeFloat = 0.0
+    """Weight of the penalty for source pieces that got little attention; needs a cross attention that has weights."""
+    no_repeat_ngram: NonNegativeInt = 0
+    """Forbid a sequence of this many pieces to appear twice; 0 allows all."""
+    n_best: PositiveInt = 1
+    """Translations given for each segment, best first."""
+    temperature: PositiveFloat = 1.0
+    """Divides the logits before sampling."""
+    top_k: NonNegativeInt = 0
+    """Sample among this many most likely pieces; 0 means all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Sample among the most likely pieces that together reach this probability."""
+    seed: int = 1
+    """Seed of sampling."""
+    batch_tokens: PositiveInt = 4_096
+    """Padded source pieces a batch, at most, all hypotheses counted."""
+
+    @model_validator(mode="after")
+    def _n_best_fits_the_beam(self) -> Self:
+        if self.method != "sample" and self.n_best > (self.beam if self.method == "beam" else 1):
+            raise ValueError(f"decoding.n_best = {self.n_best} is more than the hypotheses that {self.method} keeps")
+        return self
+
+
+class Recipe(Settings):
+    """Every setting of an experiment; all commands read the same one."""
+
+    preset: Preset = "tiny"
+    """The size of the model and the training settings that go with it."""
+    seed: int = 1
+    """Seed of initialisation, dropout, data order and everything mechanisms draw."""
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    attention: AttentionSettings = AttentionSettings()
+    training: TrainingSettings = TrainingSettings()
+    decoding: DecodingSettings = DecodingSettings()
+
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "model": {"d_model": 128, "heads": 4, "feed_forward": 512, "encoder_layers": 2, "decoder_layers": 2},
+        "training": {"max_updates": 1_500},
+    },
+    "small": {
+        "model": {"d_model": 256, "heads": 4, "feed_forward": 1024, "encoder_layers": 3, "decoder_layers": 3},
+        "training": {"max_updates": 30_000},
+    },
+    "base": {
+        "model": {
+            "d_model": 512,
+            "heads": 8,
+            "feed_forward": 2048,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "norm": "post",
+        },
+        "training": {
+            "batch_tokens": 25_000,
+            "schedule": "noam",
+            "peak_rate": 1.0,
+            "warmup_updates": 4_000,
+            "clip_norm": 0.0,
+            "max_updates": 100_000,
+            "validate_every": 2_000,
+        },
+    },
+    "big": {
+        "model": {
+            "d_model": 1024,
+            "heads": 16,
+            "feed_forward": 4096,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "norm": "post",
+            "dropout": 0.3,
+        },
+        "training": {
+            "batch_tokens": 25_000,
+            "schedule": "noam",
+            "peak_rate": 1.0,
+            "warmup_updates": 4_000,
+            "clip_norm": 0.0,
+            "max_updates": 300_000,
+            "validate_every": 2_000,
+        },
+    },
+}
+"""Base and big are the models of "Attention Is All You Need" (Vaswani et al., 2017), table 3."""
+
+
+def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.
+
+    Relative paths inside a recipe are relative to the current folder, as they are on the command line.
+
+    Raises: RecipeError naming the file, the setting, the value and the rule.
+    """
+    given: dict[str, Any] = {}
+    if path is not None:
+        try:
+            given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except OSError as error:
+            raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}, line {mark.line + 1}" if mark else str(path)
+            raise RecipeError(f"{where}: not a YAML recipe: {getattr(error, 'problem', None) or 'bad text'}") from error
+        if not isinstance(given, dict):
+            raise RecipeError(f"{path}: a recipe is a mapping of settings, as in `training: {{max_updates: 1000}}`")
+    return make_recipe(merged(given, overrides or {}), origin=str(path) if path else None)
+
+
+def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
+    """The recipe of nested settings, the preset's filled in. Raises: RecipeError, beginning with `origin`."""
+    preset = given.get("preset", "tiny")
+    if preset not in get_args(Preset):
+        names = list(get_args(Preset))
+        raise RecipeError(f"no preset '{preset}'{did_you_mean(str(preset), names)}; the presets are {', '.join(names)}")
+    try:
+        return Recipe.model_validate(merged(PRESETS[preset], given))
+    except PydanticError as error:
+        raise RecipeError((f"{origin}: " if origin else "") + _explain(error)) from error
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings laid over each other; `above` wins."""
+    result = dict(below)
+    for key, value in above.items():
+        under = result.get(key)
+        result[key] = merged(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def differences(one: Any, other: Any, prefix: str = "") -> list[str]:
+    """The settings in which two dumped recipes differ, each as "training.peak_rate: 0.001 -> 0.002"."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = list(one) + [key for key in other if key not in one]
+        return [
+            line
+            for key in keys
+            for line in differences(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [] if one == other else [f"{prefix}: {one} -> {other}"]
+
+
+def _explain(error: PydanticError) -> str:
+    """The first fault of a recipe, in one line."""
+    fault = error.errors()[0]
+    place = [str(part) for part in fault["loc"]]
+    setting = ".".join(place)
+    if fault["type"] == "extra_forbidden":
+        return f"unknown setting '{setting}'{did_you_mean(place[-1], _keys_at(place[:-1]))}"
+    message = re.sub(r"^(Value error|Input), ?", "", fault["msg"])
+    return message if fault["type"] == "value_error" else f"{setting} = {fault['input']!r}: {message}"
+
+
+def _keys_at(place: list[str]) -> list[str]:
+    group: Any = Recipe
+    for part in place:
+        annotation = group.model_fields[part].annotation
+        group = next((each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields")), None)
+        if group is None:
+            return []
+    return list(group.model_fields)
