@@ -1,0 +1,5 @@
+"""`python -m mtkit` is the `mtkit` command."""
+
+from mtkit.cli.app import main
+
+main()

@@ -1,0 +1,69 @@
+"""The mechanisms as people read them: one table of all, and one page for each."""
+
+import inspect
+import sys
+import textwrap
+
+from mtkit.attention.contract import ROLES
+from mtkit.attention.registry import Mechanism, find, mechanisms
+
+WIDTH = 100
+
+
+def table() -> str:
+    """All mechanisms with family, roles, cost and paper, by family."""
+    rows = [("name", "family", "roles", "cost", "paper")]
+    for each in sorted(mechanisms().values(), key=lambda mechanism: (mechanism.family, mechanism.name)):
+        rows.append((each.name, each.family, roles(each), each.complexity, each.paper))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        "  ".join([*(f"{cell:{width}}" for cell, width in zip(row[:4], widths, strict=True)), row[4]]) for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def describe(name: str) -> str:
+    """One mechanism with its options and what its file says of paper, departures and cost.
+
+    Raises: MtkitError for an unknown name.
+    """
+    mechanism = find(name)
+    facts = {
+        "paper": mechanism.paper,
+        "family": mechanism.family,
+        "roles": roles(mechanism),
+        "cost": f"{mechanism.complexity}, growing with T to the power {mechanism.growth:g}",
+        "weights": "yes" if mechanism.weights else "no",
+        "slots": _slots(mechanism),
+    }
+    documentation = inspect.getdoc(sys.modules[mechanism.kind.__module__]) or ""
+    parts = [
+        f"{mechanism.name}: {mechanism.summary}",
+        "\n".join(f"  {key:8} {value}" for key, value in facts.items()),
+        "\n".join(["options (--attention-option NAME=VALUE, for one role ROLE.NAME=VALUE)", *_options(mechanism)]),
+        textwrap.indent(documentation.partition("\n")[2].strip(), "  "),
+    ]
+    return "\n\n".join(parts)
+
+
+def roles(mechanism: Mechanism) -> str:
+    """ "encoder decoder (cross)": published roles, then extensions in brackets."""
+    named = [role if role in mechanism.published else f"({role})" for role in ROLES if role in mechanism.roles]
+    return " ".join(named)
+
+
+def _options(mechanism: Mechanism) -> list[str]:
+    if not mechanism.options:
+        return ["  none"]
+    width = max(map(len, mechanism.options))
+    return [
+        f"  {option:{width}}  {'as the role needs' if default is None else default}"
+        for option, default in mechanism.options.items()
+    ]
+
+
+def _slots(mechanism: Mechanism) -> str:
+    if mechanism.slot is not None:
+        return f"is itself a {mechanism.slot}, and combines with other mechanisms as {mechanism.slot}={mechanism.name}"
+    taken = getattr(mechanism.kind, "slots", {})
+    return ", ".join(slot if names is None else f"{slot} ({', '.join(sorted(names))})" for slot, names in taken.items())

@@ -1,0 +1,67 @@
+"""The `mtkit` command: its commands by name, and the one place where a user's mistake becomes one line."""
+
+import importlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from mtkit import __version__
+from mtkit.errors import MtkitError
+
+COMMANDS = ("attentions",)
+"""In the order of the work; each is the function of that name in the module of that name."""
+
+app = typer.Typer(
+    name="mtkit",
+    help="Train and evaluate translation models in which the attention mechanism is a choice.",
+    epilog="Bare, the commands work on a built-in corpus: mtkit prepare && mtkit train --attention longformer && "
+    "mtkit translate && mtkit score",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mtkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _mtkit(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train and evaluate translation models in which the attention mechanism is a choice."""
+
+
+for _command in COMMANDS:
+    app.command(_command)(getattr(importlib.import_module(f"mtkit.cli.{_command}"), _command))
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except MtkitError as error:
+        _say(" ".join(str(error).split()))
+        sys.exit(2)
+    except BrokenPipeError:
+        # whoever read our output has had enough; nothing more can be said to them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror))
+        sys.exit(2)
+
+
+def _say(message: str) -> None:
+    print(f"mtkit: {message}", file=sys.stderr)

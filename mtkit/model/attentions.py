@@ -1,0 +1,112 @@
+"""Which attention stands in which layer: from a recipe's words to built sub-layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from mtkit.attention import ROLES, Attention, build
+from mtkit.attention.registry import Mechanism, check_options, check_role, find
+from mtkit.attention.slots import SLOTS
+from mtkit.errors import MtkitError, did_you_mean
+from mtkit.recipe import AttentionSettings, ModelSettings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One mechanism with its options and slots, as one layer uses it."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+def choose(settings: AttentionSettings, layers: Mapping[str, int]) -> dict[str, list[Choice]]:
+    """For each role the choice of each layer, from the recipe's names and options.
+
+    Raises: MtkitError for a name, role or option that is not there, and for a list of another length than the layers.
+    """
+    names = {role: _names(settings, role, layers[role]) for role in ROLES}
+    options: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    for key, value in settings.options.items():
+        role, dot, option = key.rpartition(".")
+        if dot and role not in ROLES:
+            raise MtkitError(f"no role '{role}' in attention option '{key}'{did_you_mean(role, list(ROLES))}")
+        for each in [role] if dot else _roles_for(option, names):
+            options[each][option] = value
+    return {role: [_choice(find(name), options[role]) for name in names[role]] for role in ROLES}
+
+
+def describe(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
+    """One line saying which mechanism went where: "encoder longformer, decoder longformer, cross full"."""
+    return ", ".join(f"{role} {' + '.join(_short(choices))}" for role, choices in choose(settings, layers).items())
+
+
+def build_stack(role: str, choices: list[Choice], model: ModelSettings, seed: int) -> list[Attention]:
+    """The attention of each layer; neighbours of the same mechanism and options count as one run of layers."""
+    built: list[Attention] = []
+    for choice, run in groupby(choices):
+        members = list(run)
+        for layer in range(len(members)):
+            built.append(
+                build(
+                    choice.name,
+                    role=role,
+                    d_model=model.d_model,
+                    heads=model.heads,
+                    layer=layer,
+                    layers=len(members),
+                    max_length=model.max_length,
+                    dropout=model.attention_dropout,
+                    seed=seed,
+                    **choice.options,
+                )
+            )
+    return built
+
+
+def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
+    given: str | list[str] | None = getattr(settings, role)
+    if given is None:
+        mechanism = find(settings.name)
+        given = settings.name if role in mechanism.published else "full"
+    if isinstance(given, str):
+        given = [given] * layers
+    if len(given) != layers:
+        raise MtkitError(f"attention.{role} lists {len(given)} mechanisms for {layers} layers; give one for each layer")
+    for name in given:
+        check_role(find(name), role)
+    return given
+
+
+def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
+    """The roles that an option without a role is meant for."""
+    if option == "positions":
+        return ["encoder", "decoder"]
+    if option in SLOTS:
+        return list(ROLES)
+    roles = [role for role in ROLES if any(option in find(name).options for name in names[role])]
+    if not roles:
+        used = {name: find(name) for role in ROLES for name in names[role]}
+        known = sorted({*SLOTS, *(declared for each in used.values() for declared in each.options)})
+        hint = did_you_mean(option, known)
+        raise MtkitError(
+            f"none of {', '.join(used)} has an attention option '{option}'{hint}; known: {', '.join(known)}"
+        )
+    return roles
+
+
+def _choice(mechanism: Mechanism, options: Mapping[str, Any]) -> Choice:
+    """The options that are this mechanism's; the layers of one role may differ in mechanism."""
+    own = {key: value for key, value in options.items() if key in mechanism.options or key in SLOTS}
+    if not own and options:
+        check_options(mechanism, options)
+    return Choice(mechanism.name, own)
+
+
+def _short(choices: list[Choice]) -> list[str]:
+    return [f"{name} x {count}" if len(set(runs)) > 1 else name for name, count, runs in _runs(choices)]
+
+
+def _runs(choices: list[Choice]) -> list[tuple[str, int, list[str]]]:
+    names = [choice.name for choice in choices]
+    return [(name, len(list(run)), names) for name, run in groupby(names)]

@@ -1,0 +1,37 @@
+"""A model from a recipe."""
+
+import torch
+
+from mtkit.attention import ROLES
+from mtkit.errors import RecipeError
+from mtkit.model.attentions import choose, describe
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import Recipe
+
+
+def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+    """The recipe's model, freshly initialised from its seed, without touching the global random state.
+
+    Raises: RecipeError where three-way tying meets two vocabularies; MtkitError for attentions that cannot be built.
+    """
+    if recipe.model.tie == "all" and not recipe.data.tokenizer.joint:
+        raise RecipeError("model.tie = all needs one vocabulary: set data.tokenizer.joint or take model.tie = decoder")
+    with torch.random.fork_rng():
+        torch.manual_seed(recipe.seed)
+        return Transformer(
+            recipe.model,
+            choose(recipe.attention, _layers(recipe)),
+            source_vocabulary=source_vocabulary,
+            target_vocabulary=target_vocabulary,
+            seed=recipe.seed,
+        )
+
+
+def describe_attention(recipe: Recipe) -> str:
+    """One line saying which mechanism plays which role. Raises: MtkitError as `build_model` would."""
+    return describe(recipe.attention, _layers(recipe))
+
+
+def _layers(recipe: Recipe) -> dict[str, int]:
+    model = recipe.model
+    return dict(zip(ROLES, (model.encoder_layers, model.decoder_layers, model.decoder_layers), strict=True))

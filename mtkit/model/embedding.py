@@ -1,0 +1,88 @@
+"""Token embeddings and the absolute positions added to them."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Embedding(nn.Module):
+    """Vectors of tokens, scaled by sqrt(D), with absolute positions added and dropout applied.
+
+    Paper: Vaswani et al., 2017, sections 3.4 and 3.5. The table starts at N(0, 1/D), so that a scaled vector has unit
+    variance in each channel, of the size of the positions.
+    """
+
+    def __init__(self, tokens: nn.Embedding, positions: nn.Module | None, dropout: float) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.positions = positions
+        self.dropout = nn.Dropout(dropout)
+        self.scale = math.sqrt(tokens.embedding_dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids (B, T) to (B, T, D)."""
+        x = self.tokens(ids) * self.scale
+        if self.positions is not None:
+            x = x + self.positions(0, ids.shape[1])
+        return self.dropout(x)
+
+    def at(self, ids: Tensor, position: int) -> Tensor:
+        """ids (B, N), all at the same position, to (B, N, D)."""
+        x = self.tokens(ids) * self.scale
+        return x if self.positions is None else x + self.positions(position, 1)
+
+
+def token_table(vocabulary: int, width: int) -> nn.Embedding:
+    """A fresh table of token vectors, N(0, 1/D)."""
+    table = nn.Embedding(vocabulary, width)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    return table
+
+
+class Sinusoidal(nn.Module):
+    """Sines and cosines of geometric wavelengths.
+
+    Interleaved, pe[2i] = sin(p 10000^(-2i/D)) and pe[2i + 1] its cosine (Vaswani et al., 2017, section 3.5); in halves,
+    all sines first with frequencies exp(-i ln(10000) / (D/2 - 1)), as tensor2tensor, fairseq and Marian have them. The
+    two are not permutations of each other. An odd last channel is zero.
+    """
+
+    table: Tensor
+
+    def __init__(self, max_length: int, width: int, *, in_halves: bool = False) -> None:
+        super().__init__()
+        pairs = width // 2
+        steps = torch.arange(pairs, dtype=torch.float64)
+        exponent = steps / max(pairs - 1, 1) if in_halves else 2 * steps / width
+        angle = torch.arange(max_length, dtype=torch.float64).unsqueeze(1) * 10_000.0**-exponent
+        parts = (angle.sin(), angle.cos())
+        waves = torch.cat(parts, dim=1) if in_halves else torch.stack(parts, dim=2).flatten(1)
+        table = nn.functional.pad(waves, (0, width - 2 * pairs)).float()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, first: int, count: int) -> Tensor:
+        """Positions first to first + count - 1, (count, D)."""
+        return self.table[first : first + count]
+
+
+class Learned(nn.Module):
+    """A learned vector for each position."""
+
+    def __init__(self, max_length: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(max_length, width))
+        nn.init.normal_(self.table, std=width**-0.5)
+
+    def forward(self, first: int, count: int) -> Tensor:
+        """Positions first to first + count - 1, (count, D)."""
+        return self.table[first : first + count]
+
+
+def absolute_positions(kind: str, max_length: int, width: int) -> nn.Module | None:
+    """The module for a recipe's `model.positions`."""
+    if kind == "none":
+        return None
+    if kind == "learned":
+        return Learned(max_length, width)
+    return Sinusoidal(max_length, width, in_halves=kind == "sinusoidal-cat")

@@ -1,0 +1,33 @@
+"""The position-wise feed-forward sub-layer."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between, on each position alone.
+
+    relu: Vaswani et al., 2017, equation 2. gelu: the same with that activation. swiglu: silu(x W) * (x V), then the
+    second map (Shazeer, "GLU Variants Improve Transformer", 2020, arXiv 2002.05202, equation 6), with a third matrix.
+    """
+
+    def __init__(self, d_model: int, inner: int, activation: str, dropout: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.inner = nn.Linear(d_model, inner)
+        self.gate = nn.Linear(d_model, inner) if activation == "swiglu" else None
+        self.outer = nn.Linear(inner, d_model)
+        self.dropout = nn.Dropout(dropout)
+        for linear in (self.inner, self.outer, self.gate):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) to (..., D)."""
+        hidden = self.inner(x)
+        if self.gate is not None:
+            hidden = F.silu(self.gate(x)) * hidden
+        else:
+            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+        return self.outer(self.dropout(hidden))

@@ -1,0 +1,167 @@
+"""Run folders: what one training leaves behind, and all that translation needs. A run folder can be moved.
+
+recipe.yaml          every setting, resolved
+run.json             versions, the exact command, sizes of the vocabularies
+tokenizer/           the sentencepiece models
+checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
+best.json            which checkpoint translates best
+metrics.jsonl, curves.png, translations/
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtkit.errors import RunError, did_you_mean
+from mtkit.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from mtkit.data.tokenizer import Tokenizers
+    from mtkit.model.transformer import Transformer
+
+RUNS = Path("mtkit-runs")
+"""Where runs lie unless a folder is given."""
+
+FORMAT = 1
+"""Version of the folder's layout; a run of another one is refused."""
+
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training's folder."""
+
+    folder: Path
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """run.json. Raises: RunError where it is damaged or of another version."""
+        path = self.folder / "run.json"
+        try:
+            about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} is missing or damaged: {self.folder} is no mtkit run; choose another --run"
+            ) from error
+        if about.get("format") != FORMAT:
+            raise RunError(
+                f"{self.folder} was written by mtkit {about.get('mtkit', '?')} in run format {about.get('format')}; "
+                f"this mtkit reads format {FORMAT}: use that version, or train again"
+            )
+        return about
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The settings that the run was trained with."""
+        return load_recipe(self.folder / "recipe.yaml")
+
+    @cached_property
+    def tokenizers(self) -> "Tokenizers":
+        """The run's own tokenizers."""
+        from mtkit.data.tokenizer import Tokenizers
+
+        return Tokenizers.load(self.folder / "tokenizer")
+
+    def checkpoint(self, which: str = "best") -> Path:
+        """The folder of the checkpoint "best", "last", "average", or one by its name, "update-00001000".
+
+        Raises: RunError where the run has none such.
+        """
+        folder = self.folder / "checkpoints"
+        there = sorted(each.name for each in folder.glob("update-*") if each.is_dir())
+        if which == "best":
+            try:
+                which = json.loads((self.folder / "best.json").read_text(encoding="utf-8"))["checkpoint"]
+            except FileNotFoundError:
+                which = "last"
+            except (ValueError, KeyError) as error:
+                raise RunError(f"{self.folder / 'best.json'} is damaged; use --checkpoint last") from error
+        if which == "last":
+            which = there[-1] if there else "last"
+        if not (folder / which).is_dir():
+            known = ", ".join(there) or "none yet; train first"
+            raise RunError(f"{self.folder} has no checkpoint '{which}'; it has: {known}")
+        return folder / which
+
+    def load_model(self, checkpoint: str = "best", device: str = "cpu") -> "Transformer":
+        """The trained model in evaluation mode: the moving average of its weights where one was kept.
+
+        Raises: RunError for a missing or damaged checkpoint.
+        """
+        from mtkit.model.build import build_model
+
+        sizes = self.about["vocabularies"]
+        model = build_model(self.recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
+        folder = self.checkpoint(checkpoint)
+        averaged = folder / "ema.safetensors"
+        path = averaged if averaged.exists() else folder / "model.safetensors"
+        load_weights(model, path)
+        return model.to(device).eval()
+
+
+def find_run(folder: Path | None = None, name: str | None = None) -> Run:
+    """The run in `folder`, or of that name under ./mtkit-runs, or the latest one there.
+
+    Raises: RunError where there is none, saying what to type.
+    """
+    if folder is not None:
+        if not folder.is_dir():
+            raise RunError(f"no run folder {folder}; train one with `mtkit train`, or give another --run")
+        run = Run(folder)
+    else:
+        runs = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
+        if not runs:
+            raise RunError(f"no run under {RUNS}; train one first with `mtkit train`, or name its folder with --run")
+        names = [path.parent.name for path in runs]
+        if name is not None and name not in names:
+            raise RunError(f"no run '{name}' under {RUNS}{did_you_mean(name, names)}; there are: {', '.join(names)}")
+        run = Run(RUNS / name) if name is not None else Run(_latest(runs))
+    assert run.about
+    return run
+
+
+def load_weights(model: "Transformer", path: Path) -> None:
+    """Put the weights of a safetensors file into a model of the same shape.
+
+    Raises: RunError for a missing, truncated or foreign file, and for anything that could run code when loaded.
+    """
+    weights = read_tensors(path)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise RunError(f"{path} holds another model than this run's recipe describes: {reason}") from error
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """The tensors of a safetensors file. Raises: RunError as `load_weights` does."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.suffix in PICKLES:
+        raise RunError(f"{path} is a pickle, which can run code when loaded; mtkit reads only .safetensors")
+    if not path.exists():
+        pickles = [each.name for each in path.parent.glob("*") if each.suffix in PICKLES]
+        if pickles:
+            raise RunError(
+                f"{path.parent} holds the pickle {pickles[0]} in place of {path.name}: a pickle can run code when "
+                "loaded, so mtkit reads only .safetensors; save the weights as safetensors"
+            )
+        raise RunError(f"{path} is missing; choose another --checkpoint or train again")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is truncated or no safetensors file; choose another --checkpoint") from error
+
+
+def _latest(manifests: list[Path]) -> Path:
+    """The run whose last checkpoint, or else beginning, is the youngest."""
+
+    def age(manifest: Path) -> int:
+        checkpoints = manifest.parent.glob("checkpoints/*")
+        return max([manifest.stat().st_mtime_ns, *(each.stat().st_mtime_ns for each in checkpoints)])
+
+    return max(manifests, key=age).parent
