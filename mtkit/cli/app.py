@@ -10,7 +10,7 @@ import typer
 from mtkit import __version__
 from mtkit.errors import MtkitError
 
-COMMANDS = ("attentions",)
+COMMANDS = ("prepare", "train", "translate", "score", "attentions")
 """In the order of the work; each is the function of that name in the module of that name."""
 
 app = typer.Typer(

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from mtkit.data.prepared import Side
 from mtkit.data.tokenizer import BOS, EOS
 
 _BUCKET_GROWTH = 1.08
-"""Each length bucket is at most this much wider than the one before: padding stays under its share, order stays free."""
+"""Each length bucket is at most this much wider than the one before, so padding stays low and order free."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,10 @@ class Batch:
     lines: np.ndarray
     """(B,) int64: lines of the input files, counted from 1."""
 
-    def to(self, device: torch.device) -> "Batch":
-        """The batch on a device; the copy runs beside the computation when the batch is pinned."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
-
     def pinned(self) -> "Batch":
         """The batch in page-locked memory, from which CUDA copies without waiting."""
-        return self._with(Tensor.pin_memory)
-
-    def _with(self, change):  # type: ignore[no-untyped-def]
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.type is Tensor}
-        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+        pinned = {field.name: getattr(self, field.name).pin_memory() for field in fields(self) if field.type is Tensor}
+        return replace(self, **cast("dict[str, Any]", pinned))
 
 
 def plan(side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -69,7 +64,7 @@ def plan(side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: in
     order = np.argsort(key, kind="stable")
     cuts = _cut(edges[bucket[order]], batch_tokens)
     rows = rows[order]
-    batches = [rows[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    batches = [rows[begin:end] for begin, end in pairwise(cuts)]
     return [batches[index] for index in random.permutation(len(batches))]
 
 

@@ -104,6 +104,10 @@ class Side:
     def __len__(self) -> int:
         return len(self.lines)
 
+    def too_long(self, max_length: int) -> int:
+        """How many rows have more than `max_length` tokens on a side, end mark counted; training leaves them out."""
+        return int((np.maximum(self.source.lengths, self.target.lengths) >= max_length).sum())
+
 
 @dataclass
 class Prepared:

@@ -1,9 +1,10 @@
 """Reading parallel text: plain UTF-8 files, one segment a line, both sides with the same number of lines."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from mtkit.errors import DataError
 from mtkit.recipe import TextPair
@@ -25,15 +26,20 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         with _open(self.path) as file:
-            for number, line in enumerate(file, start=1):
-                text = line.removesuffix(b"\n").removesuffix(b"\r")
-                try:
-                    yield (text.removeprefix(_BOM) if number == 1 else text).decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        f"{self.path}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
-                        f"convert the file, as with `iconv -f latin1 -t utf-8`"
-                    ) from error
+            yield from decoded(file, str(self.path))
+
+
+def decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of a binary file or stream called `name`, as `Lines` gives them, and with its errors."""
+    for number, line in enumerate(lines, start=1):
+        text = line.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            yield (text.removeprefix(_BOM) if number == 1 else text).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
+                f"convert the file, as with `iconv -f latin1 -t utf-8`"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,13 @@ def measure_pair(pair: TextPair) -> tuple[Facts, Facts]:
 
 def read_pairs(pair: TextPair) -> Iterator[tuple[str, str]]:
     """The segment pairs of two files in order. Raises: DataError as `Lines` does, or where one file ends early."""
-    yield from zip(Lines(pair.source), Lines(pair.target), strict=True)
+    try:
+        yield from zip(Lines(pair.source), Lines(pair.target), strict=True)
+    except ValueError as error:
+        raise DataError(f"{pair.source} or {pair.target} changed while it was read; run the command again") from error
 
 
-def _open(path: Path):  # type: ignore[no-untyped-def]
+def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except IsADirectoryError as error:

@@ -23,6 +23,9 @@ _MULTIPLE = 8
 _THREADS = 4
 """Unigram training sums expected counts thread by thread, so another number of threads could give another model."""
 
+_COVERAGE = 0.9999
+"""Share of the text's characters that get a piece of their own; the rarest beyond it are written as bytes."""
+
 _LONGEST_LINE = 1 << 24
 """Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
 
@@ -65,6 +68,11 @@ class Tokenizer:
         pieces: list[list[int]] = self._processor.encode(list(lines))
         return pieces
 
+    def piece(self, index: int) -> str:
+        """A piece as sentencepiece spells it, U+2581 for a space."""
+        text: str = self._processor.id_to_piece(index)
+        return text
+
     def decode(self, ids: Sequence[int]) -> str:
         """One line of text from pieces: specials are dropped, bytes that are not UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
@@ -100,14 +108,30 @@ def train_tokenizer(path: Path, lines: Iterable[str], settings: TokenizerSetting
 
     Raises: DataError where the vocabulary is too small for the text's characters, or the text for any vocabulary.
     """
-    asked = settings.vocabulary // _MULTIPLE * _MULTIPLE
-    model, supported = _attempt(lines, settings, asked)
+    size = settings.vocabulary // _MULTIPLE * _MULTIPLE
+    model, supported = _attempt(lines, settings, size)
+    lowered = supported is not None
     while supported is not None:
-        asked = min(supported, asked - 1) // _MULTIPLE * _MULTIPLE
-        model, supported = _attempt(lines, settings, asked)
+        size = min(supported, size - 1) // _MULTIPLE * _MULTIPLE
+        model, supported = _attempt(lines, settings, size)
+    if lowered and settings.kind == "bpe":
+        model, _ = _attempt(lines, settings, min(size, _reached(model, lines)))
     with writing(path) as temporary:
         temporary.write_bytes(model)
     return Tokenizer.load(path)
+
+
+def _reached(model: bytes, lines: Iterable[str]) -> int:
+    """The size that cuts `lines` as this BPE model does, without the merges behind the last one that they use.
+
+    Ids are in the order of the merges, the single characters behind them; a small corpus is in whole words long
+    before sentencepiece runs out of pairs to merge.
+    """
+    tokenizer = Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
+    characters = sum(len(tokenizer.piece(index)) == 1 for index in range(tokenizer.size))
+    merges = tokenizer.size - characters
+    last = max((piece for line in lines for piece in tokenizer.encode(line) if piece < merges), default=0)
+    return -(-(last + 1 + characters) // _MULTIPLE) * _MULTIPLE
 
 
 def _attempt(lines: Iterable[str], settings: TokenizerSettings, size: int) -> tuple[bytes, int | None]:
@@ -121,6 +145,7 @@ def _attempt(lines: Iterable[str], settings: TokenizerSettings, size: int) -> tu
             vocab_size=size,
             normalization_rule_name=settings.normalization,
             byte_fallback=settings.byte_fallback,
+            character_coverage=_COVERAGE,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,

@@ -1,0 +1,130 @@
+"""`mtkit train`: train a model, or go on with a training that was interrupted."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mtkit.errors import MtkitError
+
+
+def train(
+    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings; options here win over it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run, its folder under mtkit-runs.  [default: the attention's name]")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.  [default: tiny]")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="Mechanism that fills the roles its paper gives it.  [default: full]")
+    ] = None,
+    encoder_attention: Annotated[
+        str | None, typer.Option(help="The encoder's mechanism, or one for each layer: full,band,band.")
+    ] = None,
+    decoder_attention: Annotated[str | None, typer.Option(help="The decoder's self-attention, likewise.")] = None,
+    cross_attention: Annotated[str | None, typer.Option(help="The attention to the source, likewise.")] = None,
+    attention_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the mechanism: window_radius=64, decoder.window_radius=64."),
+    ] = None,
+    init_from: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Begin with the best weights of this run: its name or folder.")
+    ] = None,
+    max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
+    max_epochs: Annotated[int | None, typer.Option(help="Stop after this many passes over the data.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
+    peak_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: what the hardware is fast at]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.  [default: one for each core]")] = None,
+) -> None:
+    """Train a model on prepared data; the same command typed again goes on where it stopped.
+
+    Ctrl-C and SIGTERM save a checkpoint first. Several GPUs: torchrun --nproc-per-node 8 -m mtkit train ...
+
+    Examples: mtkit train --attention longformer; mtkit train --preset small --max-minutes 10
+    """
+    from mtkit.recipe import load_recipe
+
+    settings = load_recipe(
+        recipe,
+        _given(
+            preset=preset,
+            seed=seed,
+            data=_given(folder=data),
+            attention=_given(
+                name=attention,
+                encoder=_layers(encoder_attention),
+                decoder=_layers(decoder_attention),
+                cross=_layers(cross_attention),
+                options=_options(attention_option or []),
+            ),
+            training=_given(
+                max_updates=max_updates,
+                max_epochs=max_epochs,
+                max_minutes=max_minutes,
+                batch_tokens=batch_tokens,
+                accumulate=accumulate,
+                peak_rate=peak_rate,
+                precision=precision,
+            ),
+        ),
+    )
+
+    import torch
+
+    from mtkit.data.prepared import open_prepared
+    from mtkit.model.build import describe_attention
+    from mtkit.runs import RUNS, find_run
+    from mtkit.training.loop import train as run_training
+
+    describe_attention(settings)  # names, roles and options are checked before any data is read
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    source = None
+    if init_from is not None:
+        source = find_run(Path(init_from)) if Path(init_from).is_dir() else find_run(name=init_from)
+    outcome = run_training(
+        settings,
+        open_prepared(settings.data.folder),
+        RUNS / (name or settings.attention.name),
+        command=["mtkit", *sys.argv[1:]],
+        device=device,
+        init_from=source,
+        say=typer.echo,
+    )
+    if outcome.signal is not None:
+        raise typer.Exit(128 + outcome.signal)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """The settings that have a value."""
+    return {key: value for key, value in settings.items() if value is not None and value != {}}
+
+
+def _layers(text: str | None) -> str | list[str] | None:
+    """One name, or a list of them from "full,band"."""
+    return text.split(",") if text and "," in text else text
+
+
+def _options(texts: list[str]) -> dict[str, Any]:
+    """{"window_radius": 64} from ["window_radius=64"]; values are YAML scalars and lists. Raises: MtkitError."""
+    import yaml
+
+    options = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise MtkitError(f"--attention-option {text}: write KEY=VALUE, as in window_radius=64")
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise MtkitError(f"--attention-option {text}: {value!r} is no YAML value, as 64, true or [1, 2]") from error
+    return options

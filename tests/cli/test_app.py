@@ -1,0 +1,57 @@
+"""The command line as a whole: quick, without torch, and one line for a user's mistake."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtkit.cli.app import COMMANDS
+
+HEAVY = ["torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "numpy"]
+
+
+def mtkit(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mtkit", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv = ['mtkit', *{command.split()}, '--help']\n"
+        "from mtkit.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.rstrip().endswith("[]")
+    assert "Usage: mtkit" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["attentions", "longfromer"], ["longfromer", "did you mean 'longformer'"]),
+        (["train", "--attention", "averge"], ["averge", "did you mean 'average'"]),
+        (["train", "--encoder-attention", "average"], ["average", "encoder", "decoder"]),
+        (["train"], ["mtkit prepare"]),
+        (["translate"], ["mtkit train"]),
+        (["score"], ["mtkit train"]),
+        (["train", "--recipe", "missing.yaml"], ["missing.yaml"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    result = mtkit(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("mtkit: ")
+    for word in words:
+        assert word in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version() -> None:
+    assert mtkit("--version").stdout.startswith("mtkit ")

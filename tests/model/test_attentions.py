@@ -1,0 +1,63 @@
+"""From a recipe's words to which mechanism stands in which layer."""
+
+import pytest
+
+from mtkit.errors import MtkitError
+from mtkit.model.attentions import build_stack, choose, describe
+from mtkit.recipe import AttentionSettings, ModelSettings
+
+LAYERS = {"encoder": 3, "decoder": 2, "cross": 2}
+
+
+def names(**settings: object) -> dict[str, list[str]]:
+    chosen = choose(AttentionSettings.model_validate(settings), LAYERS)
+    return {role: [choice.name for choice in choices] for role, choices in chosen.items()}
+
+
+def test_a_name_fills_its_published_roles_only() -> None:
+    assert names(name="band") == {"encoder": ["band"] * 3, "decoder": ["band"] * 2, "cross": ["full"] * 2}
+    assert names(name="average")["encoder"] == ["full"] * 3
+
+
+def test_a_role_can_be_set_alone_and_layer_by_layer() -> None:
+    assert names(encoder=["band", "full", "full"], decoder="average") == {
+        "encoder": ["band", "full", "full"],
+        "decoder": ["average"] * 2,
+        "cross": ["full"] * 2,
+    }
+
+
+def test_layers_count_inside_a_run_of_neighbours() -> None:
+    settings = AttentionSettings(encoder=["full", "band", "band"])
+    stack = build_stack("encoder", choose(settings, LAYERS)["encoder"], ModelSettings(), seed=1)
+    assert [(each.site.layer, each.site.layers) for each in stack] == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_options_reach_the_roles_that_declare_them() -> None:
+    settings = AttentionSettings(name="band", options={"window_radius": 5, "decoder.window_radius": 3})
+    chosen = choose(settings, LAYERS)
+    assert [chosen[role][0].options for role in LAYERS] == [{"window_radius": 5}, {"window_radius": 3}, {}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "bandd"}, ["bandd", "did you mean 'band'"]),
+        ({"encoder": "average"}, ["average", "encoder", "decoder"]),
+        ({"encoder": ["full"]}, ["attention.encoder", "1", "3 layers"]),
+        ({"name": "band", "options": {"window_radus": 3}}, ["window_radus", "did you mean 'window_radius'"]),
+        ({"options": {"decodr.positions": "rotary"}}, ["decodr", "did you mean 'decoder'"]),
+        ({"name": "band", "options": {"encoder.global_tokens": 3}}, ["band", "global_tokens", "window_radius"]),
+    ],
+)
+def test_mistakes_are_named(settings: dict, words: list[str]) -> None:
+    with pytest.raises(MtkitError) as error:
+        choose(AttentionSettings.model_validate(settings), LAYERS)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_the_one_line_description_says_where_each_went() -> None:
+    assert describe(AttentionSettings(name="band"), LAYERS) == "encoder band, decoder band, cross full"
+    mixed = AttentionSettings(encoder=["band", "full", "full"])
+    assert describe(mixed, LAYERS) == "encoder band x 1 + full x 2, decoder full, cross full"

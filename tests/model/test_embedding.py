@@ -1,0 +1,38 @@
+"""Absolute positions against their formulas, and embeddings step by step."""
+
+import math
+
+import pytest
+import torch
+
+from mtkit.model.embedding import Embedding, Sinusoidal, absolute_positions, token_table
+
+
+@pytest.mark.parametrize(("in_halves", "width"), [(False, 8), (False, 7), (True, 8), (True, 7), (True, 2)])
+def test_sinusoids_are_the_formula(in_halves: bool, width: int) -> None:
+    table = Sinusoidal(50, width, in_halves=in_halves)(0, 50)
+    expected = torch.zeros(50, width)
+    pairs = width // 2
+    for p in range(50):
+        for i in range(pairs):
+            if in_halves:
+                angle = p * math.exp(-i * math.log(10_000) / (pairs - 1 if pairs > 1 else 1))
+                expected[p, i], expected[p, pairs + i] = math.sin(angle), math.cos(angle)
+            else:
+                angle = p * 10_000 ** (-2 * i / width)
+                expected[p, 2 * i], expected[p, 2 * i + 1] = math.sin(angle), math.cos(angle)
+    torch.testing.assert_close(table, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-cat", "learned", "none"])
+def test_one_token_at_a_time_is_the_whole(kind: str) -> None:
+    embedding = Embedding(token_table(11, 6), absolute_positions(kind, 9, 6), dropout=0.5).eval()
+    ids = torch.randint(11, (2, 9))
+    whole = embedding(ids)
+    for position in range(9):
+        assert torch.equal(embedding.at(ids[:, position : position + 1], position)[:, 0], whole[:, position])
+
+
+def test_scaled_vectors_have_unit_variance() -> None:
+    embedding = Embedding(token_table(2_000, 64), None, dropout=0.0)
+    assert embedding(torch.arange(2_000)[None]).var().item() == pytest.approx(1.0, abs=0.02)

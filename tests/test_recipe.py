@@ -1,0 +1,57 @@
+"""The recipe: layers of settings, and errors that name the setting and the nearest one."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.errors import RecipeError
+from mtkit.recipe import differences, load_recipe, make_recipe
+
+
+def test_command_line_wins_over_file_over_preset(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("preset: small\nmodel: {feed_forward: 333}\ntraining: {max_updates: 7}\n")
+    recipe = load_recipe(path, {"training": {"max_updates": 9}})
+    assert recipe.training.max_updates == 9
+    assert recipe.model.feed_forward == 333
+    assert recipe.model.d_model == 256  # the preset's, not the default
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"trainig": {}}, ["trainig", "did you mean 'training'"]),
+        ({"training": {"max_update": 3}}, ["training.max_update", "max_updates"]),
+        ({"data": {"tokenizer": {"vocab": 3}}}, ["data.tokenizer.vocab"]),
+        ({"training": {"peak_rate": -1}}, ["training.peak_rate = -1", "greater than 0"]),
+        ({"model": {"heads": 3}}, ["model.heads = 3", "model.d_model = 128"]),
+        ({"preset": "smal"}, ["smal", "did you mean 'small'"]),
+        ({"decoding": {"n_best": 9}}, ["n_best = 9"]),
+        ({"data": {"train": {"source": "a", "target": "b"}}}, ["data.valid"]),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(given: dict, words: list[str]) -> None:
+    with pytest.raises(RecipeError) as error:
+        make_recipe(given)
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_file_that_is_no_recipe_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("preset: small\nmodel: [1, 2\n")
+    with pytest.raises(RecipeError, match=r"broken\.yaml, line"):
+        load_recipe(path)
+    path.write_text("- a\n- b\n")
+    with pytest.raises(RecipeError, match="mapping"):
+        load_recipe(path)
+    with pytest.raises(RecipeError, match="cannot read"):
+        load_recipe(tmp_path / "missing.yaml")
+
+
+def test_differences_name_each_setting_once() -> None:
+    one, other = make_recipe({}), make_recipe({"seed": 2, "training": {"peak_rate": 0.5}})
+    assert differences(one.model_dump(), other.model_dump()) == ["seed: 1 -> 2", "training.peak_rate: 0.0015 -> 0.5"]
+    assert differences(one.model_dump(), make_recipe({}).model_dump()) == []

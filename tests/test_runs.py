@@ -1,0 +1,85 @@
+"""Run folders: which is found, and what is refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mtkit import runs
+from mtkit.errors import RunError
+from mtkit.model.build import build_model
+from mtkit.recipe import load_recipe
+from mtkit.runs import FORMAT, find_run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of an untrained model, found by the name "one"."""
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    folder = tmp_path / "one"
+    checkpoint = folder / "checkpoints" / "update-00000010"
+    checkpoint.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("model: {d_model: 16, heads: 2, feed_forward: 16}\n")
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT, "vocabularies": {"source": 16, "target": 16}}))
+    (folder / "best.json").write_text(json.dumps({"checkpoint": "update-00000010"}))
+    model = build_model(load_recipe(folder / "recipe.yaml"), source_vocabulary=16, target_vocabulary=16)
+    save_file({name: value.clone() for name, value in model.state_dict().items()}, checkpoint / "model.safetensors")
+    return folder
+
+
+def test_a_run_is_found_by_folder_name_or_age(run: Path) -> None:
+    assert find_run(folder=run).folder == find_run(name="one").folder == find_run().folder == run
+    younger = run.parent / "two"
+    younger.mkdir()
+    (younger / "run.json").write_text((run / "run.json").read_text())
+    os.utime(younger / "run.json", (2**31, 2**31))
+    assert find_run().folder == younger
+    with pytest.raises(RunError, match="did you mean 'one'"):
+        find_run(name="onne")
+    with pytest.raises(RunError, match="no run folder"):
+        find_run(folder=run / "nowhere")
+
+
+def test_no_run_yet_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    with pytest.raises(RunError, match="mtkit train"):
+        find_run()
+
+
+def test_the_model_comes_back(run: Path) -> None:
+    model = find_run(name="one").load_model()
+    assert not model.training
+    assert model.encode(torch.tensor([[4, 3]])).memory.shape == (1, 2, 16)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "pickle", "missing", "other model"])
+def test_damaged_weights_are_refused_in_one_line(run: Path, damage: str) -> None:
+    path = run / "checkpoints" / "update-00000010" / "model.safetensors"
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:1000])
+    elif damage == "other model":
+        save_file({"a": torch.zeros(2)}, path)
+    else:
+        path.unlink()
+    if damage == "pickle":
+        torch.save({"a": torch.zeros(2)}, path.with_name("model.pt"))
+    with pytest.raises(RunError, match="pickle" if damage == "pickle" else "model.safetensors") as error:
+        find_run(name="one").load_model()
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_of_another_version_is_refused(run: Path) -> None:
+    (run / "run.json").write_text(json.dumps({"format": FORMAT + 1, "mtkit": "9.9"}))
+    with pytest.raises(RunError, match=r"mtkit 9\.9"):
+        find_run(name="one")
+    (run / "run.json").write_text("{")
+    with pytest.raises(RunError, match="damaged"):
+        find_run(name="one")
+
+
+def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:
+    with pytest.raises(RunError, match="update-00000010"):
+        find_run(name="one").checkpoint("average")
