@@ -20,19 +20,20 @@ def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[
     return {**tensors, "count": 0}
 
 
-def append(state: State, *, window: int | None = None, **rows: Tensor) -> State:
+def append(state: State, *, window: int | None = None, first: int = 0, **rows: Tensor) -> State:
     """The cache with one more token: rows (B, N, heads, width) by name.
 
-    With `window`, a ring: the token takes the place of the one `window` before it, so that capacity stays at `window`.
+    With `window`, a ring behind the `first` tokens, which stay: each later one takes the place of the one `window`
+    before it, so that capacity stays at both together.
     """
     count = state["count"]
-    place = count if window is None else count % window
+    place = ring_place(count, window, first)
     capacity = next(state[name].shape[3] for name in rows)
     grown = dict(state)
     for name, row in rows.items():
         cache = state[name]
         if place >= capacity:
-            room = capacity * 2 if window is None else min(capacity * 2, window)
+            room = capacity * 2 if window is None else min(capacity * 2, first + window)
             wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
             wider[:, :, :, :capacity] = cache
             cache = wider
@@ -44,9 +45,14 @@ def append(state: State, *, window: int | None = None, **rows: Tensor) -> State:
     return grown
 
 
-def written(state: State, name: str, *, window: int | None = None) -> Tensor:
+def ring_place(position: int, window: int | None, first: int = 0) -> int:
+    """Where the token of that position is written."""
+    return position if window is None or position < first else first + (position - first) % window
+
+
+def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:
     """What has been written under `name`, (B, N, heads, length, width); a ring's in the order of its places."""
-    length = state["count"] if window is None else min(state["count"], window)
+    length = state["count"] if window is None else min(state["count"], first + window)
     cache: Tensor = state[name]
     return cache[:, :, :, :length]
 

@@ -29,8 +29,18 @@ def attend(
     the same positions; padding is on the right, so that the triangle alone hides it from every real query.
     """
     if need_weights or (positions is not None and positions.on_values):
-        return _with_weights(q, k, v, scale, causal, valid, positions, dropout)
-    bias = _bias(q, k, positions, scale)
+        return weigh(
+            scores_of(q, k, scale),
+            q,
+            v,
+            scale=scale,
+            visible=visible_keys(q, k, causal, valid),
+            positions=positions,
+            query_position=_range(q),
+            key_position=_range(k),
+            dropout=dropout,
+        )
+    bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
     if valid is None or causal:
         if bias is None:
             return _fused(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
@@ -60,7 +70,7 @@ def widened(x: Tensor) -> Tensor:
 
 
 def scores_of(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Scaled products (B, H, T, S) of q (B, H, T, K) and k (B, G, S, K); neighbouring heads share the keys of a group."""
+    """Scaled products (B, H, T, S) of q (B, H, T, K) and k (B, G, S, K); heads in neighbouring groups share keys."""
     groups = k.shape[1]
     if groups == q.shape[1]:
         return (q * scale) @ k.transpose(-1, -2)
@@ -74,6 +84,30 @@ def weighted(weights: Tensor, v: Tensor) -> Tensor:
     if groups == weights.shape[1]:
         return weights @ v
     return (weights.unflatten(1, (groups, -1)) @ v.unsqueeze(2)).flatten(1, 2)
+
+
+def weigh(
+    scores: Tensor,
+    q: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None,
+    positions: Positions | None,
+    query_position: Tensor,
+    key_position: Tensor,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """From scaled scores (B, H, T, S) to the heads' outputs (B, H, T, V) and the weights before dropout.
+
+    q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores; query_position (T,), key_position (S,).
+    """
+    bias = None if positions is None else positions.bias(q, query_position, key_position, scale)
+    weights = safe_softmax(scores if bias is None else widened(scores) + bias, visible)
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    heads = weighted(dropped, v)
+    extra = None if positions is None else positions.values(dropped, query_position, key_position)
+    return heads if extra is None else heads + extra.type_as(heads), weights
 
 
 def attend_step(
@@ -90,32 +124,43 @@ def attend_step(
     """One new token of each hypothesis: outputs (B, N, H, V) and weights (B, H, N, L).
 
     q (B, N, H, K). Keys and values of each hypothesis are (B, N, G, L, K); those all hypotheses share, (B, G, L, K).
-    visible broadcasts to (B, N, H, L); key_position (L,).
+    visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
     """
-    shared = keys.dim() == 4
-    hypotheses = q.shape[1]
-    # shared: the hypotheses are the queries of one product; else each is a segment of its own with one query
-    rows = q.transpose(1, 2) if shared else q.flatten(0, 1).unsqueeze(2)  # (B, H, N, K) or (B*N, H, 1, K)
-    if not shared:
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-    scores = scores_of(rows, keys, scale)
-    where = torch.tensor([query_position], device=q.device) if positions is not None else None
-    if positions is not None and where is not None and key_position is not None:
-        bias = positions.bias(rows, where, key_position, scale)
-        scores = scores if bias is None else widened(scores) + bias
-    if visible is not None and shared:
+    batch, hypotheses = q.shape[:2]
+    if visible is not None and keys.dim() == 4:
         visible = visible.transpose(1, 2)
     elif visible is not None:
-        visible = visible.expand(q.shape[0], hypotheses, -1, -1).flatten(0, 1).unsqueeze(2)
-    weights = safe_softmax(scores, visible)
-    heads = weighted(weights, values)
-    if positions is not None and where is not None and key_position is not None:
-        extra = positions.values(weights, where, key_position)
-        heads = heads if extra is None else heads + extra.type_as(heads)
-    if shared:
-        return heads.transpose(1, 2), weights
-    unfolded = weights.squeeze(2).unflatten(0, (-1, hypotheses)).transpose(1, 2)
-    return heads.squeeze(2).unflatten(0, (-1, hypotheses)), unfolded
+        visible = visible.expand(batch, hypotheses, -1, -1).flatten(0, 1).unsqueeze(2)
+    rows, keys, values = step_rows(q, keys, values)
+    heads, weights = weigh(
+        scores_of(rows, keys, scale),
+        rows,
+        values,
+        scale=scale,
+        visible=visible,
+        positions=positions,
+        query_position=torch.full((1,), query_position, device=q.device),
+        key_position=_range(keys) if key_position is None else key_position,
+    )
+    return by_hypotheses(heads, hypotheses).transpose(1, 2), by_hypotheses(weights, hypotheses)
+
+
+def step_rows(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a step attends with, as whole sequences: q (B, N, H, K), caches (B, N, G, L, K) or shared (B, G, L, K).
+
+    With shared keys the hypotheses are the queries of a segment, (B, H, N, K); else each hypothesis is a segment of its
+    own with one query, (B*N, H, 1, K).
+    """
+    if keys.dim() == 4:
+        return q.transpose(1, 2), keys, values
+    return q.flatten(0, 1).unsqueeze(2), keys.flatten(0, 1), values.flatten(0, 1)
+
+
+def by_hypotheses(rows: Tensor, hypotheses: int) -> Tensor:
+    """What came of `step_rows`, (B, H, N, V) or (B*N, H, 1, V), as (B, H, N, V)."""
+    if rows.shape[2] == hypotheses:
+        return rows
+    return rows.squeeze(2).unflatten(0, (-1, hypotheses)).transpose(1, 2)
 
 
 def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Tensor | None:
@@ -123,29 +168,6 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Te
     if causal:
         return _triangle(q, k)
     return None if valid is None else valid[:, None, None, :]
-
-
-def _with_weights(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool,
-    valid: Tensor | None,
-    positions: Positions | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:
-    scores = scores_of(q, k, scale)
-    bias = _bias(q, k, positions, scale)
-    if bias is not None:
-        scores = widened(scores) + bias
-    weights = safe_softmax(scores, visible_keys(q, k, causal, valid))
-    dropped = F.dropout(weights, dropout) if dropout else weights
-    heads = weighted(dropped, v)
-    if positions is not None:
-        extra = positions.values(dropped, _range(q), _range(k))
-        heads = heads if extra is None else heads + extra.type_as(heads)
-    return heads, weights
 
 
 def _fused(
@@ -175,10 +197,6 @@ def _spread(x: Tensor, heads: int) -> Tensor:
     if groups == 1:
         return x.expand(-1, heads, -1, -1)
     return x.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
-
-
-def _bias(q: Tensor, k: Tensor, positions: Positions | None, scale: float) -> Tensor | None:
-    return None if positions is None else positions.bias(q, _range(q), _range(k), scale)
 
 
 def _range(x: Tensor) -> Tensor:

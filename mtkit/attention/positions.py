@@ -16,19 +16,17 @@ class Rotary(Positions):
     `half`, i and i + K/2. An odd last channel is left alone.
     """
 
-    frequency: Tensor
-
     def __init__(self, site: Site, width: int, *, half: bool = False) -> None:
         super().__init__(site, width)
         self.in_halves = half
         self.pairs = width // 2
-        frequency = 10_000.0 ** (-2.0 * torch.arange(self.pairs, dtype=torch.float64) / (2 * self.pairs))
-        self.register_buffer("frequency", frequency.float(), persistent=False)
 
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """x (..., T, K) turned for position (T,)."""
-        # at least float32: in bfloat16 an angle is wrong from position 256 on
-        angle = position.to(self.frequency.dtype).unsqueeze(-1) * self.frequency  # (T, K/2)
+        # float64 and never a buffer, whose type a model cast to bfloat16 would change: float32 angles are off by 1e-3
+        # at position 10,000, bfloat16 ones are wrong from 256 on
+        pair = torch.arange(self.pairs, dtype=torch.float64, device=x.device)
+        angle = position.unsqueeze(-1) * 10_000.0 ** (-pair / self.pairs)  # (T, K/2)
         cos, sin = angle.cos().type_as(x), angle.sin().type_as(x)
         turning, rest = x[..., : 2 * self.pairs], x[..., 2 * self.pairs :]
         if self.in_halves:
@@ -46,16 +44,10 @@ class Alibi(Positions):
     symmetric form. The penalty is not divided by the square root of the head width.
     """
 
-    slopes: Tensor
-
-    def __init__(self, site: Site, width: int) -> None:
-        super().__init__(site, width)
-        self.register_buffer("slopes", _slopes(site.heads), persistent=False)
-
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
-        """(H, ..., T, S), float32."""
+        """(H, ..., T, S), in float32 whatever the queries are: bfloat16 has no 257."""
         distance = (query_position.unsqueeze(-1) - key_position.unsqueeze(-2)).abs()
-        return -self.slopes.view(-1, *[1] * distance.dim()) * distance
+        return -_slopes(self.site.heads, q.device).view(-1, *[1] * distance.dim()) * distance
 
 
 class Shaw(Positions):
@@ -90,11 +82,11 @@ class Shaw(Positions):
         return distance.clamp(-self.clip, self.clip) + self.clip
 
 
-def _slopes(heads: int) -> Tensor:
+def _slopes(heads: int, device: torch.device) -> Tensor:
     """2^(-8a/H), a = 1..H, for H a power of two; else those of the next lower one, then every other of twice it."""
     lower = 2 ** (heads.bit_length() - 1)
-    slopes = 2.0 ** (-8.0 * torch.arange(1, lower + 1) / lower)
-    between = 2.0 ** (-8.0 * torch.arange(1, 2 * lower + 1, 2) / (2 * lower))
+    slopes = 2.0 ** (-8.0 * torch.arange(1, lower + 1, device=device) / lower)
+    between = 2.0 ** (-8.0 * torch.arange(1, 2 * lower + 1, 2, device=device) / (2 * lower))
     return torch.cat([slopes, between])[:heads]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.contract import Attention, Site
 from mtkit.attention.slots import Merge, Positions, Projection, Regularizer, fill
+from mtkit.errors import MtkitError
 
 
 class HeadAttention(Attention):
@@ -31,8 +32,10 @@ class HeadAttention(Attention):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
         self.positions: Positions | None = fill("positions", site, self.projection.key_width)
-        self.merge: Merge | None = fill("merge", site)
+        self.merge: Merge | None = fill("merge", site, self.projection.value_width)
         self.regularizer: Regularizer | None = fill("regularizer", site)
+        if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
+            raise MtkitError("this regularizer reads attention weights, of which the mechanism it is set on has none")
 
     @property
     def scale(self) -> float:
@@ -59,11 +62,19 @@ class HeadAttention(Attention):
         output: Tensor = self.out_proj(merged)
         return output
 
-    def losses(self, heads: Tensor, values: Tensor, weights: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
-        """The regularizer's losses; none outside training."""
+    def losses(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        memory_valid: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The regularizer's losses; none outside training. In the self roles the memory is the query."""
         if self.regularizer is None or not self.training:
             return {}
-        result: dict[str, Tensor] = self.regularizer(heads, values, weights, valid)
+        value_valid = memory_valid if self.site.role == "cross" else query_valid
+        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid)
         return result
 
     @property

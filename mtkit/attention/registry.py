@@ -159,7 +159,7 @@ def _check_slots(mechanism: Mechanism, site: Site) -> None:
         value = getattr(site, slot)
         if value is None:
             continue
-        name = value if isinstance(value, str) else value["name"]
+        name = value if isinstance(value, str) else value.get("name", "")
         takes: Mapping[str, frozenset[str] | None] = mechanism.kind.slots  # type: ignore[union-attr]
         allowed = takes.get(slot, frozenset())
         if allowed is not None and name not in allowed:

@@ -1,7 +1,7 @@
 """The slots around a mechanism over projected heads: what may stand before, inside and after its equation.
 
 `positions` changes scores by relative position, `projection` makes queries, keys and values from the tokens, `merge`
-turns the heads' outputs into one vector, `regularizer` adds a training loss. A slot left empty is the plain Transformer's.
+turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot is the plain Transformer's.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,14 +91,21 @@ class KeyValueGroups(Projection):
 
     def converted(self, name: str, value: Tensor) -> Tensor:
         """The mean over each group's heads (Ainslie et al., 2023, section 2.1)."""
-        if not name.startswith(("k_proj", "v_proj")):
+        if not name.startswith(("k_proj", "v_proj")) or value.shape[0] != self.heads * self.key_width:
             return value
         group = self.heads // self.key_heads
         return value.unflatten(0, (self.key_heads, group, self.key_width)).mean(1).flatten(0, 1)
 
 
 class Merge(Slot):
-    """One vector from the heads' outputs, before `out_proj`; the plain one writes them side by side."""
+    """One vector from the heads' outputs, before `out_proj`; the plain one writes them side by side.
+
+    `width` is that of one head's output.
+    """
+
+    def __init__(self, site: Site, width: int) -> None:
+        super().__init__(site)
+        self.width = width
 
     def forward(self, heads: Tensor) -> Tensor:
         """(B, H, T, V) to (B, T, H*V)."""
@@ -111,11 +118,18 @@ class Regularizer(Slot):
     needs_weights: bool = False
     """Whether it reads the attention weights, so that they must be computed."""
 
-    def forward(self, heads: Tensor, values: Tensor, weights: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
+    def forward(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        value_valid: Tensor | None,
+    ) -> dict[str, Tensor]:
         """Weighted losses, means per real token.
 
         heads (B, H, T, V) outputs before merging, values (B, G, S, V), weights (B, H, T, S) before dropout,
-        valid (B, T).
+        query_valid (B, T), value_valid (B, S).
         """
         raise NotImplementedError
 

@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.cache import append, start_cache, written
 from mtkit.attention.contract import Attended, State
-from mtkit.attention.dot_product import attend, attend_step, safe_softmax
-from mtkit.attention.projected import HeadAttention
+from mtkit.attention.dot_product import attend, by_hypotheses, safe_softmax, scores_of, weigh
+from mtkit.attention.key_values import KeyValueAttention
 
 
-class Full(HeadAttention):
+class Full(KeyValueAttention):
     """Scaled dot-product attention over all keys."""
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -60,55 +59,27 @@ class Full(HeadAttention):
             dropout=self.dropout,
             need_weights=need_weights or self.regularizes_weights,
         )
-        losses = self.losses(heads, v, weights, query_valid)
+        losses = self.losses(heads, v, weights, query_valid, memory_valid)
         return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
-
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
-        """An empty key and value cache; in the cross role the projected source, once for all hypotheses."""
-        if memory is not None:
-            k, v = self.keys_values(memory)
-            return {"shared": {"keys": k, "values": v, "valid": memory_valid}}, None
-        p = self.projection
-        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-        return start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes), None
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(t) in the decoder role, O(S) in cross."""
-        if "shared" in state:
-            shared = state["shared"]
-            valid = None if shared["valid"] is None else shared["valid"][:, None, None, :]
-            q = self.projection.queries(self.q_proj(query)).transpose(1, 2)  # (B, N, H, K)
-            heads, weights = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=valid)
-        else:
-            count = state["count"]
-            here = torch.tensor([count], device=query.device) if self.positions is not None else None
-            rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-            k, v = self.keys_values(rows, here)
-            k, v, q = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in (k, v, self.queries(rows, here)))
-            state = append(state, keys=k, values=v)
-            seen = torch.arange(count + 1, device=query.device) if self.positions is not None else None
-            heads, weights = attend_step(
-                q,
-                written(state, "keys"),
-                written(state, "values"),
-                scale=self.scale,
-                positions=self.positions,
-                query_position=count,
-                key_position=seen,
-            )
-        return Attended(self.joined(heads.transpose(1, 2)), weights=weights if need_weights else None), state
+        newest, state = self.newest(query, state)
+        heads, weights = weigh(
+            scores_of(newest.q, newest.keys, self.scale),
+            newest.q,
+            newest.values,
+            scale=self.scale,
+            visible=newest.visible,
+            positions=self.positions,
+            query_position=newest.query_position,
+            key_position=newest.key_position,
+        )
+        weights = by_hypotheses(weights, query.shape[1])
+        output = self.joined(by_hypotheses(heads, query.shape[1]))
+        return Attended(output, weights=weights if need_weights else None), state
 
     def naive(
         self,

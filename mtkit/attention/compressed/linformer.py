@@ -1,0 +1,162 @@
+"""Linformer: keys and values of all positions are mixed into a fixed number of slots by learned matrices.
+
+Paper: Wang, Li, Khabsa, Fang and Ma, "Linformer: Self-Attention with Linear Complexity", 2020, arXiv 2006.04768,
+equation 7.
+Departures: padded rows are zeroed before they are mixed, so that a segment gives the same in any batch. There is no
+decoder role: every slot mixes all positions, the later ones too.
+Cost: O((T + S) rank) time and memory; a step over the source costs O(rank).
+Options: rank, the number of slots; share, who shares the matrices E of the keys and F of the values: each head has its
+own pair (none), one pair a layer (head), one matrix for both (kv), or one for both in all layers (layer: it belongs to
+the first layer of a run, which carries it to the next). They have a column for each position up to `longest`, of which
+the first S are used.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import attend, attend_step, safe_softmax, widened
+from mtkit.attention.projected import HeadAttention
+from mtkit.errors import MtkitError
+
+SHARE = ("none", "head", "kv", "layer")
+
+
+class Linformer(HeadAttention):
+    """Softmax attention to a fixed number of learned mixtures of all positions."""
+
+    roles = frozenset({"encoder", "cross"})
+    published = frozenset({"encoder", "cross"})
+    paper = "Wang et al. 2020, arXiv 2006.04768"
+    complexity = "O(T k)"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"rank": 5}
+
+    def __init__(self, site: Site, *, rank: int = 128, share: str = "head") -> None:
+        super().__init__(site)
+        if share not in SHARE:
+            raise MtkitError(f"linformer has no share '{share}'; there are {', '.join(SHARE)}")
+        if rank < 1:
+            raise MtkitError(f"linformer needs rank >= 1, not {rank}")
+        self.share = share
+        self.longest: int = (site.memory_length or site.max_length) if site.role == "cross" else site.max_length
+        keys, values = (self.projection.key_heads, self.projection.value_heads) if share == "none" else (1, 1)
+        owns = share != "layer" or site.layer == 0
+        self.key_slots = self._slots(keys, rank) if owns else None  # E
+        self.value_slots = self._slots(values, rank) if share in ("none", "head") else None  # F
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """softmax(Q (E K)^T / sqrt(K)) F V. Raises: MtkitError where S is more than `longest`."""
+        key_slots, value_slots = self._matrices(carry)
+        k, v = self._rows(query if memory is None else memory, query_valid if memory is None else memory_valid)
+        heads, _ = attend(
+            self.queries(query),
+            _mixed(key_slots, k),
+            _mixed(value_slots, v),
+            scale=self.scale,
+            dropout=self.dropout,
+        )
+        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        return Attended(self.joined(heads), carry=self._carried(key_slots), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """The slots of the source, once for all hypotheses."""
+        assert memory is not None  # the cross role is the only one that steps
+        key_slots, value_slots = self._matrices(carry)
+        k, v = self._rows(memory, memory_valid)
+        shared = {"keys": _mixed(key_slots, k), "values": _mixed(value_slots, v)}
+        return {"shared": shared}, self._carried(key_slots)
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same equation for the newest token of each hypothesis; O(rank)."""
+        q = self.queries(query).transpose(1, 2)  # (B, N, H, K)
+        heads, _ = attend_step(q, state["shared"]["keys"], state["shared"]["values"], scale=self.scale)
+        return Attended(self.joined(heads.transpose(1, 2))), state
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        **_: Any,
+    ) -> Attended:
+        """Equation 7, head by head, the slots summed over positions one after the other."""
+        e, f = self._matrices(carry)
+        k, v = self._rows(query if memory is None else memory, query_valid if memory is None else memory_valid)
+        heads = []
+        for head, q in enumerate(self.queries(query).unbind(1)):
+            mixed = []
+            for matrices, rows in ((e, k), (f, v)):
+                group = head * rows.shape[1] // self.site.heads
+                matrix, row = matrices[group if len(matrices) > 1 else 0], rows[:, group]
+                slots = [matrix[:, j, None] * row[:, None, j] for j in range(row.shape[1])]  # each (B, rank, K)
+                mixed.append(torch.stack(slots).sum(0))
+            weights = safe_softmax(q @ mixed[0].transpose(-1, -2) * self.scale, None)
+            heads.append(weights @ mixed[1])
+        return Attended(self.joined(torch.stack(heads, dim=1)), carry=self._carried(e))
+
+    def _slots(self, groups: int, rank: int) -> nn.Parameter:
+        bound = rank**-0.5
+        return nn.Parameter(torch.empty(groups, rank, self.longest).uniform_(-bound, bound))
+
+    def _matrices(self, carry: Tensor | None) -> tuple[Tensor, Tensor]:
+        """E and F, each (G, rank, longest), or (1, rank, longest) for all heads."""
+        key_slots = carry if self.key_slots is None else self.key_slots
+        if key_slots is None:
+            raise MtkitError("linformer with share=layer needs the matrix that the first layer of its run carries up")
+        return key_slots, key_slots if self.value_slots is None else self.value_slots
+
+    def _carried(self, key_slots: Tensor) -> Tensor | None:
+        return key_slots if self.share == "layer" else None
+
+    def _rows(self, memory: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values, zero at padding: biases would else make slots of padding."""
+        if memory.shape[1] > self.longest:
+            raise MtkitError(
+                f"linformer was built for {self.longest} positions, not {memory.shape[1]}: raise model.max_length"
+            )
+        k, v = self.keys_values(memory)
+        if valid is None:
+            return k, v
+        padding = ~valid[:, None, :, None]
+        return k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
+
+
+def _mixed(matrices: Tensor, rows: Tensor) -> Tensor:
+    """Slots (B, G, rank, K) of rows (B, G, S, K), summed in float32 at least."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return (widened(matrices[:, :, : rows.shape[2]]) @ widened(rows)).type_as(rows)

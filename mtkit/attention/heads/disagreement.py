@@ -1,0 +1,73 @@
+"""Disagreement: a training loss for heads that do the same, in their values, their attended positions or their outputs.
+
+Paper: Li, Tu, Yang, Lyu and Zhang, "Multi-Head Attention with Disagreement Regularization", EMNLP 2018,
+arXiv 1810.10183, equations 5 to 7.
+Departures: means per real token and over the layers of a role, where the paper has sums: cosines lie in [-1, 1], the
+overlap of positions in [0, 1], whatever the length.
+Cost: O(T D) beside the attention, through |sum of heads|^2 = the sum over all pairs; `position` needs the attention
+weights, O(T S). Nothing at inference.
+Options: types, one or more of subspace, position and output ("output,position"); weight, the loss's factor.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Site
+from mtkit.attention.dot_product import widened
+from mtkit.attention.slots import Regularizer
+from mtkit.errors import MtkitError, did_you_mean
+
+TYPES = ("subspace", "position", "output")
+
+
+class Disagreement(Regularizer):
+    """A loss that drives the heads apart: the mean agreement of all pairs of heads."""
+
+    paper = "Li et al. 2018, arXiv 1810.10183"
+
+    def __init__(self, site: Site, *, types: str | Sequence[str] = "output", weight: float = 1.0) -> None:
+        super().__init__(site)
+        self.types = tuple(each.strip() for each in (types.split(",") if isinstance(types, str) else types))
+        for each in self.types:
+            if each not in TYPES:
+                raise MtkitError(f"no disagreement of '{each}'{did_you_mean(each, list(TYPES))}: {', '.join(TYPES)}")
+        self.weight = weight
+        self.needs_weights = "position" in self.types
+
+    def forward(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        value_valid: Tensor | None,
+    ) -> dict[str, Tensor]:
+        """{"disagreement": weight * the sum over the types}, averaged over the layers of the run."""
+        total = heads.new_zeros((), dtype=torch.float32)
+        if "output" in self.types:
+            total = total + _mean(_agreement(_directions(heads)), query_valid)
+        if "subspace" in self.types:
+            total = total + _mean(_agreement(_directions(values)), value_valid)
+        if weights is not None and "position" in self.types:
+            total = total + _mean(_agreement(weights), query_valid)
+        return {"disagreement": self.weight / self.site.layers * total}
+
+
+def _directions(heads: Tensor) -> Tensor:
+    """Each head's vector at length 1, so that products are cosines; in float32 at least."""
+    return F.normalize(widened(heads), dim=-1, eps=1e-6)
+
+
+def _agreement(heads: Tensor) -> Tensor:
+    """(B, T) from (B, H, T, X): the mean over all pairs of heads, each with itself included, of their inner product."""
+    return heads.mean(1).square().sum(-1)
+
+
+def _mean(per_token: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean over real tokens of (B, T)."""
+    if valid is None:
+        return per_token.mean()
+    return per_token.masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)

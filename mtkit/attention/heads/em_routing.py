@@ -1,0 +1,69 @@
+"""EM routing: what the heads say is clustered into capsules, and a capsule counts as much as the heads agree on it.
+
+Papers: Li, Yang, Dou, Wang, Lyu and Tu, "Information Aggregation for Multi-Head Attention with Routing-by-Agreement",
+NAACL 2019, arXiv 1904.03100; Gu and Feng, "Improving Multi-head Attention with Capsule Networks", NLPCC 2019,
+arXiv 1909.00188.
+Departures: `out_proj` is kept after the capsules, which take the place of the concatenated heads.
+Cost: the votes are another `out_proj`, O(T D^2), and O(T H D) numbers, computed once; an iteration is O(T H D).
+Options: capsules, which must divide the heads' joint width; iterations; em_lambda, the inverse temperature of the
+activation.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Site
+from mtkit.attention.dot_product import widened
+from mtkit.attention.slots import Merge
+from mtkit.errors import MtkitError
+
+VARIANCE = 1e-8
+"""Floor of a capsule's variance: a standard deviation of 1e-4."""
+
+
+class EmRouting(Merge):
+    """Heads vote for capsules, which are found by expectation maximisation."""
+
+    paper = "Li et al. 2019, arXiv 1904.03100"
+
+    def __init__(
+        self, site: Site, width: int, *, capsules: int = 8, iterations: int = 3, em_lambda: float = 1e-3
+    ) -> None:
+        super().__init__(site, width)
+        total = site.heads * width
+        if capsules < 1 or total % capsules:
+            raise MtkitError(f"em-routing: capsules = {capsules} does not divide the heads' joint width {total}")
+        if iterations < 1:
+            raise MtkitError(f"em-routing needs iterations >= 1, not {iterations}")
+        self.capsules = capsules
+        self.iterations = iterations
+        self.em_lambda = em_lambda
+        self.votes = nn.Parameter(torch.empty(site.heads, width, total))
+        nn.init.xavier_uniform_(self.votes.view(total, total))
+        self.cost = nn.Parameter(torch.zeros(capsules))  # beta_u
+        self.threshold = nn.Parameter(torch.zeros(capsules))  # beta_a
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """(B, H, T, V) to (B, T, N * P): the means of the N capsules, each of width P, times their activations."""
+        # in float32 from the votes on: a density multiplies their errors by as many as a capsule has dimensions
+        with torch.autocast(heads.device.type, enabled=False):
+            votes = torch.einsum("bhtv,hvw->bthw", widened(heads), widened(self.votes))
+            routed = self._routed(votes.unflatten(-1, (self.capsules, -1)))
+        return routed.flatten(-2).type_as(heads)
+
+    def _routed(self, votes: Tensor) -> Tensor:
+        """activation * mean (B, T, N, P) of each capsule, from votes (B, T, H, N, P)."""
+        log_share = votes.new_zeros(votes.shape[:-1]).log_softmax(-1)  # of capsule n in head a, (B, T, H, N)
+        for iteration in range(self.iterations):
+            # M-step: Gaussians of the votes. The softmax over heads is share / mass, also where both underflow
+            within = log_share.softmax(2).unsqueeze(-1)
+            mass = log_share.exp().sum(2)  # (B, T, N)
+            mean = (within * votes).sum(2, keepdim=True)
+            variance = (within * (votes - mean).square()).sum(2, keepdim=True) + VARIANCE
+            cost = (self.cost.unsqueeze(-1) + 0.5 * variance.squeeze(2).log()).sum(-1) * mass
+            log_activation = F.logsigmoid(self.em_lambda * (self.threshold - cost))  # (B, T, N)
+            if iteration + 1 < self.iterations:  # E-step: each head is shared out among the capsules
+                density = -0.5 * ((votes - mean).square() / variance + variance.log()).sum(-1)
+                log_share = (log_activation.unsqueeze(2) + density).log_softmax(-1)
+        return log_activation.exp().unsqueeze(-1) * mean.squeeze(2)

@@ -1,0 +1,20 @@
+"""Grouped-query attention: neighbouring query heads share a key head and a value head.
+
+Paper: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
+EMNLP 2023, arXiv 2305.13245, section 2.
+Departures: none. The paper groups the heads of the decoder's attentions only, which are those that step.
+Cost: that of full attention in training; a step's cache of keys and values is H / kv_heads times smaller.
+Options: kv_heads, the number of key and value heads; must divide the heads.
+"""
+
+from mtkit.attention.contract import Site
+from mtkit.attention.slots import KeyValueGroups
+
+
+class GroupedQuery(KeyValueGroups):
+    """A key head and a value head for each group of neighbouring query heads."""
+
+    paper = "Ainslie et al. 2023, arXiv 2305.13245"
+
+    def __init__(self, site: Site, *, kv_heads: int = 2) -> None:
+        super().__init__(site, kv_heads)

@@ -1,0 +1,95 @@
+"""Average attention: every token of the prefix weighs the same, and gates decide how much of the average counts.
+
+Paper: Zhang, Xiong and Su, "Accelerating Neural Transformer via an Average Attention Network", ACL 2018,
+arXiv 1805.00631, equations 1 to 3.
+Departures: residual and layer norm belong to the decoder layer. Input and forget gate see both vectors, as in the paper
+(Marian's see one each).
+Cost: O(T) time and memory; O(1) for a decoded token, whatever came before it.
+Options: ffn puts a feed-forward network over the average, of width inner (4 D if None); gate mixes it with the token,
+else it is the output. Attention dropout acts on the average: there are no heads, no weights and no projections, so that
+nothing of `full` can be taken over.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Attention, Site, State
+from mtkit.attention.dot_product import widened
+
+
+class Average(Attention):
+    """Running mean of the prefix through a feed-forward network, mixed with the current token by two gates."""
+
+    roles = frozenset({"decoder"})
+    published = frozenset({"decoder"})
+    paper = "Zhang et al. 2018, arXiv 1805.00631"
+    complexity = "O(T)"
+    growth = 1
+    small: ClassVar[dict[str, Any]] = {"inner": 12}
+
+    def __init__(self, site: Site, *, ffn: bool = True, gate: bool = True, inner: int | None = None) -> None:
+        super().__init__(site)
+        d_model, width = site.d_model, inner or 4 * site.d_model
+        layers = nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, d_model)
+        self.feed_forward = nn.Sequential(*layers) if ffn else None
+        self.gates = nn.Linear(2 * d_model, 2 * d_model) if gate else None
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """The mean of the tokens up to each one; padding stands on the right, where no real token looks."""
+        count = torch.arange(1, query.shape[1] + 1, device=query.device).unsqueeze(-1)  # (T, 1)
+        return Attended(self._mixed(query, widened(query).cumsum(1) / count))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """A sum over nothing yet."""
+        return {"total": 0.0, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same mean for the newest token; the sum is kept, since a mean updated in place drifts."""
+        total, count = state["total"] + widened(query), state["count"] + 1
+        return Attended(self._mixed(query, total / count)), {"total": total, "count": count}
+
+    def naive(self, query: Tensor, memory: Tensor | None = None, **_: Any) -> Attended:
+        """Equation 1 for one position after the other."""
+        means = [query[:, : t + 1].mean(1) for t in range(query.shape[1])]
+        return Attended(self._mixed(query, torch.stack(means, dim=1)))
+
+    def _mixed(self, token: Tensor, mean: Tensor) -> Tensor:
+        """Equations 1 and 2 on (B, T, D): i * token + f * g of the mean."""
+        average = F.dropout(mean.type_as(token), self.site.dropout, self.training)
+        if self.feed_forward is not None:
+            average = self.feed_forward(average)
+        if self.gates is None:
+            return average
+        keep, take = self.gates(torch.cat([token, average], dim=-1)).sigmoid().chunk(2, dim=-1)
+        mixed: Tensor = keep * token + take * average
+        return mixed

@@ -1,0 +1,38 @@
+"""Sliding-window attention: every token sees its neighbours up to a radius.
+
+Paper: Beltagy, Peters and Cohan, "Longformer", 2020, arXiv 2004.05150, section 3.1 (sliding window); the local
+attention of Parmar et al., 2018, arXiv 1802.05751, and others.
+Departures: the width is given as a radius on each side, where the paper's w counts both.
+Cost: O(T r). A step costs O(r), whatever came before it, and keeps the last r + 1 tokens.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.pattern import Band as BandPattern
+from mtkit.attention.patterned import PatternAttention, of_layer
+
+
+class Band(PatternAttention):
+    """Scaled dot-product attention within a sliding window.
+
+    window_radius: tokens seen on each side (in the decoder role, before) besides the query's own; one number, or one
+    for each layer.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Beltagy et al. 2020, arXiv 2004.05150"
+    complexity = "O(T r)"
+    growth = 1
+
+    def __init__(self, site: Site, *, window_radius: int | Sequence[int] = 128) -> None:
+        super().__init__(site)
+        self.radius = of_layer("window_radius", window_radius, site)
+        self.pattern = BandPattern(self.radius, self.radius)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """|i - j| <= r."""
+        return (i - j).abs() <= self.radius

@@ -1,0 +1,201 @@
+"""Global nodes alone: tokens meet only in a few nodes that read all and are read by all.
+
+Paper: the atomic pattern of Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1; internal nodes
+as in Longformer (arXiv 2004.05150), external ones as in ETC (arXiv 2004.08483).
+internal: the first g tokens are the nodes: they see all tokens, the others see them and themselves.
+external: g learned vectors E; first E' = attention of E over the tokens, then each token sees itself and E'.
+Departures: the decoder and cross roles are extensions. In the decoder role every set is cut at the query's own position;
+an external node is then, at each position, its value over the prefix, by a running softmax. In the cross role (external
+only) the source is summed up once and each query sees the nodes alone. The output projection of E' is folded into the
+nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read.
+Cost: O(T g). A step costs O(g), whatever came before it, and keeps g tokens or sums.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import attend, attend_step, safe_softmax, scores_of, weighted, widened
+from mtkit.attention.pattern import Band, Columns, Rows
+from mtkit.attention.patterned import PatternAttention, of_layer
+from mtkit.attention.running import join, running_softmax
+from mtkit.errors import MtkitError
+
+MODES = ("internal", "external")
+
+
+class Global(PatternAttention):
+    """Attention through a few global nodes.
+
+    global_tokens: number of nodes; None: 1 in the self roles, 8 in the cross role, where a single one would give every
+    query the same. mode: "internal" or "external"; None: internal in the self roles, external in the cross role.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder"})
+    paper = "Lin et al. 2021, arXiv 2106.04554"
+    complexity = "O(T g)"
+    growth = 1
+    weights = False
+    slots = {"positions": None, "projection": None, "merge": None, "regularizer": frozenset({"disagreement"})}
+    small: ClassVar[dict[str, Any]] = {"global_tokens": 3}
+
+    def __init__(self, site: Site, *, global_tokens: int | None = None, mode: str | None = None) -> None:
+        super().__init__(site)
+        cross = site.role == "cross"
+        mode = mode or ("external" if cross else "internal")
+        if mode not in MODES or (cross and mode == "internal"):
+            can = "external in the cross role" if cross else " or ".join(MODES)
+            raise MtkitError(f"mode = {mode}: global nodes can be {can}")
+        self.count = of_layer("global_tokens", global_tokens or (8 if cross else 1), site, least=1)
+        self.external = mode == "external"
+        if not self.external:
+            self.pattern = Band(0, 0) | Columns(self.count) | Rows(self.count)
+            return
+        if self.positions is not None:
+            raise MtkitError(
+                "global nodes of mode=external have no positions: leave positions out, or take mode=internal"
+            )
+        self.nodes = nn.Parameter(torch.randn(self.count, site.d_model))
+        width = site.heads * self.projection.value_width
+        self.node_k_proj = nn.Linear(width, self.k_proj.out_features)
+        self.node_v_proj = nn.Linear(width, self.v_proj.out_features)
+        for linear in (self.node_k_proj, self.node_v_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Internal: the token itself, or one of the two is global."""
+        return (i == j) | (i < self.count) | (j < self.count)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Internal: softmax over the token itself and the global ones. External: nodes read tokens, then tokens nodes."""
+        if not self.external:
+            return super().forward(query, query_valid=query_valid)
+        q = self.queries(query)
+        k, v = self.keys_values(query if memory is None else memory)
+        valid = query_valid if memory is None else memory_valid
+        if self.site.causal:
+            scores = scores_of(self._node_queries(), k, self.scale)  # (B, H, g, T)
+            spread = v.repeat_interleave(q.shape[1] // v.shape[1], 1).unsqueeze(2)
+            gathered = running_softmax(scores, spread.expand(-1, -1, self.count, -1, -1)).type_as(v)
+            # every position is from here on a segment of one token with nodes of its own
+            nodes = self._node_heads(gathered.movedim(3, 1).flatten(0, 1))
+            rows = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
+            heads = self._own_and_nodes(*rows, *nodes).squeeze(2).unflatten(0, query.shape[:2]).transpose(1, 2)
+        else:
+            gathered, _ = attend(self._node_queries().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
+            nodes = self._node_heads(gathered)
+            if memory is None:
+                heads = self._own_and_nodes(q, k, v, *nodes)
+            else:
+                there = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
+                heads, _ = attend(q, *nodes, scale=self.scale, valid=there, dropout=self.dropout)
+        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        return Attended(self.joined(heads), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Internal: an empty cache of the global tokens. External: the nodes' sums over nothing, or over the source."""
+        if not self.external:
+            return super().start(batch_size, hypotheses=hypotheses)
+        if memory is not None:
+            k, v = self.keys_values(memory)
+            queries = self._node_queries().expand(batch_size, -1, -1, -1)
+            gathered, _ = attend(queries, k, v, scale=self.scale, valid=memory_valid)
+            keys, values = self._node_heads(gathered)
+            there = None if memory_valid is None else memory_valid.any(1)
+            return {"shared": {"keys": keys, "values": values, "valid": there}}, None
+        nodes = (batch_size, hypotheses, self.site.heads, self.count)
+        like = widened(self.nodes)
+        mean = like.new_zeros(*nodes, self.projection.value_width)
+        return {"log_sum": like.new_full(nodes, float("-inf")), "mean": mean}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis joins the nodes' sums, then reads the nodes and itself."""
+        if not self.external:
+            return super().step(query, state)
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        q = self.queries(rows)
+        if "shared" in state:
+            shared = state["shared"]
+            visible = None if shared["valid"] is None else shared["valid"][:, None, None, None]
+            q = q.squeeze(2).unflatten(0, query.shape[:2])
+            heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
+            return Attended(self.joined(heads.transpose(1, 2))), state
+        k, v = self.keys_values(rows)
+        scores = widened(scores_of(self._node_queries(), k, self.scale)).squeeze(-1)  # (B*N, H, g)
+        spread = widened(v.repeat_interleave(self.site.heads // v.shape[1], 1))  # (B*N, H, 1, V)
+        log_sum, mean = join(state["log_sum"].flatten(0, 1), state["mean"].flatten(0, 1), scores, spread)
+        heads = self._own_and_nodes(q, k, v, *self._node_heads(mean.type_as(v)))  # (B*N, H, 1, V)
+        state = {name: x.unflatten(0, query.shape[:2]) for name, x in (("log_sum", log_sum), ("mean", mean))}
+        return Attended(self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])), state
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """Internal: a dense mask. External: both steps with all scores, and for each prefix by itself where causal."""
+        if not self.external:
+            return super().naive(query, query_valid=query_valid)
+        tokens, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        real = tokens.new_ones(tokens.shape[:2], dtype=torch.bool) if valid is None else valid
+        (k, v), queries = self.keys_values(tokens), self._node_queries()
+        outputs = []
+        for i in range(query.shape[1]):
+            seen = real & (torch.arange(tokens.shape[1]) <= i) if self.site.causal else real
+            weights = safe_softmax(scores_of(queries, k, self.scale), seen[:, None, None])
+            keys, values = self._node_heads(weighted(weights, v))
+            visible = seen.any(1)[:, None, None, None].expand(-1, 1, 1, self.count)
+            if memory is None:
+                keys, values = torch.cat([k[:, :, i : i + 1], keys], 2), torch.cat([v[:, :, i : i + 1], values], 2)
+                visible = torch.ones_like(visible[..., :1]).expand(-1, -1, -1, self.count + 1)
+            scores = scores_of(self.queries(query[:, i : i + 1]), keys, self.scale)
+            outputs.append(weighted(safe_softmax(scores, visible), values))
+        return Attended(self.joined(torch.cat(outputs, dim=2)))
+
+    def _node_queries(self) -> Tensor:
+        """(1, H, g, K)."""
+        return self.projection.queries(self.q_proj(self.nodes.unsqueeze(0)))
+
+    def _node_heads(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
+        """The nodes' keys (B, G, g, K) and values (B, G, g, V) from what their heads gathered, (B, H, g, V)."""
+        merged = self.merge(gathered) if self.merge is not None else gathered.transpose(1, 2).flatten(2)
+        return self.projection.keys(self.node_k_proj(merged)), self.projection.values(self.node_v_proj(merged))
+
+    def _own_and_nodes(self, q: Tensor, k: Tensor, v: Tensor, node_keys: Tensor, node_values: Tensor) -> Tensor:
+        """The heads' outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        own = (q * k).sum(-1, keepdim=True) * self.scale
+        weights = safe_softmax(torch.cat([own, scores_of(q, node_keys, self.scale)], dim=-1), None)
+        weights = nn.functional.dropout(weights, self.dropout).type_as(v)
+        return weights[..., :1] * v + weighted(weights[..., 1:], node_values)

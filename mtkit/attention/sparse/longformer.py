@@ -1,0 +1,203 @@
+"""Longformer: a sliding window, dilated if wanted, and a few global tokens with projections of their own.
+
+Paper: Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer", 2020, arXiv 2004.05150, section 3.1.
+Departures: the first tokens are global (the paper chooses them by task); the window is given as a radius on each side.
+In the decoder role global tokens are an extension (the paper's autoregressive model has none): every set of keys is cut
+at the query's own position. In the cross role the paper's LED keeps full attention.
+Cost: O(T (r + g)). A step costs O(r + g), whatever came before it, and keeps r d + 1 + g tokens for dilation d.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.cache import append, written
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import attend, attend_step
+from mtkit.attention.engine import dense_attend, sparse_attend, visible_pairs
+from mtkit.attention.pattern import Band, Columns, Rows
+from mtkit.attention.patterned import PatternAttention, of_layer
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class Longformer(PatternAttention):
+    """Sliding-window attention with global tokens.
+
+    window_radius: steps seen on each side, one number or one for each layer. dilation: positions in a step, likewise.
+    global_tokens: how many of the first tokens see all and are seen by all; None: 1 in the encoder, 0 in the decoder.
+    global_separate_proj: whether their rows are projected by a second set of queries, keys and values.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Beltagy et al. 2020, arXiv 2004.05150"
+    complexity = "O(T (r + g))"
+    growth = 1
+    global_q_proj: nn.Linear
+    global_k_proj: nn.Linear
+    global_v_proj: nn.Linear
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        window_radius: int | Sequence[int] = 256,
+        dilation: int | Sequence[int] = 1,
+        global_tokens: int | None = None,
+        global_separate_proj: bool = True,
+    ) -> None:
+        super().__init__(site)
+        self.radius = of_layer("window_radius", window_radius, site)
+        self.dilation = of_layer("dilation", dilation, site, least=1)
+        default = 0 if site.causal else 1
+        self.globals = of_layer("global_tokens", default if global_tokens is None else global_tokens, site)
+        self.separate = global_separate_proj and self.globals > 0
+        self.pattern = Band(self.radius, self.radius, self.dilation)
+        if self.globals:
+            self.pattern = self.pattern | Columns(self.globals)
+        if self.separate:
+            for name in PROJECTIONS:
+                local = getattr(self, name)
+                copy = nn.Linear(local.in_features, local.out_features)
+                copy.load_state_dict(local.state_dict())
+                self.add_module(f"global_{name}", copy)
+        elif self.globals:
+            self.pattern = self.pattern | Rows(self.globals)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """A multiple of the dilation away, at most r steps; or one of the two is global."""
+        away = (i - j).abs()
+        near = (away <= self.radius * self.dilation) & (away % self.dilation == 0)
+        return near | (j < self.globals) | (i < self.globals)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over the window and the global keys; for global queries, over all keys by the second projections."""
+        if not self.separate:
+            return super().forward(query, query_valid=query_valid, need_weights=need_weights)
+        weighing = need_weights or self.regularizes_weights
+        k, v = self.keys_values(query)
+        heads, weights = sparse_attend(
+            self.queries(query),
+            k,
+            v,
+            self.pattern,
+            scale=self.scale,
+            causal=self.site.causal,
+            valid=query_valid,
+            positions=self.positions,
+            dropout=self.dropout,
+            need_weights=weighing,
+        )
+        first, first_weights = self._global_rows(query, query_valid, weighing)
+        heads = torch.cat([first, heads[:, :, self.globals :]], dim=2)
+        if weights is not None and first_weights is not None:
+            rest = query.shape[1] - first_weights.shape[3]  # in the decoder role they see only one another
+            weights = torch.cat([F.pad(first_weights, (0, rest)), weights[:, :, self.globals :]], dim=2)
+        losses = self.losses(heads, v, weights, query_valid)
+        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+
+    def _global_rows(self, query: Tensor, valid: Tensor | None, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        """What the global queries see, (B, H, g, V), and their weights if asked for."""
+        rows = query[:, : self.globals]
+        q, k, v = self._global_heads(rows, rows if self.site.causal else query)
+        return attend(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            causal=self.site.causal,
+            valid=valid,
+            positions=self.positions,
+            dropout=self.dropout,
+            need_weights=need_weights,
+        )
+
+    def _global_heads(
+        self, rows: Tensor, tokens: Tensor, position: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the rows, keys and values of the tokens, by the second projections."""
+        p = self.projection
+        q = self._rotated(p.queries(self.global_q_proj(rows)), position)
+        k = self._rotated(p.keys(self.global_k_proj(tokens)), position)
+        return q, k, p.values(self.global_v_proj(tokens))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty ring, and as many places for the global tokens' second keys and values."""
+        state, _ = super().start(batch_size, hypotheses=hypotheses)
+        if self.separate:
+            second, _ = super().start(batch_size, hypotheses=hypotheses)
+            state["global"] = second
+        return state, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token sees its window and the global tokens before it; as a global token, all of these."""
+        second, t = state.get("global"), state["count"]
+        heads, weights, state = self.heads_of_step(query, state, need_weights)
+        if second is not None:
+            if t < self.globals:
+                here = torch.tensor([t], device=query.device)
+                rows = query.flatten(0, 1).unsqueeze(1)
+                q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self._global_heads(rows, rows, here))
+                second = append(second, keys=k, values=v)
+                heads, weights = attend_step(
+                    q,
+                    written(second, "keys"),
+                    written(second, "values"),
+                    scale=self.scale,
+                    positions=self.positions,
+                    query_position=t,
+                )
+            state["global"] = second
+        output = self.joined(heads.transpose(1, 2))
+        return Attended(output, weights=weights if need_weights else None), state
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
+    ) -> Attended:
+        """The same through all pairs of positions and a mask, for the local and for the global projections."""
+        if not self.separate:
+            return super().naive(query, query_valid=query_valid)
+        i = torch.arange(query.shape[1], device=query.device)
+        visible = visible_pairs(self.sees(i.unsqueeze(-1), i), self.site.causal, query_valid)
+        local = self.queries(query), *self.keys_values(query)
+        outputs = [
+            dense_attend(q, k, v, visible, self.scale, self.positions)
+            for q, k, v in (local, self._global_heads(query, query))
+        ]
+        (heads, weights), (rows, row_weights) = outputs
+        whole = (i < self.globals).unsqueeze(-1)
+        return Attended(self.joined(rows.where(whole, heads)), weights=row_weights.where(whole, weights))
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full`, for the local and for the global tokens."""
+        super().adopt(full_state)
+        if self.separate:
+            for name in PROJECTIONS:
+                getattr(self, f"global_{name}").load_state_dict(getattr(self, name).state_dict())

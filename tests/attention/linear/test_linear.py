@@ -1,0 +1,97 @@
+"""Linear attention: the degenerate cases in which it is softmax attention, and its constant step."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtkit.attention import Attention, build
+from mtkit.errors import MtkitError
+
+ROLES = ["encoder", "decoder", "cross"]
+
+
+def make(role: str, name: str = "linear", **arguments: Any) -> Any:
+    return build(name, **{"role": role, "d_model": 32, "heads": 4} | arguments).eval()
+
+
+def adopting(full: Attention, **options: Any) -> Any:
+    linear = make(full.site.role, **options)
+    linear.adopt(full.state_dict())
+    return linear
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("options", [{}, {"chunk": 3}, {"projection": "multi-query"}])
+def test_keys_that_are_all_the_same_give_the_uniform_mean(role: str, options: dict[str, Any]) -> None:
+    """W_K = 0, b_K = 0: softmax attention too is uniform then."""
+    full = make(role, "full", **{slot: name for slot, name in options.items() if slot == "projection"})
+    with torch.no_grad():
+        full.k_proj.weight.zero_()
+    x, memory = torch.randn(2, 9, 32), torch.randn(2, 6, 32) if role == "cross" else None
+    valid = torch.tensor([[True] * 6, [True] * 4 + [False] * 2]) if role == "cross" else None
+    got = adopting(full, **options)(x, memory, memory_valid=valid).output
+    torch.testing.assert_close(got, full(x, memory, memory_valid=valid).output, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_one_visible_key_is_its_value(role: str) -> None:
+    full = make(role, "full")
+    x, memory = torch.randn(2, 1, 32), torch.randn(2, 1, 32) if role == "cross" else None
+    torch.testing.assert_close(adopting(full)(x, memory).output, full(x, memory).output, rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_not_softmax_attention_elsewhere() -> None:
+    full, x = make("encoder", "full"), torch.randn(2, 9, 32)
+    assert not torch.allclose(adopting(full)(x).output, full(x).output, atol=1e-2)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("feature_map", ["elu1", "relu"])
+@pytest.mark.parametrize("projection", [None, {"name": "grouped-query", "kv_heads": 2}])
+def test_forward_is_the_equation_written_out(role: str, feature_map: str, projection: Any) -> None:
+    positions = None if role == "cross" else "rotary"
+    linear = make(role, feature_map=feature_map, projection=projection, positions=positions, chunk=4).double()
+    x = torch.randn(2, 9, 32, dtype=torch.float64)
+    memory = torch.randn(2, 9, 32, dtype=torch.float64) if role == "cross" else None
+    valid = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
+    masks = {"query_valid": valid} if memory is None else {"memory_valid": valid}
+    torch.testing.assert_close(linear(x, memory, **masks).output, linear.naive(x, memory, **masks).output)
+
+
+@torch.no_grad()
+def test_a_step_costs_and_keeps_the_same_at_any_position() -> None:
+    linear = make("decoder")
+    state, _ = linear.start(2, hypotheses=3)
+
+    def cost(position: int) -> tuple[int, torch.Size]:
+        before = {**state, "count": position}
+        with FlopCounterMode(display=False) as counter:
+            _, after = linear.step(torch.randn(2, 3, 32), before)
+        return counter.get_total_flops(), after["sums"].shape
+
+    assert cost(10) == cost(10_000)
+    assert cost(10)[1] == (2, 3, 4, 8, 9)
+
+
+def test_the_state_of_the_source_does_not_grow_with_it() -> None:
+    cross = make("cross")
+    sizes = [cross.start(2, torch.randn(2, length, 32))[0]["shared"]["sums"].shape for length in (5, 500)]
+    assert sizes[0] == sizes[1]
+
+
+def test_dropout_acts_on_the_heads_outputs() -> None:
+    linear = make("encoder", dropout=0.5).train()
+    seen = []
+    linear.out_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    linear(torch.randn(2, 40, 32))
+    assert 0.4 < (seen[0] == 0).float().mean().item() < 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"feature_map": "elu"}, "there are elu1, relu"), ({"chunk": 0}, "chunk = 0")]
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MtkitError, match=message):
+        make("decoder", **options)
