@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,8 +40,9 @@ class Batch:
 
     def pinned(self) -> "Batch":
         """The batch in page-locked memory, from which CUDA copies without waiting."""
-        pinned = {field.name: getattr(self, field.name).pin_memory() for field in fields(self) if field.type is Tensor}
-        return replace(self, **cast("dict[str, Any]", pinned))
+        names = (field.name for field in fields(self) if field.type is Tensor)
+        pinned: dict[str, Any] = {name: getattr(self, name).pin_memory() for name in names}
+        return replace(self, **pinned)
 
 
 def plan(side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int) -> list[np.ndarray]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mtkit import __version__
-from mtkit.data import grammar
 from mtkit.data.encode import Progress, silent, write_side
+from mtkit.data.grammar.corpus import corpus
 from mtkit.data.prepared import FORMAT, SIDES, open_prepared, read_record
 from mtkit.data.readers import Lines, measure_pair
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
@@ -104,7 +104,7 @@ def _inputs(settings: DataSettings, pairs: dict[str, TextPair]) -> dict[str, dic
     """What identifies each input by its content, with where it lies."""
     if not pairs:
         # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
-        drawn = grammar.corpus(settings.builtin)
+        drawn = corpus(settings.builtin)
         texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         return {"built-in corpus": {"sha256": digest}}
@@ -165,7 +165,7 @@ def _write_builtin(settings: DataSettings, folder: Path, progress: Progress) -> 
     """Draw the built-in corpus into plain text files, from where it goes the way of all text."""
     folder.mkdir()
     pairs = {}
-    for name, draw in grammar.corpus(settings.builtin).items():
+    for name, draw in corpus(settings.builtin).items():
         pair = TextPair(source=folder / f"{name}.en", target=folder / f"{name}.de")
         with (
             pair.source.open("w", encoding="utf-8", newline="") as source,

@@ -1,5 +1,6 @@
 """Reading parallel text: plain UTF-8 files, one segment a line, both sides with the same number of lines."""
 
+import codecs
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -52,16 +53,22 @@ class Facts:
 
 
 def measure(path: Path) -> Facts:
-    """Count and fingerprint a text file in one pass. Raises: DataError where it is missing, unreadable or empty."""
+    """Count, check and fingerprint a text file in one pass.
+
+    Raises: DataError where it is missing, unreadable, empty or not UTF-8.
+    """
     lines, size, digest, last = 0, 0, hashlib.sha256(), b""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     with _open(path) as file:
         while chunk := file.read(_CHUNK):
+            _check(path, decoder, chunk)
             lines += chunk.count(b"\n")
             size += len(chunk)
             digest.update(chunk)
             last = chunk[-1:]
     if size == 0:
         raise DataError(f"{path} is empty; give a file with one segment a line")
+    _check(path, decoder, b"", final=True)
     return Facts(lines + (last != b"\n"), size, digest.hexdigest())
 
 
@@ -82,6 +89,15 @@ def read_pairs(pair: TextPair) -> Iterator[tuple[str, str]]:
         yield from zip(Lines(pair.source), Lines(pair.target), strict=True)
     except ValueError as error:
         raise DataError(f"{pair.source} or {pair.target} changed while it was read; run the command again") from error
+
+
+def _check(path: Path, decoder: codecs.IncrementalDecoder, chunk: bytes, final: bool = False) -> None:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError:
+        for _ in Lines(path):
+            pass  # raises at the line that is to blame
+        raise
 
 
 def _open(path: Path) -> BinaryIO:

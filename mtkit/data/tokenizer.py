@@ -163,7 +163,13 @@ def _attempt(lines: Iterable[str], settings: TokenizerSettings, size: int) -> tu
         reason = str(error)
         if high := re.search(r"size too high .*<= (\d+)", reason):
             return b"", int(high[1])
-        if low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
+        low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason)
+        if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:
+            raise DataError(
+                f"the training text is too small for a {settings.kind} vocabulary: it does not support the "
+                f"{low[1]} pieces that its characters alone need; give more text"
+            ) from error
+        if low:
             least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
             raise DataError(
                 f"data.tokenizer.vocabulary = {settings.vocabulary} allows {size} pieces, "

@@ -39,7 +39,7 @@ class Drawer:
     ) -> Clause:
         """A clause; `final` says that its verb will come last, the chances are those of each part to be there."""
         subject = subject or self.subject()
-        kinds = {"thing": 33, "person": 27, "giving": 11, "alone": 24, "motion": 10 if self._things and place else 0}
+        kinds = {"thing": 33, "person": 27, "giving": 11, "alone": 26, "motion": 10 if self._things and place else 0}
         if not self._things:
             kinds["giving"] = 0
         kind = kind or self._random.choices(list(kinds), list(kinds.values()))[0]
@@ -111,7 +111,7 @@ class Drawer:
             return name(self._pick([each for each in (*lexicon.WOMEN, *lexicon.MEN) if each not in subject.subject]))
         return self._people(singular=("the", *POSSESSIVES))
 
-    def _people(self, singular: tuple[str, ...] = ("the", "the", "a", *POSSESSIVES)) -> Phrase:
+    def _people(self, singular: tuple[str, ...] = ("the", "the", "a", "a", *POSSESSIVES)) -> Phrase:
         noun, adjective = self._pick(lexicon.PEOPLE), self._sometimes(lexicon.PERSONAL)
         if self._chance(0.3):
             self._use("people")

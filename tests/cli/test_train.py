@@ -1,0 +1,124 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mtkit.cli.train import train
+from mtkit.errors import DataError, MtkitError, RecipeError, RunError
+
+OPTIONS = {
+    "recipe", "data", "name", "preset", "attention", "encoder-attention", "decoder-attention", "cross-attention",
+    "attention-option", "init-from", "max-updates", "max-epochs", "max-minutes", "batch-tokens", "accumulate",
+    "peak-rate", "seed", "precision", "device", "threads", "help",
+}  # fmt: skip
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs the command line in an empty folder; library calls are recorded instead of training."""
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(train)
+    seen: dict[str, Any] = {}
+
+    class Done:
+        signal: int | None = None
+
+    def record(recipe: Any, prepared: Any, folder: Path, **options: Any) -> Done:
+        seen.update(recipe=recipe, prepared=prepared, folder=folder, **options)
+        return Done()
+
+    def run(*arguments: str, stopped_by: int | None = None) -> Any:
+        monkeypatch.setattr(Done, "signal", stopped_by)
+        with monkeypatch.context() as patch:
+            patch.setattr("mtkit.training.loop.train", record)
+            patch.setattr("mtkit.data.prepared.open_prepared", lambda folder: folder)
+            result = CliRunner().invoke(app, list(arguments))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, seen
+
+    return run
+
+
+def test_bare_it_trains_the_default_recipe_under_the_attention_s_name(call: Any) -> None:
+    code, seen = call()
+    assert code == 0
+    assert seen["folder"] == Path("mtkit-runs/full")
+    assert seen["prepared"] == Path("mtkit-data")
+    assert seen["device"] == "auto"
+    assert seen["init_from"] is None
+
+
+def test_options_go_where_they_belong(call: Any) -> None:
+    _, seen = call(
+        "--attention", "longformer", "--decoder-attention", "full,full,band", "--preset", "small", "--seed", "7",
+        "--attention-option", "window_radius=64", "--attention-option", "decoder.window_radius=[1, 2]",
+        "--max-updates", "9", "--max-epochs", "3", "--max-minutes", "0.5", "--batch-tokens", "512", "--accumulate", "2",
+        "--peak-rate", "1e-3", "--precision", "float32", "--data", "elsewhere",
+    )  # fmt: skip
+    recipe = seen["recipe"]
+    assert seen["folder"] == Path("mtkit-runs/longformer")
+    assert seen["prepared"] == Path("elsewhere")
+    assert recipe.seed == 7
+    assert recipe.model.d_model == 256
+    assert recipe.attention.name == "longformer"
+    assert recipe.attention.decoder == ["full", "full", "band"]
+    assert recipe.attention.options == {"window_radius": 64, "decoder.window_radius": [1, 2]}
+    training = recipe.training
+    assert (training.max_updates, training.max_epochs, training.max_minutes) == (9, 3, 0.5)
+    assert (training.batch_tokens, training.accumulate, training.peak_rate) == (512, 2, 1e-3)
+    assert training.precision == "float32"
+
+
+def test_options_win_over_the_recipe_file(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("attention: {name: band}\ntraining: {accumulate: 5, batch_tokens: 100}\n")
+    _, seen = call("--recipe", "r.yaml", "--accumulate", "2")
+    assert seen["recipe"].training.accumulate == 2
+    assert seen["recipe"].training.batch_tokens == 100
+    assert seen["folder"] == Path("mtkit-runs/band")
+
+
+@pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])
+def test_a_signal_shows_in_the_exit_code(call: Any, number: int, code: int) -> None:
+    assert call(stopped_by=number)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["--preset", "smal"], RecipeError, "did you mean 'small'"),
+        (["--max-updates", "0"], RecipeError, "training.max_updates"),
+        (["--precision", "int3"], RecipeError, "training.precision"),
+        (["--attention-option", "radius"], MtkitError, "KEY=VALUE"),
+        (["--attention-option", "radius=[1"], MtkitError, "no YAML value"),
+        (["--recipe", "none.yaml"], RecipeError, "cannot read recipe none.yaml"),
+        (["--init-from", "nobody"], RunError, "no run"),
+        (["--name", "../elsewhere"], MtkitError, "--name ../elsewhere"),
+    ],
+)
+def test_mistakes_are_one_line(call: Any, arguments: list[str], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)) as error:
+        call(*arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_without_prepared_data_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(train)
+    error = CliRunner().invoke(app, []).exception
+    assert isinstance(error, DataError)
+    assert "mtkit prepare" in str(error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_of_options_does_not_grow_by_accident() -> None:
+    app = typer.Typer()
+    app.command()(train)
+    command = typer.main.get_command(app)
+    found = {name.removeprefix("--") for each in command.params for name in each.opts}
+    assert found | {"help"} == OPTIONS | (found & {"install-completion", "show-completion"})

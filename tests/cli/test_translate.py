@@ -1,0 +1,145 @@
+"""`mtkit translate`, as typed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mtkit.cli.app import app
+from mtkit.errors import DataError, MtkitError, RecipeError
+from tests.decoding.trained import make_run, sentences
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and prepared data."""
+    folder = tmp_path_factory.mktemp("work")
+    make_run(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def typed(*arguments: str, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(app, ["translate", *arguments], input=stdin, catch_exceptions=False)
+
+
+def lines_of(result: Result) -> list[str]:
+    assert result.exit_code == 0
+    *lines, last = result.stdout_bytes.decode().split("\n")
+    assert last == ""
+    return lines
+
+
+def test_bare_it_translates_the_test_side_into_the_run() -> None:
+    result = typed()
+    there = Path("mtkit-runs/one/translations")
+    translations = (there / "test.txt").read_text().split("\n")[:-1]
+    assert len(translations) == 7
+    assert (there / "test.reference.txt").read_text() == Path("test.target").read_text()
+    assert (there / "test.source.txt").read_text() == Path("test.source").read_text()
+    record = json.loads((there / "test.json").read_text())
+    assert record["checkpoint"] == "update-00000010"
+    assert record["settings"]["beam"] == 3
+    assert record["segments_per_second"] > 0
+    assert f"translation  {translations[0]}" in result.stdout
+    assert str(there / "test.txt") in result.stdout
+    assert result.stderr == ""
+    # the same lines through --input give the same
+    assert lines_of(typed("--input", "test.source")) == translations
+
+
+def test_as_many_lines_come_out_as_went_in() -> None:
+    text = "Old dog.\n\n \t\nA bird\u2028sings\u0085here.\x0b\x0c\x00\r\n" + "The tree and the house. " * 9 + "\nlast"
+    result = typed("--input", "-", stdin=text.encode())
+    lines = lines_of(result)
+    assert len(lines) == 6
+    assert lines[1] == lines[2] == ""
+    assert all(lines[number] for number in (0, 3, 4, 5))
+    assert "translated in parts: 5\n" in result.stderr
+
+
+def test_output_goes_to_a_file() -> None:
+    assert lines_of(typed("--input", "test.source", "--output", "out.txt")) == []
+    assert Path("out.txt").read_text().count("\n") == 7
+
+
+def test_n_best_and_scores() -> None:
+    n_best = [line.split("\t") for line in lines_of(typed("--input", "test.source", "--n-best", "3"))]
+    assert [int(number) for number, _, _ in n_best] == [line for line in range(1, 8) for _ in range(3)]
+    scored = [line.split("\t") for line in lines_of(typed("--input", "test.source", "--scores"))]
+    assert scored == [[score, text] for _, score, text in n_best[::3]]
+
+
+def test_sampling_repeats_with_its_seed() -> None:
+    command = ["--input", "test.source", "--method", "sample", "--top-k", "20", "--seed"]
+    one, again, other = (lines_of(typed(*command, seed)) for seed in ("3", "3", "4"))
+    assert one == again != other
+
+
+def test_forced_decoding_prints_a_log_probability_a_line() -> None:
+    forced = lines_of(typed("--input", "test.source", "--target", "test.target"))
+    assert len(forced) == 7
+    assert all(float(log_prob) < 0 for log_prob in forced)
+    batched = lines_of(typed("--target", "test.target", "--batch-tokens", "1"))
+    assert list(map(float, batched)) == pytest.approx(list(map(float, forced)), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--name", "onne"], MtkitError, "did you mean 'one'"),
+        (["--checkpoint", "average"], MtkitError, "no checkpoint 'average'"),
+        (["--input", "nowhere.txt"], DataError, "nowhere.txt"),
+        (["--data", "nowhere"], DataError, "mtkit prepare"),
+        (["--input", "-", "--beam", "0"], RecipeError, "decoding.beam"),
+        (["--input", "-", "--method", "greeedy"], RecipeError, "decoding.method"),
+        (["--input", "-", "--n-best", "9"], RecipeError, "n_best"),
+        (["--input", "-", "--top-k", "3"], MtkitError, "--method sample"),
+        (["--input", "-", "--method", "greedy", "--beam", "3"], MtkitError, "--method beam"),
+        (["--input", "-", "--device", "abacus"], MtkitError, "no device 'abacus'"),
+        (["--input", "-", "--dtype", "int8"], MtkitError, "no dtype 'int8'"),
+        (["--scores"], MtkitError, "--input"),
+        (["--target", "train.source"], DataError, "7 source lines and 200 target lines"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], error: type[MtkitError], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        typed(*arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_text_that_is_not_utf8_is_named_by_its_line() -> None:
+    with pytest.raises(DataError, match="standard input, line 2"):
+        typed("--input", "-", stdin=b"fine\nna\xefve\n")
+
+
+def test_the_validation_side_stands_in_for_a_missing_test_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path, test_side=False)
+    monkeypatch.chdir(tmp_path)
+    result = typed("--method", "greedy")
+    assert "validation side" in result.stderr
+    assert Path("mtkit-runs/one/translations/valid.txt").read_text().count("\n") == 7
+
+
+def test_other_data_than_the_runs_is_noted(tmp_path: Path) -> None:
+    make_run(tmp_path / "other", test_side=False)
+    assert "other data" in typed("--data", str(tmp_path / "other" / "mtkit-data")).stderr
+
+
+def test_a_reader_who_has_had_enough_ends_it_silently(folder: Path) -> None:
+    text = "".join(f"{line}\n" for line in sentences(50, 1)).encode()
+    command = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--method", "greedy", "--n-best", "1"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, input=text, stdout=writing, stderr=subprocess.PIPE, check=False, cwd=folder)
+    os.close(writing)
+    assert done.stderr == b""

@@ -1,0 +1,34 @@
+"""Small text files and data prepared from them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.recipe import DataSettings, Grammar, TextPair, TokenizerSettings
+
+WritePair = Callable[[str, bytes, bytes], TextPair]
+
+
+@pytest.fixture
+def write_pair(tmp_path: Path) -> WritePair:
+    """Writes two files of raw bytes and gives their pair."""
+
+    def write(name: str, source: bytes, target: bytes) -> TextPair:
+        pair = TextPair(source=tmp_path / f"{name}.en", target=tmp_path / f"{name}.de")
+        pair.source.write_bytes(source)
+        pair.target.write_bytes(target)
+        return pair
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def builtin(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """A small built-in corpus, prepared."""
+    folder = tmp_path_factory.mktemp("builtin") / "data"
+    grammar, tokenizer = Grammar(train=400, valid=30, test=20), TokenizerSettings(vocabulary=600)
+    prepare(DataSettings(folder=folder, builtin=grammar, tokenizer=tokenizer))
+    return open_prepared(folder)

@@ -1,0 +1,148 @@
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from mtkit.data.batches import make_batch, padding_share, plan, prefetched
+from mtkit.data.prepared import Prepared, Side, Tokens
+from mtkit.data.tokenizer import BOS, EOS, PAD
+
+
+def side_of(source: np.ndarray, target: np.ndarray) -> Side:
+    """A training side of these lengths, its tokens counted up from 4."""
+
+    def tokens(lengths: np.ndarray) -> Tokens:
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)[:-1]])
+        return Tokens(np.arange(4, 4 + max(int(lengths.sum()), 1), dtype=np.int32), starts, lengths.astype(np.int32))
+
+    return Side(tokens(source), tokens(target), np.arange(1, len(source) + 1), None, None)
+
+
+def typical(rows: int) -> Side:
+    """Lengths as in real text: log-normal, the target's near the source's."""
+    random = np.random.default_rng(3)
+    source = np.exp(random.normal(2.9, 0.6, rows)).astype(np.int64) + 1
+    return side_of(source, np.maximum(1, (source * random.normal(1.05, 0.2, rows)).astype(np.int64)))
+
+
+@pytest.fixture(scope="module")
+def side() -> Side:
+    return typical(20_000)
+
+
+def test_every_row_is_in_exactly_one_batch_that_fits(side: Side) -> None:
+    batches = plan(side, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0)
+    rows = np.concatenate(batches)
+    assert np.array_equal(np.sort(rows), np.arange(len(side)))
+    for batch in batches:
+        width = max(side.source.lengths[batch].max(), side.target.lengths[batch].max()) + 1
+        assert len(batch) * width <= 2_048
+
+
+def test_few_of_the_positions_are_padding(side: Side) -> None:
+    assert padding_share(side, plan(side, batch_tokens=4_096, max_length=1_024, seed=1, epoch=0)) < 0.1
+
+
+def test_batches_are_filled(side: Side) -> None:
+    batches = plan(side, batch_tokens=4_096, max_length=1_024, seed=1, epoch=0)
+    wider = np.maximum(side.source.lengths, side.target.lengths) + 1
+    assert sum(wider[batch].max() * len(batch) for batch in batches) > 0.9 * 4_096 * len(batches)
+
+
+def test_a_plan_depends_on_seed_and_epoch_and_nothing_else(side: Side) -> None:
+    def made(seed: int, epoch: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        np.random.seed(epoch)
+        return [each.tolist() for each in plan(side, batch_tokens=2_048, max_length=100, seed=seed, epoch=epoch)]
+
+    assert made(1, 0) == made(1, 0)
+    first, next_epoch, other_seed = (set(map(tuple, made(*key))) for key in ((1, 0), (1, 1), (2, 0)))
+    # not only another order of the same batches
+    assert len(first & next_epoch) < 0.02 * len(first)
+    assert len(first & other_seed) < 0.02 * len(first)
+
+
+def test_batches_come_in_no_order_of_length(side: Side) -> None:
+    batches = plan(side, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0)
+    widths = np.array([side.source.lengths[batch].max() for batch in batches])
+    assert abs(np.corrcoef(widths[:-1], widths[1:])[0, 1]) < 0.2
+
+
+def test_rows_over_the_limit_are_left_out_and_wide_ones_stand_alone() -> None:
+    side = side_of(np.array([3, 50, 9, 10, 3]), np.array([3, 3, 9, 3, 12]))
+    batches = plan(side, batch_tokens=8, max_length=11, seed=1, epoch=0)
+    assert sorted(batch.tolist() for batch in batches) == [[0], [2], [3]]
+    assert plan(side, batch_tokens=8, max_length=2, seed=1, epoch=0) == []
+
+
+def test_millions_of_rows_are_planned_at_once() -> None:
+    side = typical(1_000_000)
+    began = time.process_time()
+    batches = plan(side, batch_tokens=4_096, max_length=1_024, seed=1, epoch=0)
+    assert time.process_time() - began < 5
+    assert sum(map(len, batches)) + side.too_long(1_024) == len(side)
+
+
+def test_a_batch_holds_its_rows_shifted_for_the_decoder(builtin: Prepared) -> None:
+    side, rows = builtin.train, np.array([4, 0, 9])
+    batch = make_batch(side, rows)
+    for index, row in enumerate(rows):
+        source, target = side.source[row].tolist(), side.target[row].tolist()
+        assert batch.source[index].tolist()[: len(source) + 1] == [*source, EOS]
+        assert batch.target_in[index].tolist()[: len(target) + 1] == [BOS, *target]
+        assert batch.target_out[index].tolist()[: len(target) + 1] == [*target, EOS]
+        assert batch.source_valid[index].sum() == len(source) + 1
+        assert batch.target_valid[index].sum() == len(target) + 1
+    for tokens, valid in (
+        (batch.source, batch.source_valid),
+        (batch.target_in, batch.target_valid),
+        (batch.target_out, batch.target_valid),
+    ):
+        assert torch.equal(tokens != PAD, valid)
+        assert valid.any(0).all(), "no column is all padding"
+    assert batch.target_tokens == batch.target_valid.sum()
+    assert batch.lines.tolist() == [5, 1, 10]
+
+
+def test_an_empty_segment_is_its_end_mark_alone() -> None:
+    batch = make_batch(side_of(np.array([0, 2]), np.array([0, 1])), np.array([0]))
+    assert batch.source.tolist() == batch.target_out.tolist() == [[EOS]]
+    assert batch.target_in.tolist() == [[BOS]]
+
+
+def test_prefetched_batches_are_the_plan_in_order(builtin: Prepared) -> None:
+    batches = plan(builtin.train, batch_tokens=512, max_length=100, seed=1, epoch=0)
+    lines = [batch.lines.tolist() for batch in prefetched(builtin.train, batches[3:], ahead=2)]
+    assert lines == [builtin.train.lines[rows].tolist() for rows in batches[3:]]
+
+
+def test_leaving_early_ends_the_thread(builtin: Prepared) -> None:
+    import threading
+
+    for _ in prefetched(builtin.train, [np.array([0])] * 1_000, ahead=2):
+        break
+    assert not [thread for thread in threading.enumerate() if thread.name == "mtkit-batches"]
+
+
+def test_what_goes_wrong_in_the_thread_is_raised(builtin: Prepared) -> None:
+    made = prefetched(builtin.train, [np.array([0]), np.array([10**9])])
+    next(made)
+    with pytest.raises(IndexError):
+        next(made)
+
+
+def test_memory_stays_flat_over_epochs(side: Side) -> None:
+    def epoch(number: int) -> None:
+        for _ in prefetched(side, plan(side, batch_tokens=65_536, max_length=200, seed=1, epoch=number)):
+            pass
+
+    tracemalloc.start()
+    epoch(0)
+    after_one = tracemalloc.get_traced_memory()[0]
+    for number in range(1, 4):
+        epoch(number)
+    grown = tracemalloc.get_traced_memory()[0] - after_one
+    tracemalloc.stop()
+    assert grown < 200_000

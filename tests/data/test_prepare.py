@@ -1,0 +1,180 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from mtkit.data import prepare as module
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.errors import DataError, MtkitError
+from mtkit.recipe import DataSettings, Grammar, TextPair, TokenizerSettings
+from tests.data.conftest import WritePair
+
+SOURCE = b"".join(b"the %d dogs see a house\n" % number for number in range(60))
+TARGET = b"".join(b"die %d Hunde sehen ein Haus\n" % number for number in range(60))
+
+
+@pytest.fixture
+def settings(write_pair: WritePair, tmp_path: Path) -> DataSettings:
+    return DataSettings(
+        folder=tmp_path / "data",
+        train=write_pair("train", SOURCE, TARGET),
+        valid=write_pair("valid", b"a dog\nthe house\n", b"ein Hund\ndas Haus\n"),
+    )
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "prepared.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_same_again_does_nothing(settings: DataSettings) -> None:
+    first = prepare(settings)
+    written = {path: path.stat().st_mtime_ns for path in settings.folder.rglob("*")}
+    again = prepare(settings)
+    assert (first.unchanged, again.unchanged) == (False, True)
+    assert again.record == first.record
+    assert written == {path: path.stat().st_mtime_ns for path in settings.folder.rglob("*")}
+
+
+def test_text_is_known_by_content_not_by_name(settings: DataSettings, write_pair: WritePair) -> None:
+    prepare(settings)
+    assert prepare(settings.model_copy(update={"train": write_pair("copy", SOURCE, TARGET)})).unchanged
+    with pytest.raises(DataError, match="train source: other content"):
+        prepare(settings.model_copy(update={"train": write_pair("other", SOURCE.upper(), TARGET)}))
+
+
+def test_other_settings_are_refused_with_the_differences_unless_told_to_overwrite(settings: DataSettings) -> None:
+    prepare(settings)
+    before = _files(settings.folder)
+    other = settings.model_copy(update={"tokenizer": TokenizerSettings(joint=False)})
+    with pytest.raises(DataError, match=r"tokenizer\.joint: True -> False.*--overwrite.*--data"):
+        prepare(other)
+    assert _files(settings.folder) == before
+    prepare(other, overwrite=True)
+    opened = open_prepared(settings.folder)
+    assert not opened.tokenizers.joint
+    assert opened.settings.tokenizer == other.tokenizer
+
+
+def test_two_runs_write_the_same_files_and_fingerprint(settings: DataSettings, tmp_path: Path) -> None:
+    one, two = prepare(settings), prepare(settings.model_copy(update={"folder": tmp_path / "again"}))
+    assert _files(tmp_path / "again") == _files(settings.folder)
+    assert one.record["fingerprint"] == two.record["fingerprint"]
+
+
+def test_empty_pairs_leave_training_but_not_the_other_sides(settings: DataSettings, write_pair: WritePair) -> None:
+    odd_source = "one\n\n \ntwo\u2028three\r\n\x00\x01\n".encode()
+    odd_target = b"eins\nzwei\ndrei\n\nvier"
+    odd = settings.model_copy(
+        update={
+            "train": write_pair("odd", SOURCE + odd_source, TARGET + odd_target),
+            "test": write_pair("test", odd_source, odd_target),
+        }
+    )
+    record = prepare(odd).record
+    opened = open_prepared(odd.folder)
+    assert record["sides"]["train"]["empty"] == 3
+    assert opened.train.lines.tolist() == [*range(1, 62), 65]
+    assert opened.test is not None
+    assert list(opened.test.source_text or ()) == ["one", "", " ", "two\u2028three", "\x00\x01"]
+    assert list(opened.test.target_text or ()) == ["eins", "zwei", "drei", "", "vier"]
+    assert opened.test.source.lengths[1] == 0
+
+
+def test_without_test_files_there_is_no_test_side(settings: DataSettings) -> None:
+    prepare(settings)
+    assert open_prepared(settings.folder).test is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (b"a\nb\nc\n", b"x\ny\nz\n", "3 usable training pairs"),
+        (SOURCE, b"\n" * 60, "0 usable training pairs"),
+        (SOURCE, TARGET + b"mehr\n", "has 60 lines and .* has 61"),
+        (SOURCE, b"", "is empty"),
+        (SOURCE, TARGET.replace(b"12 Hunde", b"12 H\xe4nde"), "line 13: not UTF-8"),
+    ],
+)
+def test_bad_text_is_one_line_and_leaves_nothing(
+    settings: DataSettings, write_pair: WritePair, source: bytes, target: bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(settings.model_copy(update={"train": write_pair("bad", source, target)}))
+    assert "\n" not in str(caught.value)
+    assert {path.suffix for path in settings.folder.parent.iterdir()} == {".en", ".de"}
+
+
+def test_an_impossible_vocabulary_is_refused(settings: DataSettings) -> None:
+    with pytest.raises(DataError, match=r"vocabulary = 16.*choose \d+ or more"):
+        prepare(settings.model_copy(update={"tokenizer": TokenizerSettings(vocabulary=16)}))
+    assert not settings.folder.exists()
+
+
+def test_a_failure_in_the_middle_leaves_the_old_data(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(settings)
+    before = _files(settings.folder)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_side", fail)
+    with pytest.raises(MtkitError, match="No space left on device"):
+        prepare(settings, overwrite=True)
+    assert _files(settings.folder) == before
+    assert [path.name for path in settings.folder.parent.iterdir() if path.is_dir()] == ["data"]
+
+
+def test_folders_that_hold_something_else_are_never_replaced(
+    settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").touch()
+    for folder in (tmp_path / "photos", tmp_path / "train.en"):
+        with pytest.raises(DataError, match="is no prepared data"):
+            prepare(settings.model_copy(update={"folder": folder}), overwrite=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(DataError, match="folder that you are in"):
+        prepare(settings.model_copy(update={"folder": Path()}))
+    prepare(settings)
+    assert settings.train is not None
+    inside = TextPair(source=settings.folder / "train.arrow", target=settings.train.target)
+    with pytest.raises(DataError, match="lies in"):
+        prepare(settings.model_copy(update={"train": inside}), overwrite=True)
+    assert os.path.exists(tmp_path / "photos" / "cat.png")
+
+
+def test_the_built_in_corpus_only_goes_from_english_to_german(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="en to de, not de to en"):
+        prepare(DataSettings(folder=tmp_path / "data", source_language="de", target_language="en"))
+
+
+def test_the_built_in_corpus_is_known_by_its_draw(builtin: Prepared) -> None:
+    settings = builtin.settings
+    assert prepare(settings).unchanged
+    with pytest.raises(DataError, match=r"builtin\.seed: 1 -> 2"):
+        prepare(settings.model_copy(update={"builtin": settings.builtin.model_copy(update={"seed": 2})}))
+
+
+def test_a_built_in_corpus_too_small_to_train_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.builtin\.train gives 5"):
+        prepare(DataSettings(folder=tmp_path / "data", builtin=Grammar(train=5)))
+
+
+@pytest.mark.data
+def test_real_text_is_prepared(tmp_path: Path) -> None:
+    text = Path(os.environ["MTKIT_DATA"]) / "multi30k"
+    pairs = {
+        side: TextPair(source=text / f"{name}.en", target=text / f"{name}.de")
+        for side, name in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))
+    }
+    record = prepare(DataSettings.model_validate({"folder": tmp_path / "data", **pairs})).record
+    assert {name: side["rows"] for name, side in record["sides"].items()} == {
+        "train": 29_000,
+        "valid": 1_014,
+        "test": 1_000,
+    }
+    assert record["vocabulary"] == {"source": 8_000, "target": 8_000}
+    assert record["sides"]["test"]["bytes"]["source"] < 0.01 * record["sides"]["test"]["pieces"]["source"]

@@ -1,0 +1,130 @@
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtkit.data import encode
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.readers import Lines
+from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.errors import DataError
+from mtkit.recipe import DataSettings
+
+
+def test_tokens_are_those_of_the_text(builtin: Prepared) -> None:
+    for name, side in (("train", builtin.train), ("valid", builtin.valid), ("test", builtin.test)):
+        assert side is not None
+        for tokens, tokenizer, language in (
+            (side.source, builtin.tokenizers.source, "en"),
+            (side.target, builtin.tokenizers.target, "de"),
+        ):
+            texts = list(Lines(builtin.folder / "text" / f"{name}.{language}"))
+            assert [row.tolist() for row in (tokens[index] for index in range(len(side)))] == [
+                tokenizer.encode(text) for text in texts
+            ]
+        assert side.lines.tolist() == list(range(1, len(side) + 1))
+
+
+def test_many_record_batches_read_as_one(builtin: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_CHUNK", 7)
+    settings = builtin.settings.model_copy(update={"folder": tmp_path / "data"})
+    prepare(settings)
+    other = open_prepared(tmp_path / "data")
+    rows = np.arange(len(builtin.train))
+    assert len(other.train) == len(rows)
+    for name in ("source", "target"):
+        one, two = getattr(builtin.train, name), getattr(other.train, name)
+        width = int(one.lengths.max())
+        np.testing.assert_array_equal(one.padded(rows, width, None, None), two.padded(rows, width, None, None))
+    assert other.test is not None
+    assert builtin.test is not None
+    assert list(other.test.source_text or ()) == list(builtin.test.source_text or ())
+
+
+def test_padded_rows_are_the_rows_with_marks_and_padding(builtin: Prepared) -> None:
+    tokens, rows = builtin.train.target, np.array([5, 0, 5, len(builtin.train) - 1])
+    width = int(tokens.lengths[rows].max()) + 3
+    for first, last in ((None, None), (BOS, None), (None, EOS), (BOS, EOS)):
+        expected = []
+        for row in rows:
+            real = [first] * (first is not None) + tokens[row].tolist() + [last] * (last is not None)
+            expected.append(real + [PAD] * (width - len(real)))
+        padded = tokens.padded(rows, width, first, last)
+        assert padded.dtype == np.int64
+        assert padded.tolist() == expected
+
+
+def test_raw_text_is_kept_and_cut_like_a_list(builtin: Prepared) -> None:
+    texts = builtin.valid.target_text
+    assert texts is not None
+    written = list(Lines(builtin.folder / "text" / "valid.de"))
+    assert list(texts) == written
+    assert (texts[3], texts[-1], texts[2:5]) == (written[3], written[-1], written[2:5])
+    assert builtin.train.source_text is None
+
+
+def test_too_long_counts_the_end_mark(builtin: Prepared) -> None:
+    longest = int(max(builtin.train.source.lengths.max(), builtin.train.target.lengths.max()))
+    assert builtin.train.too_long(longest + 1) == 0
+    assert builtin.train.too_long(longest) > 0
+
+
+def test_a_moved_folder_opens(builtin: Prepared, tmp_path: Path) -> None:
+    shutil.copytree(builtin.folder, tmp_path / "moved")
+    moved = open_prepared(tmp_path / "moved")
+    assert moved.fingerprint == builtin.fingerprint
+    assert moved.settings.folder == tmp_path / "moved"
+    assert moved.settings.builtin == builtin.settings.builtin
+
+
+def test_reading_needs_no_datasets(builtin: Prepared) -> None:
+    code = "import sys; from pathlib import Path; from mtkit.data.prepared import open_prepared; "
+    code += "open_prepared(Path(sys.argv[1])).train.source[0]; sys.exit('datasets' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, str(builtin.folder)], check=True)
+
+
+def _cut(folder: Path) -> None:
+    content = (folder / "train.arrow").read_bytes()
+    (folder / "train.arrow").write_bytes(content[: len(content) // 2])
+
+
+def _older(folder: Path) -> None:
+    record = json.loads((folder / "prepared.json").read_text())
+    (folder / "prepared.json").write_text(json.dumps({**record, "format": 0}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _cut,
+        _older,
+        lambda folder: (folder / "train.arrow").write_bytes(b""),
+        lambda folder: (folder / "valid.arrow").unlink(),
+        lambda folder: shutil.copy(folder / "valid.arrow", folder / "train.arrow"),
+        lambda folder: (folder / "prepared.json").write_text("{"),
+        lambda folder: (folder / "prepared.json").write_text('{"format": 1}'),
+        lambda folder: (folder / "prepared.json").unlink(),
+    ],
+)
+def test_damaged_data_is_one_line_that_says_what_to_do(
+    builtin: Prepared, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(builtin.folder, folder)
+    damage(folder)
+    with pytest.raises(DataError, match="mtkit prepare") as caught:
+        open_prepared(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_missing_folder_says_to_prepare(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"run `mtkit prepare --data .*none` first"):
+        open_prepared(tmp_path / "none")
+    assert DataSettings().folder == Path("mtkit-data")

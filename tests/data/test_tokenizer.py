@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from mtkit.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
+from mtkit.errors import DataError
+from mtkit.recipe import TokenizerSettings
+
+LINES = ["The old dog sees a red house.", "Der alte Hund sieht ein rotes Haus.", "Wir haben <s> zwei Hunde.", ""] * 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "joint.model", LINES, TokenizerSettings())
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_vocabulary_too_large_for_the_text_is_lowered_to_a_multiple_of_8(tmp_path: Path, kind: str) -> None:
+    made = train_tokenizer(tmp_path / "m", LINES, TokenizerSettings.model_validate({"kind": kind, "vocabulary": 5001}))
+    assert 256 < made.size < 600
+    assert made.size % 8 == 0
+
+
+def test_a_lowered_bpe_vocabulary_still_holds_whole_words(tokenizer: Tokenizer) -> None:
+    assert len(tokenizer.encode("Der alte Hund sieht ein rotes Haus")) == 7
+
+
+def test_an_asked_vocabulary_is_kept_where_the_text_supports_it(tmp_path: Path) -> None:
+    assert train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(vocabulary=303)).size == 296
+
+
+def test_a_vocabulary_too_small_for_the_characters_is_refused_with_one_that_works(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"choose \d+ or more") as caught:
+        train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(vocabulary=64))
+    least = int(str(caught.value).split("choose ")[1].split()[0])
+    assert train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(vocabulary=least)).size == least
+
+
+def test_text_too_small_for_any_vocabulary_is_refused(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(50)]
+    with pytest.raises(DataError, match="too small for a unigram vocabulary"):
+        train_tokenizer(tmp_path / "m", lines, TokenizerSettings(kind="unigram"))
+
+
+def test_text_without_any_character_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        train_tokenizer(tmp_path / "m", ["", " "], TokenizerSettings())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_the_same_text_gives_the_same_file(tmp_path: Path, kind: str) -> None:
+    settings = TokenizerSettings.model_validate({"kind": kind, "vocabulary": 320})
+    for name in ("one", "two"):
+        train_tokenizer(tmp_path / name, dict(enumerate(LINES)).values(), settings)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "The dog",
+        "a\u2028b",
+        "a\x85b\x0bc\x0cd",
+        "\x00\x01",
+        "😀 日本語",
+        "<s> </s> <pad> <unk> <0x41>",
+        "< s>",
+        "a\tb",
+    ],
+)
+def test_any_text_comes_back_and_holds_no_special(tokenizer: Tokenizer, text: str) -> None:
+    pieces = tokenizer.encode(text)
+    assert not {PAD, UNK, BOS, EOS} & set(pieces)
+    # nfkc writes U+0085 and its like, and a tab, as they are or as a space, and a space at an end goes
+    assert tokenizer.decode(pieces).split() == text.split()
+
+
+def test_lines_are_encoded_as_each_alone(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode_lines(LINES[:4]) == [tokenizer.encode(line) for line in LINES[:4]]
+    assert tokenizer.encode_lines([]) == []
+
+
+def test_decoding_drops_specials_and_gives_one_line(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([BOS, *tokenizer.encode("a red dog"), EOS, PAD, PAD]) == "a red dog"
+    assert "\n" not in tokenizer.decode(tokenizer.encode("a\nb"))
+
+
+def test_normalisation_is_the_chosen_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    plain = train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(normalization="identity"))
+    assert tokenizer.decode(tokenizer.encode("ﬁne")) == "fine"
+    assert plain.decode(plain.encode("ﬁne")) == "ﬁne"
+
+
+def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path: Path) -> None:
+    made = train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(byte_fallback=False))
+    assert UNK in made.encode("日")
+    assert not made.is_byte.any()
+
+
+def test_missing_and_damaged_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"joint\.model|source\.model"):
+        Tokenizers.load(tmp_path)
+    (tmp_path / "joint.model").write_bytes(b"\x80\x04 no model")
+    with pytest.raises(DataError, match=r"joint\.model"):
+        Tokenizers.load(tmp_path)
