@@ -42,7 +42,7 @@ def train(
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: what the hardware is fast at]")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
 ) -> None:
     """Train a model on prepared data; the same command typed again goes on where it stopped.
 
@@ -86,6 +86,8 @@ def train(
 
     describe_attention(settings)  # names, roles and options are checked before any data is read
 
+    if name is not None and Path(name).name != name:
+        raise MtkitError(f"--name {name}: a run's name is one folder under {RUNS}; leave the slashes out")
     if threads is not None:
         torch.set_num_threads(threads)
     source = None

@@ -45,7 +45,10 @@ def token_loss(
     """
     if chunk_rows is None:
         chunk_rows = max(1, CHUNK_ELEMENTS.get(hidden.device.type, 4 << 20) // weight.shape[0])
-    smoothed, nll = _ChunkedCrossEntropy.apply(hidden, weight, target, smoothing, chunk_rows)
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    smoothed, nll = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, target, smoothing, chunk_rows, wanted
+    )
     return TokenLoss(smoothed, nll)
 
 
@@ -54,13 +57,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, chunk_rows: int
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, chunk_rows: int, wanted: bool
     ) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
         with torch.autocast(device, enabled=False):
-            gradients = _Gradients(hidden, weight) if any(ctx.needs_input_grad[:2]) else None
+            gradients = _Gradients(hidden, weight) if wanted else None
             smoothed, nll = _run(hidden, weight.to(dtype), target, smoothing, chunk_rows, gradients)
         ctx.gradients = gradients
         ctx.mark_non_differentiable(nll)
@@ -69,7 +72,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale, gradients = upstream[0], ctx.gradients
-        return gradients.hidden * scale, gradients.weight * scale, None, None, None
+        return gradients.hidden * scale, gradients.weight * scale, None, None, None, None
 
 
 class _Gradients:
@@ -83,31 +86,78 @@ class _Gradients:
 def _run(
     hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, chunk_rows: int, gradients: _Gradients | None
 ) -> tuple[Tensor, Tensor]:
-    """Both losses, chunk by chunk, all sums at least in float32; fills `gradients` where given."""
+    """Both losses, chunk by chunk, every sum at least in float32; fills `gradients` where given."""
     rows, vocabulary, dtype = len(hidden), len(weight), weight.dtype
     wide = torch.promote_types(dtype, torch.float32)
     nll = torch.empty(rows, dtype=wide, device=hidden.device)
-    mean_logit = torch.empty_like(nll)
-    mean_weight = weight.sum(0, dtype=wide) / vocabulary  # (D,); its product with a row is the mean of that row's logits
+    above_mean = torch.empty_like(nll)  # the right piece's logit minus the mean of all
+    mean_weight = (
+        weight.sum(0, dtype=wide) / vocabulary
+    )  # (D,); its product with a row is the mean of that row's logits
     buffer = weight.new_empty(min(chunk_rows, rows), vocabulary)
-    probabilities = buffer if dtype == wide else buffer.to(wide)
+    probabilities = buffer if dtype == wide else torch.empty_like(buffer, dtype=wide)
     for first in range(0, rows, chunk_rows):
         chunk = slice(first, first + chunk_rows)
         states, gold = hidden[chunk].to(dtype), target[chunk].unsqueeze(1)
-        here = probabilities[: len(states)]
         logits = torch.mm(states, weight.t(), out=buffer[: len(states)])
-        gold_logit, peak = logits.gather(1, gold).squeeze(1), logits.amax(1)
-        torch.softmax(logits, 1, dtype=wide, out=here)
-        # the largest probability is 1 over the sum of exp(logit - peak)
-        nll[chunk] = peak.to(wide) - here.amax(1).log() - gold_logit
-        mean_logit[chunk] = states.to(wide) @ mean_weight
+        gold_logit, peak = logits.gather(1, gold).squeeze(1).to(wide), logits.amax(1).to(wide)
+        here = torch.softmax(logits, 1, dtype=wide, out=probabilities[: len(states)])
+        # the largest probability is 1 over the sum of exp(logit - peak), whose logarithm is what is missing
+        torch.sub(peak - here.amax(1).log(), gold_logit, out=nll[chunk])
+        torch.sub(gold_logit, states.to(wide) @ mean_weight, out=above_mean[chunk])
         if gradients is not None:
-            here.scatter_add_(1, gold, torch.full_like(gold, smoothing - 1.0, dtype=wide))
-            error = here.to(dtype)
-            torch.mm(error, weight, out=states)
-            gradients.hidden[chunk] = torch.sub(states.to(wide), mean_weight, alpha=smoothing)
-            _add_product(gradients.weight, error.t(), hidden[chunk].to(dtype))
+            error = here.scatter_add_(1, gold, here.new_full(gold.shape, smoothing - 1.0)).to(dtype)
+            gradients.hidden[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
+            _add_product(gradients.weight, error.t(), states)
     if gradients is not None:
         gradients.weight -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
-    # log-sum-exp - (1 - e) gold - e mean, with log-sum-exp = nll + gold
-    return nll, mean_logit
+    return nll.sum().add_(above_mean.sum(), alpha=smoothing), nll
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, in one pass over `total` where it has the factors' type."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+class Baseline:
+    """What sampled choices are compared with: the moving mean of the rewards so far (Williams, 1992, REINFORCE).
+
+    The reward of a segment is minus its mean nll per token; its term of the loss weighs as many tokens as it has, so
+    that the gradient is that of the token-weighted nll with respect to the choices.
+    """
+
+    DECAY = 0.99
+    """Share of the moving mean that an update leaves."""
+
+    def __init__(self, device: torch.device, sums: tuple[float, float] = (0.0, 0.0)) -> None:
+        """`sums`: what `save` gave."""
+        self._sums = torch.tensor(sums, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+
+    def loss(self, log_prob: Tensor, nll: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum over segments of -(reward - baseline) * log_prob * tokens, and the rewards (B,).
+
+        log_prob (B,) of what was sampled; nll (N,) and segment (N,) of each target token.
+        """
+        tokens = torch.zeros_like(log_prob).index_add(0, segment, torch.ones_like(nll, dtype=log_prob.dtype))
+        summed = torch.zeros_like(log_prob).index_add(0, segment, nll.to(log_prob.dtype))
+        reward = -summed / tokens.clamp(min=1.0)
+        advantage = (reward - self._mean(reward)).detach()
+        return -(advantage * tokens * log_prob).sum(), reward.detach()
+
+    def follow(self, reward_sum: Tensor, segments: Tensor) -> None:
+        """Move towards the mean reward of an update, all its processes together."""
+        mean = reward_sum / segments.clamp(min=1.0)
+        self._sums.mul_(self.DECAY).add_(torch.stack([mean, torch.ones_like(mean)]), alpha=1.0 - self.DECAY)
+
+    def save(self) -> tuple[float, float]:
+        """The weighted sum of rewards and the sum of their weights."""
+        reward, weight = self._sums.tolist()
+        return reward, weight
+
+    def _mean(self, reward: Tensor) -> Tensor:
+        """The moving mean; before there is one, the mean of what is compared with it."""
+        total, weight = self._sums
+        return torch.where(weight > 0, total / weight.clamp(min=1e-12), reward.mean())

@@ -1,16 +1,17 @@
 """Global nodes alone: tokens meet only in a few nodes that read all and are read by all.
 
-Paper: the atomic pattern of Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1; internal nodes
-as in Longformer (arXiv 2004.05150), external ones as in ETC (arXiv 2004.08483).
+Paper: the atomic pattern of Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1; internal
+nodes as in Longformer (arXiv 2004.05150), external ones as in ETC (arXiv 2004.08483).
 internal: the first g tokens are the nodes: they see all tokens, the others see them and themselves.
 external: g learned vectors E; first E' = attention of E over the tokens, then each token sees itself and E'.
-Departures: the decoder and cross roles are extensions. In the decoder role every set is cut at the query's own position;
-an external node is then, at each position, its value over the prefix, by a running softmax. In the cross role (external
-only) the source is summed up once and each query sees the nodes alone. The output projection of E' is folded into the
-nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read.
+Departures: the decoder and cross roles are extensions. In the decoder role every set is cut at the query's own
+position; an external node is then, at each position, its value over the prefix, by a running softmax. In the cross role
+(external only) the source is summed up once and each query sees the nodes alone. The output projection of E' is folded
+into the nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read.
 Cost: O(T g). A step costs O(g), whatever came before it, and keeps g tokens or sums.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +40,12 @@ class Global(PatternAttention):
     complexity = "O(T g)"
     growth = 1
     weights = False
-    slots = {"positions": None, "projection": None, "merge": None, "regularizer": frozenset({"disagreement"})}
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
     small: ClassVar[dict[str, Any]] = {"global_tokens": 3}
 
     def __init__(self, site: Site, *, global_tokens: int | None = None, mode: str | None = None) -> None:
@@ -55,9 +61,7 @@ class Global(PatternAttention):
             self.pattern = Band(0, 0) | Columns(self.count) | Rows(self.count)
             return
         if self.positions is not None:
-            raise MtkitError(
-                "global nodes of mode=external have no positions: leave positions out, or take mode=internal"
-            )
+            raise MtkitError("external global nodes have no positions: leave positions out, or take mode=internal")
         self.nodes = nn.Parameter(torch.randn(self.count, site.d_model))
         width = site.heads * self.projection.value_width
         self.node_k_proj = nn.Linear(width, self.k_proj.out_features)
@@ -82,7 +86,7 @@ class Global(PatternAttention):
         task: Tensor | None = None,
         need_weights: bool = False,
     ) -> Attended:
-        """Internal: softmax over the token itself and the global ones. External: nodes read tokens, then tokens nodes."""
+        """Internal: softmax over the token itself and the global ones. External: over the token itself and the nodes."""
         if not self.external:
             return super().forward(query, query_valid=query_valid)
         q = self.queries(query)
@@ -94,8 +98,8 @@ class Global(PatternAttention):
             gathered = running_softmax(scores, spread.expand(-1, -1, self.count, -1, -1)).type_as(v)
             # every position is from here on a segment of one token with nodes of its own
             nodes = self._node_heads(gathered.movedim(3, 1).flatten(0, 1))
-            rows = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
-            heads = self._own_and_nodes(*rows, *nodes).squeeze(2).unflatten(0, query.shape[:2]).transpose(1, 2)
+            q, k, own = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
+            heads = self._own_and_nodes(q, k, own, *nodes).squeeze(2).unflatten(0, query.shape[:2]).transpose(1, 2)
         else:
             gathered, _ = attend(self._node_queries().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
             nodes = self._node_heads(gathered)

@@ -1,0 +1,175 @@
+"""Beam search: the `beam` best beginnings of each segment go on, until as many hypotheses have ended.
+
+The rules are fairseq's (Ott et al., 2019, https://github.com/facebookresearch/fairseq, `sequence_generator.py`): each
+step looks at the 2 * beam best continuations, so that hypotheses that end are replaced and the beam stays as wide; an
+end counts only among the first `beam` of them; a segment is finished with `beam` ended hypotheses or at its own limit,
+where EOS is forced. Hypotheses that go on are compared by log-probability, those that have ended by their score.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from mtkit.attention import reorder
+from mtkit.decoding.ngrams import forbid_repeats
+from mtkit.decoding.penalties import coverage_penalty, normalised
+from mtkit.decoding.search import BOS, EOS, PAD, Hypotheses, Model, SourceBatch, restrict, still_running
+from mtkit.decoding.selection import best
+from mtkit.recipe import DecodingSettings
+
+
+def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """The hypotheses (B, beam) that beam search ends with, best first.
+
+    Of equally good continuations, that of the better hypothesis comes first, then the one with the lower id.
+    """
+    beam, with_coverage = settings.beam, settings.coverage_penalty > 0
+    alive = _Alive.start(batch, beam, with_coverage)
+    ended = _Ended.start(batch, beam)
+    state = model.start(model.encode(batch.source, batch.valid), hypotheses=beam)
+    for step in range(batch.longest):
+        logits, state, weights = model.step(alive.token, state, need_weights=with_coverage)
+        if weights is not None:
+            alive.attention += weights
+        found = _continuations(logits, alive, batch, step, settings.no_repeat_ngram)
+        ended.add(found, alive, batch, step, settings.coverage_penalty)
+        parents = alive.go_on(found, step, finished=ended.full(alive.rows))
+        running = still_running(alive.done, step)
+        if running is not None and not len(running):
+            break
+        if beam > 1:
+            state = reorder(state, parents)
+        if running is not None:
+            state = reorder(state, running)
+            alive.keep(running)
+    return ended.hypotheses(settings.length_penalty)
+
+
+@dataclass
+class _Continuations:
+    """The 2 * beam best continuations of each segment, (B', 2 * beam) each, best first; -inf marks what is none."""
+
+    log_prob: Tensor
+    parent: Tensor
+    token: Tensor
+
+
+@dataclass
+class _Alive:
+    """The `beam` beginnings of each segment that is still searched; a dead one has the log-probability -inf."""
+
+    rows: Tensor
+    """(B',) which segments of the batch they are."""
+    token: Tensor
+    """(B', N), the last piece."""
+    pieces: Tensor
+    """(B', N, L), PAD from the present step on."""
+    log_prob: Tensor
+    """(B', N) float32."""
+    attention: Tensor
+    """(B', N, S), what each source piece got so far; S = 0 where nobody asks."""
+
+    @classmethod
+    def start(cls, batch: SourceBatch, beam: int, with_coverage: bool) -> Self:
+        size, device = len(batch.limits), batch.source.device
+        log_prob = torch.full((size, beam), -torch.inf, device=device)
+        log_prob[:, 0] = 0.0  # all begin alike, so one of them is enough
+        return cls(
+            rows=torch.arange(size, device=device),
+            token=torch.full((size, beam), BOS, device=device),
+            pieces=torch.full((size, beam, batch.longest), PAD, device=device),
+            log_prob=log_prob,
+            attention=torch.zeros(size, beam, batch.source.shape[1] if with_coverage else 0, device=device),
+        )
+
+    @property
+    def done(self) -> Tensor:
+        """(B',), True where nothing is left to go on with."""
+        return self.log_prob.amax(1) == -torch.inf
+
+    def go_on(self, found: _Continuations, step: int, finished: Tensor) -> Tensor:
+        """Takes the best continuations that do not end, none in segments that have `finished`; gives their parents."""
+        beam = self.token.shape[1]
+        order = (found.token == EOS).byte().argsort(dim=1, stable=True)[:, :beam]
+        parents = found.parent.gather(1, order)
+        self.token = found.token.gather(1, order)
+        self.log_prob = found.log_prob.gather(1, order).masked_fill(finished[:, None], -torch.inf)
+        self.pieces = _of_parents(self.pieces, parents)
+        self.pieces[..., step] = self.token
+        self.attention = _of_parents(self.attention, parents)
+        return parents
+
+    def keep(self, running: Tensor) -> None:
+        """Drops the segments that have finished."""
+        self.rows, self.token, self.pieces = self.rows[running], self.token[running], self.pieces[running]
+        self.log_prob, self.attention = self.log_prob[running], self.attention[running]
+
+
+@dataclass
+class _Ended:
+    """Up to `beam` ended hypotheses of each segment of the batch, in the order in which they ended."""
+
+    count: Tensor
+    """(B,) how many there are."""
+    pieces: Tensor
+    """(B, beam + 1, L); the last place, here and below, takes what comes when the others are full."""
+    log_prob: Tensor
+    coverage: Tensor
+    """(B, beam + 1), the coverage penalty."""
+
+    @classmethod
+    def start(cls, batch: SourceBatch, beam: int) -> Self:
+        size, device = len(batch.limits), batch.source.device
+        return cls(
+            count=torch.zeros(size, dtype=torch.long, device=device),
+            pieces=torch.full((size, beam + 1, batch.longest), PAD, device=device),
+            log_prob=torch.full((size, beam + 1), -torch.inf, device=device),
+            coverage=torch.zeros(size, beam + 1, device=device),
+        )
+
+    def add(self, found: _Continuations, alive: _Alive, batch: SourceBatch, step: int, coverage_weight: float) -> None:
+        """Takes in the ends among the first `beam` continuations, as long as there is room."""
+        beam = alive.token.shape[1]
+        log_prob, parent = found.log_prob[:, :beam], found.parent[:, :beam]
+        ends = (found.token[:, :beam] == EOS) & (log_prob > -torch.inf)
+        rows = alive.rows[:, None]
+        place = (self.count[rows] + ends.cumsum(1) - 1).masked_fill(~ends, beam).clamp(max=beam)
+        pieces = _of_parents(alive.pieces, parent)
+        pieces[..., step] = EOS
+        self.pieces[rows, place] = pieces
+        self.log_prob[rows, place] = log_prob
+        if coverage_weight:
+            attention = _of_parents(alive.attention, parent)
+            self.coverage[rows, place] = coverage_penalty(attention, batch.valid[alive.rows], coverage_weight)
+        self.count[alive.rows] = (self.count[alive.rows] + ends.sum(1)).clamp(max=beam)
+
+    def full(self, rows: Tensor) -> Tensor:
+        """Whether the segments `rows` (B',) have all the hypotheses they can have."""
+        return self.count[rows] == self.log_prob.shape[1] - 1
+
+    def hypotheses(self, alpha: float) -> Hypotheses:
+        """What was found, ranked."""
+        pieces, log_probs = self.pieces[:, :-1], self.log_prob[:, :-1]
+        scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
+        return Hypotheses(pieces, log_probs, scores).ranked()
+
+
+def _continuations(
+    logits: Tensor, alive: _Alive, batch: SourceBatch, step: int, no_repeat_ngram: int
+) -> _Continuations:
+    """The best continuations of the hypotheses alive; logits (B', N, V)."""
+    beam, vocabulary = logits.shape[1:]
+    log_probs = logits.log_softmax(-1).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    restrict(log_probs, batch, alive.rows, step)
+    if no_repeat_ngram:
+        forbid_repeats(log_probs, alive.pieces[..., :step], no_repeat_ngram)
+    log_probs += alive.log_prob[..., None]
+    top, index = best(log_probs.flatten(1), 2 * beam)
+    return _Continuations(top, index.div(vocabulary, rounding_mode="floor"), index % vocabulary)
+
+
+def _of_parents(values: Tensor, parents: Tensor) -> Tensor:
+    """values (B', N, X) of the hypotheses that parents (B', N') names, as a new tensor (B', N', X)."""
+    return values.gather(1, parents[..., None].expand(-1, -1, values.shape[2]))

@@ -1,0 +1,47 @@
+"""Where to decode, and in which arithmetic."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mtkit.decoding.search import Model
+from mtkit.errors import MtkitError
+
+DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The arithmetic of matrix products by name; auto is float32, whose results do not depend on the batch."""
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """The device of that name; auto is the GPU where there is one. Raises: MtkitError where there is none such."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise MtkitError(f"no device '{name}' here; use --device auto or --device cpu") from error
+    return device
+
+
+def find_dtype(name: str) -> torch.dtype | None:
+    """The type of that name, None for auto. Raises: MtkitError."""
+    if name not in DTYPES:
+        raise MtkitError(f"no dtype '{name}'; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@contextmanager
+def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
+    """Around decoding: the model in evaluation mode, no gradients, matrix products in `dtype`; gives its device.
+
+    The model is in its own mode again afterwards. None stands for float32.
+    """
+    training, device = model.training, model.output_weight.device
+    lower = dtype not in (None, torch.float32)
+    model.train(False)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, dtype if lower else torch.bfloat16, enabled=lower):
+            yield device
+    finally:
+        model.train(training)

@@ -1,0 +1,17 @@
+"""Greedy decoding: the most likely piece, each time."""
+
+from mtkit.decoding.search import Hypotheses, Model, SourceBatch
+from mtkit.decoding.walk import walk
+from mtkit.recipe import DecodingSettings
+
+
+def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """One hypothesis a segment; of equally likely pieces the one with the lowest id. No softmax is computed."""
+    return walk(
+        model,
+        batch,
+        lambda logits, rows, step: logits.argmax(-1),
+        hypotheses=1,
+        length_penalty=settings.length_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )

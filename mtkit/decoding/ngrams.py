@@ -1,0 +1,18 @@
+"""Forbidding sequences of pieces to appear twice."""
+
+import torch
+from torch import Tensor
+
+
+def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
+    """Sets to -inf, in place, each piece that would complete a sequence of `size` pieces that is already there.
+
+    scores (B, N, V) for the next piece; pieces (B, N, t), those generated so far.
+    """
+    if pieces.shape[-1] < size:
+        return
+    seen = pieces.unfold(-1, size, 1)  # (B, N, t - size + 1, size)
+    beginning = pieces[..., pieces.shape[-1] - size + 1 :]  # (B, N, size - 1), what the next piece would complete
+    repeats = (seen[..., :-1] == beginning[..., None, :]).all(-1)
+    ceiling = torch.full_like(repeats, torch.inf, dtype=scores.dtype).masked_fill_(repeats, -torch.inf)
+    scores.scatter_reduce_(-1, seen[..., -1], ceiling, "amin")

@@ -1,0 +1,59 @@
+"""Sampling translations from the model's distribution, or from its most likely part."""
+
+import torch
+from torch import Tensor
+
+from mtkit.decoding.noise import uniform
+from mtkit.decoding.search import Hypotheses, Model, SourceBatch
+from mtkit.decoding.selection import best
+from mtkit.decoding.walk import walk
+from mtkit.recipe import DecodingSettings
+
+
+def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """`settings.n_best` independent draws for each segment, the likeliest first.
+
+    What a segment gets depends on the seed and its key, not on its batch.
+    """
+
+    def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
+        draws = uniform(settings.seed, batch.keys[rows], logits.shape[1], step)
+        flat = draw(
+            logits.flatten(0, 1),
+            draws.flatten(),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+        )
+        return flat.view(logits.shape[:2])
+
+    return walk(
+        model,
+        batch,
+        choose,
+        hypotheses=settings.n_best,
+        length_penalty=settings.length_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )
+
+
+def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """The pieces (M,) at which the cumulated probability passes the uniform numbers (M,) in [0, 1).
+
+    logits (M, V) are divided by the temperature; then only the `top_k` likeliest count (0: all), and of them the
+    likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751).
+    """
+    ids: Tensor | None = None
+    if 0 < top_k < logits.shape[-1]:
+        logits, ids = best(logits, top_k)
+    elif top_p < 1.0:
+        logits, ids = best(logits, logits.shape[-1])
+    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+    probabilities = scaled.softmax(-1)
+    cumulated = probabilities.cumsum(-1)
+    total = cumulated[:, -1:]
+    if top_p < 1.0:
+        kept = (cumulated - probabilities < top_p).sum(-1, keepdim=True)
+        total = cumulated.gather(-1, kept.clamp(min=1) - 1)
+    chosen = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True).clamp(max=logits.shape[-1] - 1)
+    return (chosen if ids is None else ids.gather(-1, chosen)).squeeze(-1)

@@ -1,0 +1,115 @@
+"""What all searches share: the model they ask, the batch they get, the hypotheses they give, when segments leave."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mtkit.data.tokenizer import BOS, EOS, PAD, UNK
+
+__all__ = ["BOS", "EOS", "PAD", "Hypotheses", "Model", "SourceBatch", "restrict", "still_running"]
+
+NEVER_GENERATED = [PAD, UNK, BOS]
+
+CHECK_EVERY = 4
+"""Steps from one look at what has finished to the next on an accelerator, where each look waits for the device."""
+
+WORTHWHILE = 0.75
+"""Finished segments leave the batch when at most this share of it is still running; leaving copies the state."""
+
+
+class Model(Protocol):
+    """What decoding needs of a model; `mtkit.model.transformer.Transformer` has it."""
+
+    has_weights: bool
+    training: bool
+
+    @property
+    def longest_source(self) -> int | None: ...
+    @property
+    def longest_target(self) -> int | None: ...
+    @property
+    def output_weight(self) -> Tensor: ...
+    def encode(self, source: Tensor, source_valid: Tensor | None = None) -> Any: ...
+    def forward(
+        self, source: Tensor, target_in: Tensor, *, source_valid: Tensor | None, target_valid: Tensor | None
+    ) -> Any: ...
+    def start(self, encoded: Any, *, hypotheses: int = 1) -> Any: ...
+    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]: ...
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """Source segments to decode together."""
+
+    source: Tensor
+    """(B, S) pieces with EOS at the end, padded on the right."""
+    limits: list[int]
+    """For each segment, the pieces a hypothesis may have at most, EOS counted: its own, whatever the batch."""
+    keys: Tensor
+    """(B,) integers that tell segments apart; sampling draws by them, so that a draw does not depend on the batch."""
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """(B, S), True at real pieces."""
+        return self.source != PAD
+
+    @cached_property
+    def longest(self) -> int:
+        """Steps that the search takes at most."""
+        return max(self.limits)
+
+    @cached_property
+    def limit(self) -> Tensor:
+        """(B,) the limits, on the device."""
+        return torch.tensor(self.limits, device=self.source.device)
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """N hypotheses for each of B segments, best first; a log-probability of -inf marks one that does not exist."""
+
+    pieces: Tensor
+    """(B, N, L), EOS included, PAD behind it."""
+    log_probs: Tensor
+    """(B, N) float32, the model's log-probability of the pieces, EOS included."""
+    scores: Tensor
+    """(B, N) float32, what they are ranked by."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B, N) pieces, EOS counted."""
+        return (self.pieces != PAD).sum(-1)
+
+    def ranked(self) -> "Hypotheses":
+        """The same, each segment's by falling score; equal scores keep their order."""
+        order = self.scores.argsort(dim=1, descending=True, stable=True)
+        pieces = self.pieces.gather(1, order[..., None].expand_as(self.pieces))
+        return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order))
+
+
+def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> None:
+    """Sets to -inf, in place, what may not come at `step` (from 0): marks that are never generated, and at a segment's
+    limit all but EOS.
+
+    scores (B', N, V), for the segments `rows` (B',) of the batch.
+    """
+    scores[..., NEVER_GENERATED] = -torch.inf
+    if step + 1 in batch.limits:
+        ends = (batch.limit[rows] <= step + 1)[:, None]  # (B', 1)
+        scores[..., :EOS].masked_fill_(ends[..., None], -torch.inf)
+        scores[..., EOS + 1 :].masked_fill_(ends[..., None], -torch.inf)
+
+
+def still_running(done: Tensor, step: int) -> Tensor | None:
+    """The rows to go on with, in order, where it pays to drop the others now, else None; empty: the search has ended.
+
+    done (B',), True where a segment has finished.
+    """
+    if done.is_cuda and (step + 1) % CHECK_EVERY:
+        return None
+    running = (~done).nonzero().squeeze(1)
+    return running if len(running) <= WORTHWHILE * len(done) else None

@@ -1,0 +1,52 @@
+"""Decoding without branches: every hypothesis goes on with the one piece that is chosen for it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mtkit.attention import reorder
+from mtkit.decoding.ngrams import forbid_repeats
+from mtkit.decoding.penalties import normalised
+from mtkit.decoding.search import BOS, EOS, PAD, Hypotheses, Model, SourceBatch, restrict, still_running
+
+Choose = Callable[[Tensor, Tensor, int], Tensor]
+"""(logits (B', N, V), segments (B',), step) to the chosen pieces (B', N); logits of forbidden pieces are -inf."""
+
+
+def walk(
+    model: Model, batch: SourceBatch, choose: Choose, *, hypotheses: int, length_penalty: float, no_repeat_ngram: int
+) -> Hypotheses:
+    """The hypotheses (B, N) that come of choosing piece after piece, until EOS comes or is forced at the limit.
+
+    A hypothesis for which the model gives no finite probability ends there with a log-probability of -inf.
+    """
+    size, device = len(batch.limits), batch.source.device
+    pieces = torch.full((size, hypotheses, batch.longest), PAD, device=device)
+    log_probs = torch.zeros(size, hypotheses, device=device)
+
+    state = model.start(model.encode(batch.source, batch.valid), hypotheses=hypotheses)
+    rows = torch.arange(size, device=device)  # the segments that are still decoded
+    token = torch.full((size, hypotheses), BOS, device=device)
+    done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
+    for step in range(batch.longest):
+        logits, state, _ = model.step(token, state)
+        mass = logits.logsumexp(-1)  # over all pieces: the score is the model's probability, whatever is forbidden
+        restrict(logits, batch, rows, step)
+        if no_repeat_ngram:
+            forbid_repeats(logits, pieces[rows, :, :step], no_repeat_ngram)
+        token = choose(logits, rows, step)
+        log_prob = logits.gather(-1, token[..., None]).squeeze(-1) - mass
+        broken = ~log_prob.isfinite()
+        token = token.masked_fill(broken, EOS).masked_fill(done, PAD)
+        pieces[rows, :, step] = token
+        log_probs[rows] += log_prob.masked_fill(broken, -torch.inf).masked_fill(done, 0.0)
+        done |= token == EOS
+        running = still_running(done.all(1), step)
+        if running is not None:
+            if not len(running):
+                break
+            state = reorder(state, running)
+            rows, token, done = rows[running], token[running], done[running]
+    lengths = (pieces != PAD).sum(-1)
+    return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, length_penalty)).ranked()

@@ -1,0 +1,56 @@
+"""Averages of weights: a moving one during training, and one of the last checkpoints at its end."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class MovingAverage:
+    """The exponential moving average of a model's parameters (Polyak and Juditsky, 1992).
+
+    Early on the decay is (1 + u) / (10 + u) at update u where that is less, so that the random start is forgotten.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._decay = decay
+        self._named = dict(model.named_parameters())
+        self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
+
+    @torch.no_grad()
+    def follow(self, update: int) -> None:
+        """Move towards the parameters after an update; one pass over them."""
+        decay = min(self._decay, (1 + update) / (10 + update))
+        parameters = [parameter.detach() for parameter in self._named.values()]
+        torch._foreach_lerp_(list(self.weights.values()), parameters, 1.0 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model computes with the averaged weights inside the block; nothing is copied."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self._named.items():
+            averaged = self.weights[name]
+            self.weights[name] = parameter.data
+            parameter.data = averaged
+
+
+def mean_weights(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each floating-point tensor over checkpoints, summed in float64; other tensors are the last one's.
+
+    One checkpoint is in memory at a time.
+    """
+    total: dict[str, Tensor] = {}
+    last: Mapping[str, Tensor] = {}
+    count = 0
+    for count, last in enumerate(checkpoints, 1):  # noqa: B007
+        for name, tensor in last.items():
+            if tensor.is_floating_point():
+                total[name] = total[name] + tensor if name in total else tensor.double()
+    return {name: (total[name] / count).to(last[name].dtype) if name in total else last[name] for name in last}

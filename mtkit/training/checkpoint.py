@@ -1,0 +1,216 @@
+"""Checkpoints: a folder for each, written whole or not at all, checked when read, and never run.
+
+checkpoints/update-00000500/model.safetensors       weights and buffers
+                            optimizer.safetensors   moments and counts, by parameter name
+                            ema.safetensors         the moving average of the weights, where there is one
+                            state.json              the place in training, and the checksums of the files above
+checkpoints/average/        model.safetensors and state.json of the average of the last ones
+best.json                   the checkpoint with the highest validation BLEU
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mtkit import runs
+from mtkit.errors import RunError
+from mtkit.files import write_json, writing
+from mtkit.training.averaging import mean_weights
+
+FORMAT = 1
+"""Raised when the layout of a checkpoint changes so that older ones cannot be read."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands: with the weights and the optimiser, all that it takes to go on as if never stopped.
+
+    The random state is not among it: the generators are seeded anew from seed, update and process for every update.
+    """
+
+    update: int = 0
+    """Updates done."""
+    epoch: int = 0
+    batch: int = 0
+    """Global batches of `epoch` that are used up."""
+    seconds: float = 0.0
+    """Time trained, before all interruptions too."""
+    tokens: int = 0
+    """Target tokens trained on."""
+    validated: int = -1
+    """The update of the last validation."""
+    bleu: float | None = None
+    """Validation BLEU, where this update was validated."""
+    best_bleu: float | None = None
+    stale: int = 0
+    """Validations since the last better BLEU: what patience counts."""
+    baseline: tuple[float, float] = (0.0, 0.0)
+    """The moving mean of the rewards of what attentions sample, and the weight it has gathered."""
+    scaler: dict[str, Any] | None = None
+    """State of the loss scaling of float16."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last few, and the best few by BLEU."""
+
+    def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
+        self.folder = run / "checkpoints"
+        self._best = run / "best.json"
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+
+    def save(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
+        """Write the checkpoint of an update and let go of those not kept; `tensors` by file name without suffix.
+
+        Where the update has its checkpoint already, only its state is written: its weights are the same.
+        """
+        path = self.folder / f"update-{progress.update:08d}"
+        if path.is_dir():
+            state = read_state(path)
+            write_json(path / "state.json", state | asdict(progress))
+        else:
+            write_checkpoint(path, tensors, asdict(progress))
+        self.mark_best()
+        self._let_go()
+        return path
+
+    def all(self) -> list[Path]:
+        """The folders of updates, in their order."""
+        return sorted(path for path in self.folder.glob("update-*") if path.is_dir())
+
+    def last(self) -> Path | None:
+        """The checkpoint to go on from."""
+        every = self.all()
+        return every[-1] if every else None
+
+    def averaged(self) -> int | None:
+        """The update at which the last checkpoints were averaged, or None."""
+        average = self.folder / "average"
+        return int(read_state(average)["update"]) if average.is_dir() else None
+
+    def mean_of_last(self, count: int) -> tuple[dict[str, Tensor], list[int]]:
+        """The mean of the weights of the last `count` checkpoints, averaged ones where kept, and their updates."""
+        last = self.all()[-count:]
+        files = ["ema" if (path / "ema.safetensors").exists() else "model" for path in last]
+        mean = mean_weights(read_tensors(path, file) for path, file in zip(last, files, strict=True))
+        return mean, [int(path.name.partition("-")[2]) for path in last]
+
+    def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float) -> None:
+        """Write the average made at `update`; with the highest BLEU it is the best checkpoint."""
+        write_checkpoint(self.folder / "average", {"model": weights}, {"update": update, "bleu": bleu})
+        self.mark_best()
+
+    def mark_best(self) -> None:
+        """Point best.json at the checkpoint with the highest BLEU, the earliest of equals, the average among them."""
+        average = self.folder / "average"
+        ranked = self._ranked(self.all() + ([average] if average.is_dir() else []))
+        if ranked:
+            bleu, path = ranked[0]
+            write_json(self._best, {"checkpoint": path.name, "bleu": bleu})
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written or half-removed."""
+        for path in self.folder.glob(".*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _ranked(self, paths: list[Path]) -> list[tuple[float, Path]]:
+        scored = [(read_state(path).get("bleu"), path) for path in paths]
+        return sorted(((bleu, path) for bleu, path in scored if bleu is not None), key=lambda pair: -pair[0])
+
+    def _let_go(self) -> None:
+        every = self.all()
+        kept = set(every[-self._keep_last :]) | {path for _, path in self._ranked(every)[: self._keep_best]}
+        for path in every:
+            if path not in kept:
+                # renamed first: a kill in between leaves no half of a checkpoint under its name
+                doomed = path.rename(path.with_name(f".{path.name}.old"))
+                shutil.rmtree(doomed)
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+    """Write a checkpoint folder: safetensors files, and a state.json with their checksums."""
+    with writing(path) as temporary:
+        temporary.mkdir()
+        checksums = {}
+        for name, content in tensors.items():
+            file = temporary / f"{name}.safetensors"
+            save_file(_apart(content), file)
+            checksums[file.name] = _checksum(file)
+        text = json.dumps({"format": FORMAT, **state, "sha256": checksums}, indent=2)
+        (temporary / "state.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint folder. Raises: RunError where it is missing, damaged or of another version."""
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        version = state["format"]
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path / 'state.json'} is damaged; {_way_out(path)}") from error
+    if version != FORMAT:
+        raise RunError(f"{path} has checkpoint format {version}, this mtkit reads format {FORMAT}; train a new run")
+    return state
+
+
+def read_progress(path: Path) -> Progress:
+    """Where training stood when the checkpoint was written. Raises: RunError."""
+    state = read_state(path)
+    try:
+        progress = Progress(**{name: state[name] for name in Progress.__dataclass_fields__})
+        return replace(progress, baseline=(float(progress.baseline[0]), float(progress.baseline[1])))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise RunError(f"{path / 'state.json'} is damaged; {_way_out(path)}") from error
+
+
+def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint, on the CPU, checked against its checksum.
+
+    Raises: RunError where the file is missing, truncated, altered or a pickle.
+    """
+    file = path / f"{name}.safetensors"
+    state = read_state(path)
+    if file.is_file() and state["sha256"].get(file.name) != _checksum(file):
+        raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {_way_out(path)}")
+    # copied out of the mapped file, which may be removed while training goes on
+    return {key: value.clone() for key, value in runs.read_tensors(file).items()}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: Path) -> None:
+    """Put weights into a model of the same shape. Raises: RunError, naming a weight, where it is another model's."""
+    own = model.state_dict()
+    for name in sorted(own.keys() ^ weights.keys()):
+        raise RunError(f"{origin} holds another model: {name} is in {'it' if name in weights else 'the recipe'} alone")
+    for name, value in weights.items():
+        if own[name].shape != value.shape:
+            shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
+            raise RunError(f"{origin} holds another model: {name} is {shapes}")
+    model.load_state_dict(dict(weights))
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without shared memory, as safetensors wants them: tied weights are written under each name."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        shared = tensor.data_ptr() in seen and tensor.numel() > 0
+        seen.add(tensor.data_ptr())
+        apart[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
+    return apart
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _way_out(path: Path) -> str:
+    return f"remove {path} and the same command goes on from the checkpoint before it"

@@ -1,0 +1,95 @@
+"""Several processes as one: torchrun starts them, gradients are summed over them, and they decide together.
+
+Each process takes every n-th row of each global batch, and losses are divided by the tokens of the whole update, so the
+sum of all gradients is what one process would have computed. One flat sum after the backward passes of an update, in
+buckets, rather than DistributedDataParallel: it averages over processes, not over tokens, and waits for ever when a
+process has no row of a small batch.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mtkit.errors import RunError
+
+PATIENCE = timedelta(hours=12)
+"""How long processes wait for one another: validation and checkpoints are the first one's work alone."""
+
+BUCKET_ELEMENTS = 8 << 20
+"""Gradient elements summed over the processes in one call: 32 MB."""
+
+
+class World:
+    """The processes that train together; one alone where torchrun did not start several."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.device = device
+        if self.size > 1 and device.type == "cuda":
+            local = int(os.environ.get("LOCAL_RANK", "0"))
+            if local >= torch.cuda.device_count():
+                raise RunError(f"process {local} has no GPU: this machine has {torch.cuda.device_count()}")
+            self.device = torch.device("cuda", local)
+            torch.cuda.set_device(self.device)
+
+    def __enter__(self) -> Self:
+        if self.size > 1:
+            # decisions travel by gloo in CPU tensors, so that making one never waits for a GPU
+            dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", timeout=PATIENCE)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that validates and writes."""
+        return self.rank == 0
+
+    def sum_gradients(self, model: nn.Module, totals: Tensor) -> None:
+        """Replace gradients and `totals` by their sums over all processes; a missing gradient counts as zero."""
+        if self.size == 1:
+            return
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        _sum_together([*gradients, totals])
+
+    def agree(self, *values: float) -> list[float]:
+        """The largest of each value over all processes: a wish to stop of any of them becomes everyone's.
+
+        Without values, a place that no process leaves before all have come to it.
+        """
+        if self.size == 1:
+            return list(values)
+        together = torch.tensor([*values, 0.0], dtype=torch.float64)
+        dist.all_reduce(together, dist.ReduceOp.MAX)
+        agreed: list[float] = together.tolist()
+        return agreed[:-1]
+
+
+def _sum_together(tensors: Sequence[Tensor]) -> None:
+    """Sum each tensor over all processes in place, many small ones in one call."""
+    buckets: list[list[Tensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if filled + tensor.numel() > BUCKET_ELEMENTS and buckets[-1]:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(tensor)
+        filled += tensor.numel()
+    flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]) for bucket in buckets]
+    for work in [dist.all_reduce(each, async_op=True) for each in flat]:
+        work.wait()
+    for bucket, summed in zip(buckets, flat, strict=True):
+        pieces = summed.split([tensor.numel() for tensor in bucket])
+        torch._foreach_copy_(bucket, [piece.view_as(tensor) for piece, tensor in zip(pieces, bucket, strict=True)])

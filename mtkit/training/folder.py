@@ -1,0 +1,83 @@
+"""The run folder: made for a new run, checked against the settings when the same run goes on."""
+
+import json
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import mtkit
+from mtkit.data.prepared import Prepared
+from mtkit.errors import RunError
+from mtkit.files import write_json, write_text, writing
+from mtkit.recipe import Recipe, differences
+from mtkit.runs import FORMAT, Run
+
+_ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
+_LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "validate_segments", "log_every")
+MAY_CHANGE = frozenset(f"training.{name}" for name in (*_ENDS, *_LOOKS))
+"""Settings that say how long to train and how often to look: they may change while a run goes on."""
+
+
+def open_folder(
+    folder: Path, recipe: Recipe, prepared: Prepared, *, command: Sequence[str], init_from: Run | None
+) -> None:
+    """Make the run folder, or check that the run in it has these settings and this data.
+
+    Raises: RunError listing what differs from the run that is there.
+    """
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "mtkit": mtkit.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "data": prepared.fingerprint,
+        "init_from": None if init_from is None else init_from.folder.name,
+        "vocabularies": {
+            "source": prepared.tokenizers.source.size,
+            "target": prepared.tokenizers.target.size,
+        },
+    }
+    if (folder / "run.json").exists():
+        before = Run(folder)
+        _check(before, recipe, about)
+        commands = [*before.about.get("commands", []), shlex.join(command)]
+    else:
+        commands = [shlex.join(command)]
+        _copy_tokenizers(prepared.folder / "tokenizer", folder / "tokenizer")
+    write_text(folder / "recipe.yaml", yaml.safe_dump(_dumped(recipe), sort_keys=False, allow_unicode=True))
+    write_json(folder / "run.json", about | {"commands": commands})  # last: with it, a folder is a run
+
+
+def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
+    there, here = _dumped(before.recipe), _dumped(recipe)
+    for each in (there, here):
+        del each["data"]  # its fingerprint says more: it stays when the folder is moved and changes with the text
+    changed = [line for line in differences(there, here) if line.partition(":")[0] not in MAY_CHANGE]
+    changed += differences(
+        {key: before.about.get(key) for key in ("init_from", "vocabularies")},
+        {key: about[key] for key in ("init_from", "vocabularies")},
+    )
+    if before.about.get("data") != about["data"]:
+        changed.append("the prepared data is another")
+    if changed:
+        raise RunError(
+            f"the run in {before.folder} was begun with other settings ({'; '.join(changed)}); "
+            "repeat its settings to go on with it, or choose another --name"
+        )
+
+
+def _dumped(recipe: Recipe) -> dict[str, Any]:
+    dumped: dict[str, Any] = json.loads(recipe.model_dump_json())
+    return dumped
+
+
+def _copy_tokenizers(source: Path, target: Path) -> None:
+    with writing(target) as temporary:
+        temporary.mkdir()
+        for model in source.glob("*.model"):
+            (temporary / model.name).write_bytes(model.read_bytes())

@@ -1,0 +1,98 @@
+"""When training stops: at its limits, or when it is told to."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+from mtkit.recipe import TrainingSettings
+from mtkit.training.checkpoint import Progress
+
+
+class Limits:
+    """The limits of a recipe, over a training whose epochs have this many updates."""
+
+    def __init__(self, settings: TrainingSettings, updates_per_epoch: int) -> None:
+        self._settings = settings
+        self._updates_per_epoch = updates_per_epoch
+
+    def reached(self, progress: Progress) -> str | None:
+        """The limit that ends training here, as "max_updates = 500", or None."""
+        settings = self._settings
+        counters = {
+            "max_updates": progress.update,
+            "max_epochs": progress.epoch,
+            "max_minutes": progress.seconds / 60,
+            "patience": progress.stale,
+        }
+        for name, count in counters.items():
+            limit = getattr(settings, name)
+            if limit is not None and count >= limit:
+                return f"{name} = {limit:g}"
+        return None
+
+    def describe(self) -> str:
+        """All limits, for people."""
+        settings = self._settings
+        names = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
+        given = [f"{getattr(settings, name):g} {unit}" for name, unit in names.items() if getattr(settings, name)]
+        if settings.patience:
+            given.append(f"{settings.patience} validations without a better BLEU")
+        return " or ".join(given) or "Ctrl-C"
+
+    def done(self, progress: Progress) -> float:
+        """The share of training that is done, 0 to 1, by the limit that is nearest; 0 without limits in time."""
+        settings, shares = self._settings, [0.0]
+        if settings.max_updates is not None:
+            shares.append(progress.update / settings.max_updates)
+        if settings.max_minutes is not None:
+            shares.append(progress.seconds / 60 / settings.max_minutes)
+        return min(max(shares), 1.0)
+
+    def total_updates(self, progress: Progress) -> int:
+        """How many updates training has, so far as the limits say; those done where they do not."""
+        settings = self._settings
+        known = [progress.update] if settings.max_updates is None else [settings.max_updates]
+        if settings.max_epochs is not None:
+            known = [*([settings.max_updates] if settings.max_updates else []), self._by_epochs(settings.max_epochs)]
+        return max(min(known), progress.update)
+
+    def seconds_left(self, progress: Progress, seconds_per_update: float) -> float | None:
+        """Until the first limit, at this pace; None without one."""
+        settings, left = self._settings, []
+        if settings.max_updates is not None:
+            left.append((settings.max_updates - progress.update) * seconds_per_update)
+        if settings.max_epochs is not None:
+            left.append((self._by_epochs(settings.max_epochs) - progress.update) * seconds_per_update)
+        if settings.max_minutes is not None:
+            left.append(settings.max_minutes * 60 - progress.seconds)
+        return max(min(left), 0.0) if left else None
+
+    def _by_epochs(self, epochs: int) -> int:
+        return epochs * self._updates_per_epoch
+
+
+class Interruption:
+    """Turns SIGTERM and Ctrl-C into a wish to stop at the next update; the second signal acts as usual."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        """The signal that came, or None."""
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        # Python delivers signals to the main thread and lets no other one handle them
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__()

@@ -1,0 +1,319 @@
+"""The training loop: where a run begins or goes on, what happens between updates, and how it ends."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import torch
+
+from mtkit.data.prepared import Prepared
+from mtkit.errors import RunError
+from mtkit.model.build import build_model, describe_attention
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import Recipe
+from mtkit.runs import Run
+from mtkit.training.checkpoint import Checkpoints, Progress, load_weights, read_progress, read_tensors
+from mtkit.training.distributed import World
+from mtkit.training.feed import Feed, Work
+from mtkit.training.folder import open_folder
+from mtkit.training.limits import Interruption, Limits
+from mtkit.training.optimizer import Precision
+from mtkit.training.report import Interval, Metrics, ProgressLine, Say
+from mtkit.training.schedule import build_schedule
+from mtkit.training.update import Updater
+from mtkit.training.validation import Validation, validate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended."""
+
+    folder: Path
+    progress: Progress
+    limit: str | None
+    """The limit that ended it, as "max_updates = 500"; None where a signal did."""
+    trained: int
+    """Updates done by this call; 0 where the run was finished already."""
+    signal: int | None = None
+    """The signal that stopped it."""
+
+
+def train(
+    recipe: Recipe,
+    prepared: Prepared,
+    folder: Path,
+    *,
+    command: Sequence[str],
+    device: str = "auto",
+    init_from: Run | None = None,
+    say: Say = lambda line: None,
+) -> Outcome:
+    """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
+
+    Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
+    recorded; `init_from` is a run whose best weights a new run starts with; `say` takes lines for the user.
+
+    Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, or the loss is not finite;
+    DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built.
+    """
+    chosen = choose_device(device)
+    # the data's own settings hold, whatever the recipe says of where the text comes from
+    recipe = recipe.model_copy(update={"data": prepared.settings})
+    with World(chosen) as world, _fast_and_repeatable(world.device), Interruption() as interruption:
+        if not world.first:
+            say = _silent
+        say(describe_attention(recipe))
+        tokenizers = prepared.tokenizers
+        model = build_model(recipe, source_vocabulary=tokenizers.source.size, target_vocabulary=tokenizers.target.size)
+        training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
+        if world.first:
+            open_folder(folder, recipe, prepared, command=command, init_from=init_from)
+        world.agree()  # the others look into the folder once it stands
+        return training.run(init_from)
+
+
+class Training:
+    """One process's part in the training of one run."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        folder: Path,
+        model: Transformer,
+        world: World,
+        interruption: Interruption,
+        say: Say,
+    ) -> None:
+        settings = recipe.training
+        self.recipe, self.prepared, self.folder = recipe, prepared, folder
+        self.model, self.world, self.interruption = model, world, interruption
+        self.precision = Precision(settings.precision, world.device)
+        self.updater = Updater(model, recipe, world, self.precision)
+        self.feed = Feed(recipe, prepared, min(model.longest_source, model.longest_target), world)
+        self.schedule = build_schedule(settings, recipe.model.d_model)
+        self.limits = Limits(settings, self.feed.updates_per_epoch)
+        self.checkpoints = Checkpoints(
+            folder, keep_last=max(settings.keep_last, settings.average_last), keep_best=settings.keep_best
+        )
+        self.progress = Progress()
+        self.say = say
+        self._recent: dict[int, list[np.ndarray]] = {}  # rows of the updates since the losses were last looked at
+
+    def run(self, init_from: Run | None) -> Outcome:
+        """Go on from the last checkpoint, or begin, until a limit or a signal."""
+        self._restore(init_from)
+        self._introduce()
+        begin, before = monotonic(), self.progress.seconds
+        first = self.progress.update
+        self.metrics = Metrics(self.folder, first) if self.world.first else None
+        self.line = ProgressLine(self.say, update=first, total=self.recipe.training.max_updates, shown=self.world.first)
+        self.interval = Interval()
+        try:
+            work = self.feed.updates(self.progress.epoch, self.progress.batch)
+            while True:
+                wish, seconds = self.world.agree(self.interruption.signal or 0, before + monotonic() - begin)
+                self.progress = replace(self.progress, seconds=seconds)
+                limit = self.limits.reached(self.progress)
+                if wish:
+                    return self._leave(int(wish), first)
+                if self._validation_is_due(limit):
+                    with self.interval.paused():
+                        self._validate()
+                elif limit:
+                    return self._finish(limit, first)
+                else:
+                    self._update(work)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"the GPU's memory does not hold update {self.progress.update + 1}; lower --batch-tokens and raise "
+                "--accumulate by as much, under another --name"
+            ) from error
+        finally:
+            self.line.close()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _restore(self, init_from: Run | None) -> None:
+        """Model, optimiser, average and place in training from the last checkpoint, where there is one."""
+        if self.world.first:
+            self.checkpoints.clean()
+        self.world.agree()
+        last = self.checkpoints.last()
+        if last is None:
+            if init_from is not None:
+                self.model.adopt(init_from.load_model().state_dict())
+                self.updater.begin_average()
+            return
+        self.progress = read_progress(last)
+        files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
+        self.updater.restore(self.progress, {name: read_tensors(last, name) for name in files}, last)
+
+    def _introduce(self) -> None:
+        """Say what is trained on what, and where it starts."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        self.say(
+            f"{count:,} parameters; {len(self.prepared.train):,} training segments in {self.feed.batches_per_epoch:,} "
+            f"batches; {self.precision.name} on {self.world.device.type}"
+            + (f", {self.world.size} processes" if self.world.size > 1 else "")
+            + f"; until {self.limits.describe()}"
+        )
+        if self.progress.update:
+            self.say(f"going on in {self.folder} from update {self.progress.update}")
+
+    def _update(self, work: Iterator[Work]) -> None:
+        """Train on the next batches."""
+        settings, number = self.recipe.training, self.progress.update + 1
+        with self.interval.waiting():
+            batches = next(work)
+        rate = self.schedule(number, self.limits.done(self.progress))
+        self.updater.run(batches, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
+        self.interval.count(batches.tokens)
+        self._recent[number] = batches.rows
+        self.progress = replace(
+            self.progress,
+            update=number,
+            epoch=batches.epoch,
+            batch=batches.batch,
+            tokens=self.progress.tokens + batches.tokens,
+            bleu=None,
+        )
+        self.line.advance()
+        if self.world.device.type == "cpu" or number % settings.log_every == 0:
+            self._check_losses()
+        if number % settings.log_every == 0:
+            self._log(rate)
+
+    def _check_losses(self) -> None:
+        """Raises: RunError, naming the lines, where a loss or gradient since the last look was not finite."""
+        failed = self.updater.failed()
+        if failed is not None:
+            last = self.checkpoints.last()
+            raise RunError(
+                f"the loss or its gradient is not finite at update {failed}, which trains on "
+                f"{self.feed.name_lines(self._recent[failed])}; "
+                + (f"the last good checkpoint is {last}" if last else "there is no checkpoint yet")
+                + "; look at these lines, or train with a lower --peak-rate under another --name"
+            )
+        if self.precision.exhausted:
+            raise RunError(
+                f"gradients overflow in float16 at every loss scale by update {self.progress.update}; "
+                "train with --precision float32, or a lower --peak-rate, under another --name"
+            )
+        self._recent.clear()
+
+    def _log(self, rate: float) -> None:
+        """Read the measurements since the last time, and show and keep them."""
+        row = self.interval.read(self.updater.read(), rate)
+        self.line.measure(
+            self.progress.update, row, self.limits.seconds_left(self.progress, self.interval.seconds_per_update)
+        )
+        if self.metrics is not None:
+            about = {name: getattr(self.progress, name) for name in ("epoch", "tokens", "seconds")}
+            self.metrics.write("train", self.progress.update, **row, **about)
+
+    def _validation_is_due(self, limit: str | None) -> bool:
+        update = self.progress.update
+        at_an_end = update % self.recipe.training.validate_every == 0 or limit is not None
+        return update > 0 and at_an_end and self.progress.validated != update
+
+    def _validate(self) -> None:
+        """Validate on the first process, count patience on all, and keep a checkpoint."""
+        self._check_losses()
+        result = self._validation() if self.world.first else None
+        (bleu,) = self.world.agree(result.bleu if result else -1.0)
+        if bleu < 0:  # interrupted: it is made up for when the run goes on
+            return
+        best = self.progress.best_bleu
+        better = best is None or bleu > best
+        self.progress = replace(
+            self.progress,
+            validated=self.progress.update,
+            bleu=bleu,
+            best_bleu=bleu if better else best,
+            stale=0 if better else self.progress.stale + 1,
+        )
+        if result is not None and self.metrics is not None:
+            for line in result.lines(f"update {self.progress.update}", better):
+                self.line.say(line)
+            # before the checkpoint: when a kill comes between them, this line goes and is written again
+            self.metrics.write("validation", self.progress.update, **result.numbers())
+            self.metrics.draw()
+        self._save()
+
+    def _validation(self) -> Validation | None:
+        """With the averaged weights where there are any; None where a signal came before it was done."""
+        with self.updater.average.in_place() if self.updater.average else nullcontext():
+            return validate(self.model, self.recipe, self.prepared, self.precision, self.interruption)
+
+    def _save(self) -> None:
+        """Keep a checkpoint, if this is the process that writes."""
+        self.progress = self.updater.noted(self.progress)
+        if self.world.first:
+            self.checkpoints.save(self.progress, self.updater.tensors())
+
+    def _leave(self, number: int, first: int) -> Outcome:
+        """Stop because of a signal: keep a checkpoint and say how to go on."""
+        if self.progress.update > 0:
+            self._check_losses()
+            self._save()
+        self.line.say(f"stopped at update {self.progress.update}; the same command goes on from there")
+        return Outcome(self.folder, self.progress, None, self.progress.update - first, number)
+
+    def _finish(self, limit: str, first: int) -> Outcome:
+        """Stop at a limit: average the last checkpoints if asked to, and say what there is."""
+        count, update = self.recipe.training.average_last, self.progress.update
+        if self.world.first and count > 0 and self.checkpoints.averaged() != update:
+            weights, updates = self.checkpoints.mean_of_last(count)
+            load_weights(self.model, weights, self.folder)
+            result = validate(self.model, self.recipe, self.prepared, self.precision, self.interruption)
+            if result is not None:
+                better = result.bleu > (self.progress.best_bleu or 0.0)
+                self.checkpoints.save_average(weights, update=update, bleu=result.bleu)
+                for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
+                    self.line.say(line)
+        self.world.agree()  # nobody leaves while the first still works
+        done = "is finished" if update > first else "was finished already"
+        self.line.say(f"{self.folder} {done}: {limit} reached; to go on, raise that limit and repeat the command")
+        return Outcome(self.folder, self.progress, limit, update - first)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where it is there. Raises: RunError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise RunError(f"device '{name}' cannot be used here; use --device cpu, or cuda where there is one") from error
+    return device
+
+
+@contextmanager
+def _fast_and_repeatable(device: torch.device) -> Iterator[None]:
+    """The process's arithmetic as training wants it, and as it was afterwards."""
+    deterministic, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    # numbers below 1e-38, as old Adam moments become, take a hundred times longer than zeros
+    torch.set_flush_denormal(True)
+    if device.type == "cuda":
+        # sums by atomic additions differ from run to run, and a resumed run is to equal an uninterrupted one
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+def _silent(line: str) -> None:
+    """Where only the first process speaks."""

@@ -1,0 +1,117 @@
+"""AdamW and the arithmetic it is fed by: precision, loss scaling, clipping, and a step that can be refused."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.errors import RunError
+from mtkit.recipe import TrainingSettings
+
+LEAST_SCALE = 2.0**-10
+"""Loss scale of float16 below which overflows are not the scale's fault."""
+
+
+class Precision:
+    """Autocast in one type, with loss scaling where that type is float16, and no autocast for float32."""
+
+    def __init__(self, setting: str, device: torch.device) -> None:
+        """`setting` is the recipe's. Raises: RunError where the hardware cannot do it."""
+        self.device = device
+        self.name = best_precision(device) if setting == "auto" else setting
+        if self.name == "bfloat16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise RunError(f"{torch.cuda.get_device_name(device)} has no bfloat16; use --precision float16 or float32")
+        self.scaler = torch.amp.GradScaler(device.type) if self.name == "float16" else None
+        """float16 has no room below 6e-8: the loss is scaled up before backward, gradients down before clipping."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context for forward passes and losses."""
+        reduced = self.name != "float32"
+        return torch.autocast(self.device.type, getattr(torch, self.name) if reduced else None, enabled=reduced)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether float16's gradients overflow at every scale, so that no update is made. Waits for the device."""
+        return self.scaler is not None and self.scaler.get_scale() < LEAST_SCALE
+
+    def backward(self, objective: Tensor) -> None:
+        """Add the gradients of a scalar to the parameters', scaled where the type needs it."""
+        (objective if self.scaler is None else self.scaler.scale(objective)).backward()
+
+
+def best_precision(device: torch.device) -> str:
+    """bfloat16 where it has units of its own, float16 on older GPUs, float32 on other CPUs."""
+    if device.type == "cuda":
+        # before Ampere bfloat16 is emulated, slower than float32
+        return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
+    if device.type == "cpu":
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return "bfloat16" if fast else "float32"
+    return "float32"
+
+
+def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter, 2019) over the trainable parameters; matrices decay, vectors and scalars do not.
+
+    Fused: one pass over parameters, gradients and moments, on the CPU too.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.peak_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=True,
+    )
+
+
+def apply(
+    optimizer: torch.optim.AdamW, precision: Precision, *, rate: float, clip_norm: float, finite: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One update at this learning rate: unscale, clip, step. Gives the gradient norm before clipping, and `applied`.
+
+    `finite` is a boolean scalar on the device, False where the loss is not finite. The step is not made, nor counted,
+    where that or the gradient's norm is not: the fused kernel reads the flag itself, so that nothing waits for the
+    device. `applied` is the flag it read; under float16 an overflow of the scaled gradients is not a fault, and it is
+    `finite` alone.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    if precision.scaler is not None:
+        precision.scaler.unscale_(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    if clip_norm > 0:
+        nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+    if precision.scaler is not None:
+        precision.scaler.step(optimizer)
+        precision.scaler.update()
+        return norm, finite
+    finite = finite & norm.isfinite()
+    optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    return norm, finite
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Every number that the optimiser keeps, as "exp_avg/encoder.0.weight": exact, for safetensors."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave. Raises: RunError where the tensors belong to another model."""
+    parameters = dict(model.named_parameters())
+    for full_name, value in tensors.items():
+        key, _, name = full_name.partition("/")
+        if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
+            raise RunError(f"the optimiser state in the checkpoint holds {full_name}, which this model does not have")
+        optimizer.state[parameters[name]][key] = value.to(parameters[name].device)

@@ -1,0 +1,175 @@
+"""What a training tells: a line of progress, metrics.jsonl, and TensorBoard where it is installed."""
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tqdm import tqdm
+
+from mtkit.errors import MtkitError
+from mtkit.files import write_text
+
+Say = Callable[[str], None]
+"""Takes one line for the user."""
+
+
+class Metrics:
+    """Appends to a run's metrics.jsonl, one JSON object a line, and to its TensorBoard log."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        """Goes on after `update`: lines of later ones, from before a kill, are dropped."""
+        self._path = folder / "metrics.jsonl"
+        kept = [row for row in read_metrics(self._path) if row["update"] <= update]
+        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._board = _tensorboard(folder / "tensorboard", update)
+
+    def write(self, kind: str, update: int, **values: Any) -> None:
+        """One line: `kind` is "train" or "validation"."""
+        try:
+            with self._path.open("a", encoding="utf-8", newline="\n") as file:
+                file.write(json.dumps({"kind": kind, "update": update, **values}) + "\n")
+        except OSError as error:
+            raise MtkitError(f"cannot write {self._path}: {error.strerror}; free some space") from error
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(f"{kind}/{name}", value, update)
+
+    def draw(self) -> None:
+        """Draw the curves anew, where matplotlib is installed."""
+        if importlib.util.find_spec("matplotlib") is not None:
+            from mtkit.evaluation.curves import draw_curves
+
+            draw_curves(read_metrics(self._path), self._path.with_name("curves.png"))
+
+    def close(self) -> None:
+        """Write out what TensorBoard still holds."""
+        if self._board is not None:
+            self._board.close()
+
+
+class Interval:
+    """What is measured between two lines of metrics."""
+
+    def __init__(self) -> None:
+        self._restart()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around the wait for the next batches."""
+        begin = monotonic()
+        yield
+        self._waited += monotonic() - begin
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is not training: its time does not count."""
+        begin = monotonic()
+        yield
+        self._begin += monotonic() - begin
+
+    def count(self, tokens: int) -> None:
+        """One update of so many target tokens is done."""
+        self._updates += 1
+        self._tokens += tokens
+
+    def read(self, sums: Sequence[float], rate: float) -> dict[str, float]:
+        """The interval's line, from the sums that `Updater.read` gave; the next interval begins."""
+        loss, nll, extra, reward, segments, norms = sums
+        seconds = max(monotonic() - self._begin, 1e-9)
+        self.seconds_per_update = seconds / self._updates
+        row: dict[str, float] = {
+            "loss": (loss + extra) / self._tokens,
+            "nll": nll / self._tokens,
+            "perplexity": math.exp(min(nll / self._tokens, 99.0)),
+            "rate": rate,
+            "gradient_norm": norms / self._updates,
+            "tokens_per_second": self._tokens / seconds,
+            "seconds_per_update": self.seconds_per_update,
+            "data_wait": self._waited / seconds,
+        }
+        if segments:
+            row["reward"] = reward / segments
+        self._restart()
+        return row
+
+    def _restart(self) -> None:
+        self._begin = monotonic()
+        self._waited = 0.0
+        self._updates = self._tokens = 0
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl, empty where there is none; a last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "update" in row:
+            rows.append(row)
+    return rows
+
+
+class ProgressLine:
+    """A progress bar on a terminal's stderr; elsewhere a line for each interval of metrics."""
+
+    def __init__(self, say: Say, *, update: int, total: int | None, shown: bool) -> None:
+        self._say = say
+        self._total = total
+        self._shown = shown
+        self._bar = tqdm(
+            total=total,
+            initial=update,
+            unit="update",
+            bar_format="{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}  {postfix}"
+            if total
+            else "update {n_fmt}  {postfix}",
+            disable=not (shown and sys.stderr.isatty()),
+        )
+
+    def advance(self) -> None:
+        """One update is done."""
+        self._bar.update()
+
+    def measure(self, update: int, row: dict[str, float], seconds_left: float | None) -> None:
+        """Show the measurements of an interval."""
+        eta = "" if seconds_left is None else f"  ETA {timedelta(seconds=round(seconds_left))}"
+        text = (
+            f"loss {row['loss']:.3f}  ppl {row['perplexity']:.2f}  rate {row['rate']:.2e}  "
+            f"|g| {row['gradient_norm']:.2f}  {row['tokens_per_second']:,.0f} tok/s  "
+            f"data wait {row['data_wait']:.0%}{eta}"
+        )
+        if not self._bar.disable:
+            self._bar.set_postfix_str(text)
+        elif self._shown:
+            self._say(f"update {update}{f'/{self._total}' if self._total else ''}  {text}")
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the bar."""
+        if self._shown:
+            with nullcontext() if self._bar.disable else tqdm.external_write_mode(file=sys.stderr):
+                self._say(line)
+
+    def close(self) -> None:
+        """Leave the bar where it stands."""
+        self._bar.close()
+
+
+def _tensorboard(folder: Path, update: int) -> Any:
+    """A writer, or None where TensorBoard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=update + 1)

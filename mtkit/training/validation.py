@@ -1,0 +1,129 @@
+"""Validation: the loss on the validation side, and BLEU by the code that `translate` and `score` run."""
+
+import math
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+
+from mtkit.data.batches import make_batch, plan
+from mtkit.data.prepared import Prepared
+from mtkit.decoding.translate import translate_lines
+from mtkit.errors import DataError
+from mtkit.evaluation.scores import score_corpus
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import Recipe
+from mtkit.training.feed import to_device
+from mtkit.training.limits import Interruption
+from mtkit.training.loss import token_loss
+from mtkit.training.optimizer import Precision
+
+
+class _InterruptedError(Exception):
+    """A signal came while segments were being translated."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One validation segment with its translation."""
+
+    source: str
+    reference: str
+    translation: str
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good the model is on the validation side."""
+
+    nll: float
+    """Unsmoothed negative log-likelihood per target token, in nats; its exponential is the perplexity."""
+    bleu: float
+    signature: str
+    samples: list[Sample]
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the nll; that of 99 nats at most."""
+        return math.exp(min(self.nll, 99.0))
+
+    def numbers(self) -> dict[str, float | str]:
+        """What a line of metrics holds."""
+        names = ("nll", "perplexity", "bleu", "signature", "seconds")
+        return {name: getattr(self, name) for name in names}
+
+    def lines(self, title: str, better: bool) -> list[str]:
+        """The result with its sample translations, for people."""
+        head = (
+            f"{title}: validation loss {self.nll:.3f}, perplexity {self.perplexity:.2f}, BLEU {self.bleu:.2f}"
+            f"{' (best so far)' if better else ''}, {self.seconds:.1f} s, {self.signature}"
+        )
+        parts = ("source", "reference", "translation")
+        return [head, *(f"  {part:<12}{getattr(sample, part)}" for sample in self.samples for part in parts)]
+
+
+def validate(
+    model: Transformer,
+    recipe: Recipe,
+    prepared: Prepared,
+    precision: Precision,
+    interruption: Interruption,
+) -> Validation | None:
+    """Loss and BLEU with the weights that the model has; leaves it in the mode it was in. None if interrupted."""
+
+    def go_on(lines: int) -> None:
+        if interruption.signal is not None:
+            raise _InterruptedError
+
+    begin, was_training = monotonic(), model.training
+    model.eval()
+    try:
+        nll = validation_loss(model, recipe, prepared, precision)
+        rows = min(recipe.training.validate_segments or len(prepared.valid), len(prepared.valid))
+        sources, references = _texts(prepared, rows)
+        translated = translate_lines(model, prepared.tokenizers, sources, recipe.decoding, on_progress=go_on)
+    except _InterruptedError:
+        return None
+    finally:
+        model.train(was_training)
+    hypotheses = [each[0].text for each in translated]
+    bleu = score_corpus(hypotheses, [references], metrics=("BLEU",), bootstrap=0)[0]
+    shown = [Sample(sources[row], references[row], hypotheses[row]) for row in range(0, rows, max(rows // 3, 1))][:3]
+    return Validation(nll, bleu.value, bleu.signature, shown, monotonic() - begin)
+
+
+@torch.no_grad()
+def validation_loss(model: Transformer, recipe: Recipe, prepared: Prepared, precision: Precision) -> float:
+    """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out.
+
+    Raises: DataError where no validation segment fits the model.
+    """
+    side, device = prepared.valid, precision.device
+    longest = min(model.longest_source, model.longest_target)
+    total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
+    for rows in plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0):
+        inputs = to_device(make_batch(side, rows), device)
+        with precision.autocast():
+            output = model(
+                inputs.source,
+                inputs.target_in,
+                source_valid=inputs.source_valid,
+                target_valid=inputs.target_valid,
+            )
+            hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
+            total += token_loss(hidden, model.output_weight, inputs.target, smoothing=0.0).nll.sum()
+        tokens += len(inputs.target)
+    if tokens == 0:
+        raise DataError(
+            f"no validation segment in {prepared.folder} has at most {longest} pieces; raise model.max_length"
+        )
+    return float(total) / tokens
+
+
+def _texts(prepared: Prepared, rows: int) -> tuple[list[str], list[str]]:
+    """Raw text of the first `rows` validation segments, as it was read."""
+    sources, references = prepared.valid.source_text, prepared.valid.target_text
+    assert sources is not None
+    assert references is not None
+    return sources[:rows], references[:rows]

@@ -1,0 +1,100 @@
+"""The subject of the contract tests: attentions one above the other, whole sequences at once and step by step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention import Attention, State
+from tests.contract.cases import Case
+
+
+class Stack(nn.Module):
+    """Attentions with a residual between them; what one carries goes to the next, as in a model.
+
+    The last has no residual around it: a test that asks whether a change is seen must not be answered by the sum.
+    """
+
+    def __init__(self, layers: list[Attention]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.site = layers[0].site
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        form: str = "forward",
+    ) -> Tensor:
+        """(B, T, D) of the last, from query (B, T, D) and memory (B, S, M); `form` is `forward` or `naive`."""
+        return self.attend(query, memory, query_valid=query_valid, memory_valid=memory_valid, form=form)[0]
+
+    def attend(self, query: Tensor, memory: Tensor | None = None, *, form: str = "forward", **masks: Any) -> Any:
+        """The output and what the last layer carries."""
+        output, carry = torch.zeros(()), None
+        for layer in self.layers:
+            query = query + output
+            attended = getattr(layer, form)(query, memory, carry=carry, **masks)
+            output, carry = attended.output, attended.carry
+        return output, carry
+
+    def start(
+        self, batch_size: int, memory: Tensor | None = None, memory_valid: Tensor | None = None, hypotheses: int = 1
+    ) -> State:
+        """The states of all layers, in a state that `reorder` works on."""
+        states, carry = [], None
+        for layer in self.layers:
+            state, carry = layer.start(batch_size, memory, memory_valid, hypotheses=hypotheses, carry=carry)
+            states.append(state)
+        return {"layers": states}
+
+    def step(self, query: Tensor, state: State) -> tuple[Tensor, State]:
+        """(B, N, D) for the next position of N hypotheses, and the state after it."""
+        output, states, carry = torch.zeros(()), [], None
+        for layer, before in zip(self.layers, state["layers"], strict=True):
+            query = query + output
+            attended, after = layer.step(query, before, carry=carry)
+            output, carry = attended.output, attended.carry
+            states.append(after)
+        return output, {"layers": states}
+
+    def walk(self, query: Tensor, state: State) -> tuple[Tensor, State]:
+        """(B, N, T, D) from T steps over query (B, N, T, D), and the state after them."""
+        outputs = []
+        for token in query.unbind(2):
+            output, state = self.step(token, state)
+            outputs.append(output)
+        return torch.stack(outputs, dim=2), state
+
+
+def make(case: Case, *, stir: bool = True, **site: Any) -> Stack:
+    """The case's stack in evaluation; stirred, no parameter stays at a zero that would hide what it does."""
+    stack = Stack([case.build(layer=layer, **site) for layer in range(case.layers)]).eval()
+    if stir:
+        with torch.no_grad():
+            for parameter in stack.parameters():
+                parameter.add_(0.15 * torch.randn_like(parameter))
+    return stack
+
+
+def tokens(*shape: int, width: int = 32, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random token vectors (*shape, width)."""
+    return torch.randn(*shape, width, dtype=dtype)
+
+
+def memory_for(case: Case, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Random memory (*shape, M) in the cross role, None in the self roles."""
+    if case.role != "cross":
+        return None
+    return tokens(*shape, width=case.memory_width or 32, dtype=dtype)
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the size of the values where that is above 1; NaN counts as infinite."""
+    if one.numel() == 0:
+        return 0.0
+    scale = max(1.0, other.detach().abs().max().item())
+    return torch.nan_to_num((one - other).detach().abs(), nan=float("inf")).max().item() / scale

@@ -1,0 +1,73 @@
+"""Promise 2: in the decoder, and across target positions in the cross role, later tokens change nothing earlier."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import Attended, Attention, Site
+from tests.contract.cases import Case, each, small, steps
+from tests.contract.stack import Stack, apart, make, memory_for, tokens
+
+CLOSE = 1e-5
+
+
+def cuts(case: Case) -> list[int]:
+    """Positions from which tokens change: the second, and around blocks."""
+    around = [block + shift for block in case.blocks for shift in (0, 1)]
+    return sorted({1, 2, *around, 33, 70, 100}) if case.small else sorted({2, *around, case.long - 1})
+
+
+def check_causal(stack: Stack, query: Tensor, memory: Tensor | None, positions: list[int]) -> None:
+    """Changes the query (B, T, D) from each position on, by much; rows before must not notice, and rows after must."""
+    whole = stack(query, memory)
+    for cut in positions:
+        changed = query.clone()
+        changed[:, cut:] += 10 * torch.randn_like(changed[:, cut:])
+        output = stack(changed, memory)
+        assert apart(output[:, :cut], whole[:, :cut]) < CLOSE, f"a row before {cut} saw a token from there on"
+        assert apart(output[:, cut:], whole[:, cut:]) > 1e-3, f"no row from {cut} on saw that its token changed"
+        prefix = stack(query[:, :cut], memory)
+        assert apart(prefix, whole[:, :cut]) < CLOSE, f"a prefix of {cut} gives something else alone"
+
+
+@each(steps)
+@torch.no_grad()
+def test_later_tokens_change_nothing_earlier(case: Case) -> None:
+    check_causal(make(case), tokens(2, case.long), memory_for(case, 2, 9), cuts(case))
+
+
+@each(lambda case: small(case) and steps(case))
+@torch.no_grad()
+def test_later_tokens_change_nothing_earlier_in_training(case: Case) -> None:
+    check_causal(make(case).train(), tokens(2, 13), memory_for(case, 2, 9), [1, 5])
+
+
+@each(lambda case: small(case) and steps(case))
+def test_no_gradient_flows_from_an_earlier_row_to_a_later_token(case: Case) -> None:
+    query = tokens(1, 13).requires_grad_()
+    output = make(case)(query, memory_for(case, 1, 9))
+    (gradient,) = torch.autograd.grad(output[:, :6].square().sum(), query)
+    assert gradient[:, 6:].abs().max() == 0
+    assert gradient[:, :6].abs().max() > 0
+
+
+class Shifted(Attention):
+    """A decoder that leaks in the way that `ahead` says; the check must catch each."""
+
+    def __init__(self, site: Site, ahead: str) -> None:
+        super().__init__(site)
+        self.ahead = ahead
+
+    def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+        if self.ahead == "value":
+            return Attended(query.roll(-1, dims=1))
+        if self.ahead == "selection":  # whether a row is kept depends on its rank among all
+            norm = query.norm(dim=-1, keepdim=True)
+            return Attended(query * (norm >= norm.median(dim=1, keepdim=True).values))
+        return Attended(query / query.abs().amax(dim=(1, 2), keepdim=True))  # a statistic of all positions
+
+
+@pytest.mark.parametrize("ahead", ["value", "selection", "statistic"])
+def test_the_check_catches_every_kind_of_leak(ahead: str) -> None:
+    with pytest.raises(AssertionError, match="saw a token"):
+        check_causal(Stack([Shifted(Site("decoder", 32, 4), ahead)]), tokens(2, 13), None, [5])

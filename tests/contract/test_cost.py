@@ -1,0 +1,90 @@
+"""Promise 5: time and memory grow with the length as `growth` says, and below 2 nothing of T x S is ever held."""
+
+import statistics
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import Attended, Attention, Site
+from tests.contract.cases import Case, each, steps
+from tests.contract.counting import Count, count, exponent
+from tests.contract.stack import Stack, make, memory_for, tokens
+
+MARGIN = 0.1
+
+
+def work(stack: Stack, query: Tensor, memory: Tensor | None) -> tuple[Count, int]:
+    """The cost of forward and backward."""
+    stack.train()
+    return count(lambda: stack(query, memory).square().sum().backward())
+
+
+def check_growth(stack: Stack, growth: float, case: Case | None, length: int) -> None:
+    """Compares the cost at `length` with that at twice the length, one segment each."""
+    (once, flops), (twice, more_flops) = (
+        work(stack, tokens(1, size), memory_for(case, 1, size) if case else None) for size in (length, 2 * length)
+    )
+    assert exponent(once.largest, twice.largest) < growth + MARGIN, "the largest tensor grows faster"
+    assert exponent(once.touched, twice.touched) < growth + MARGIN, "memory traffic grows faster"
+    assert exponent(flops, more_flops) < growth + MARGIN, "operations grow faster"
+    done = [exponent(once.touched, twice.touched), exponent(flops, more_flops)]
+    assert max(done) > growth - 0.4, f"growth = {growth} overstates the cost"
+    if growth < 2:
+        square = 2 * length * 2 * length
+        assert twice.largest < square, "a tensor of T x S values"
+        assert not any(sum(side >= 2 * length for side in shape) > 1 for shape in twice.shapes), "a T x S tensor"
+
+
+@each(lambda case: case.setting == "small" or (case.small and case.mechanism.growth < 2))
+def test_cost_grows_with_the_length_as_declared(case: Case) -> None:
+    length = 256 if case.mechanism.growth == 2 else 512
+    check_growth(make(case, max_length=1024, memory_length=1024), case.mechanism.growth, case, length)
+
+
+@pytest.mark.slow
+@each(lambda case: case.setting == "default" and case.mechanism.growth < 2)
+def test_cost_grows_as_declared_with_the_defaults(case: Case) -> None:
+    check_growth(make(case, max_length=8192, memory_length=8192), case.mechanism.growth, case, 4096)
+
+
+@each(lambda case: case.setting == "small" and steps(case) and case.mechanism.growth == 1)
+@torch.no_grad()
+def test_a_step_costs_at_position_256_what_it_costs_at_64(case: Case) -> None:
+    stack, medians = make(case, max_length=300), []
+    state = stack.start(1, memory_for(case, 1, 9))
+    for walked in (60, 184):  # then eight steps are counted
+        _, state = stack.walk(tokens(1, 1, walked), state)
+        counts = [Count() for _ in range(8)]
+        for counted in counts:
+            with counted:
+                _, state = stack.step(tokens(1, 1), state)
+        medians.append(statistics.median(counted.touched for counted in counts))
+    assert medians[1] < 1.05 * medians[0]
+
+
+class Scores(Attention):
+    """Holds the scores of all pairs; declared linear, the check must catch it."""
+
+    def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+        scores = query @ query.transpose(1, 2)
+        return Attended(scores.softmax(dim=-1) @ query * self.scale)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize("growth", [1, 1.5])
+def test_the_check_catches_scores_of_all_pairs(growth: float) -> None:
+    with pytest.raises(AssertionError, match="grows faster"):
+        check_growth(Stack([Scores(Site("encoder", 32, 4))]), growth, None, 512)
+
+
+def test_the_check_catches_an_overstated_growth() -> None:
+    class Scale(Scores):
+        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+            return Attended(query * self.scale)
+
+    with pytest.raises(AssertionError, match="overstates"):
+        check_growth(Stack([Scale(Site("encoder", 32, 4))]), 2, None, 512)

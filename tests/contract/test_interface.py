@@ -1,0 +1,104 @@
+"""What the registry says of each mechanism is complete and true, and what cannot be built is refused by name."""
+
+import pytest
+import torch
+
+from mtkit.attention import ROLES, Attended, build, mechanisms
+from mtkit.attention.registry import Mechanism
+from mtkit.errors import MtkitError
+from tests.contract.cases import Case, each, plain, steps, valid_mask
+from tests.contract.stack import apart, make, memory_for, tokens
+
+every_mechanism = pytest.mark.parametrize("mechanism", mechanisms().values(), ids=list(mechanisms()))
+
+
+@every_mechanism
+def test_the_registry_says_all(mechanism: Mechanism) -> None:
+    assert mechanism.paper.strip()
+    assert mechanism.summary.strip()
+    assert mechanism.complexity.startswith("O(")
+    assert mechanism.growth in (1, 1.5, 2)
+    assert isinstance(mechanism.weights, bool)
+    assert mechanism.roles
+    assert mechanism.published <= mechanism.roles <= set(ROLES)
+
+
+@every_mechanism
+def test_a_role_that_it_cannot_play_is_refused_naming_those_it_can(mechanism: Mechanism) -> None:
+    for role in set(ROLES) - mechanism.roles:
+        with pytest.raises(MtkitError, match=role) as refusal:
+            build(mechanism.name, role=role, d_model=32, heads=4)
+        assert all(each in str(refusal.value) for each in mechanism.roles)
+
+
+@every_mechanism
+def test_an_unknown_option_is_refused_with_the_nearest(mechanism: Mechanism) -> None:
+    role = min(mechanism.roles)
+    for option in [*mechanism.options, "nothing"]:
+        with pytest.raises(MtkitError, match=f"no option '{option}z'") as refusal:
+            build(mechanism.name, role=role, d_model=32, heads=4, **{f"{option}z": 1})
+        assert option == "nothing" or f"did you mean '{option}'" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "ful"}, "did you mean 'full'"),
+        ({"role": "encoders"}, "did you mean 'encoder'"),
+        ({"positions": "rotery"}, "did you mean 'rotary'"),
+        ({"positions": {"name": "shaw", "clop": 2}}, "did you mean 'clip'"),
+        ({"projection": "nothing"}, "no projection 'nothing'"),
+        ({"role": "cross", "positions": "rotary"}, "cross"),
+        ({"heads": 5}, "5"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(wrong: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"name": "full", "role": "encoder", "d_model": 32, "heads": 4}
+    with pytest.raises(MtkitError, match=message) as refusal:
+        build(**(arguments | wrong))  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
+
+
+@each(plain)
+@torch.no_grad()
+def test_it_gives_tokens_of_the_model_width_and_what_attended_holds(case: Case) -> None:
+    attention = make(case).layers[0]
+    attended = attention(tokens(2, 6), memory_for(case, 2, 5))
+    assert isinstance(attended, Attended)
+    assert attended.output.shape == (2, 6, 32)
+    assert attended.weights is None
+    assert attended.losses == {}, "losses are for training"
+    assert attention.longest is None or attention.longest >= attention.site.max_length
+
+
+@each()
+@torch.no_grad()
+def test_weights_are_there_where_they_are_declared_and_only_for_real_keys(case: Case) -> None:
+    attention = make(case).layers[0]
+    query, memory, valid = tokens(2, 6), memory_for(case, 2, 6), valid_mask([6, 3], 6)
+    masks = {"memory_valid": valid} if case.role == "cross" else {"query_valid": valid}
+    plainly = attention(query, memory, **masks)
+    attended = attention(query, memory, **masks, need_weights=True)
+    assert apart(attended.output, plainly.output) < 1e-5
+    if not attention.weights:
+        assert attended.weights is None
+        return
+    assert attended.weights.shape == (2, 4, 6, 6)
+    rows = slice(None) if case.role == "cross" else slice(3)
+    assert attended.weights[1, :, rows, 3:].abs().max() == 0
+    if case.role == "decoder":
+        assert attended.weights.triu(1).abs().max() == 0
+
+
+@each(lambda case: steps(case) and case.mechanism.weights)
+@torch.no_grad()
+def test_steps_give_the_weights_of_forward(case: Case) -> None:
+    attention = make(case).layers[0]
+    query, memory = tokens(2, 6), memory_for(case, 2, 5)
+    expected = attention(query, memory, need_weights=True).weights
+    state, _ = attention.start(2, memory)
+    for position in range(6):
+        attended, state = attention.step(query[:, position : position + 1], state, need_weights=True)
+        width = attended.weights.shape[-1]
+        assert apart(attended.weights[:, :, 0], expected[:, :, position, :width]) < 1e-4
+        assert width == 5 if case.role == "cross" else width >= position + 1

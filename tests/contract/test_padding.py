@@ -1,0 +1,96 @@
+"""Promise 1: padding changes nothing, neither by being there nor by what it holds."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import Attended, Attention, Site
+from tests.contract.cases import Case, each, small, valid_mask
+from tests.contract.stack import Stack, apart, make, memory_for, tokens
+
+CLOSE = 1e-5
+
+
+def ragged_lengths(case: Case) -> list[int]:
+    """1, 2, an odd one, and around every block."""
+    around = {length for block in case.blocks for length in (block - 1, block, block + 1)}
+    if case.small:
+        around |= {2 * block + 1 for block in case.blocks} | {31, 32, 33}
+    return sorted({1, 2, 7, case.long} | {length for length in around if length > 0})
+
+
+def run(stack: Stack, x: Tensor, valid: Tensor) -> Tensor:
+    """In the self roles x is the query, in the cross role the memory of a query of four tokens."""
+    if stack.site.role == "cross":
+        query = torch.linspace(-2, 2, 4 * 32).view(1, 4, 32).expand(len(x), 4, 32)
+        return stack(query, x, memory_valid=valid)
+    return stack(x, query_valid=valid)
+
+
+def real(stack: Stack, output: Tensor, length: int) -> Tensor:
+    """The rows that are compared."""
+    return output if stack.site.role == "cross" else output[:, :length]
+
+
+def check_padding(stack: Stack, x: Tensor, pads: list[int]) -> None:
+    """Appends padding of huge values to x (B, T, D) and asks for the same result."""
+    length = x.shape[1]
+    expected = run(stack, x, torch.ones(x.shape[:2], dtype=torch.bool))
+    for pad in pads:
+        longer = torch.cat([x, 1e4 * torch.randn(len(x), pad, x.shape[2])], dim=1)
+        output = run(stack, longer, valid_mask([length] * len(x), length + pad))
+        assert output.isfinite().all()
+        assert apart(real(stack, output, length), real(stack, expected, length)) < CLOSE, f"{pad} of padding"
+
+
+@each()
+@torch.no_grad()
+def test_padding_changes_nothing(case: Case) -> None:
+    stack, block = make(case), max(case.blocks, default=4)
+    for length in (7, case.long):
+        x = tokens(2, length, width=case.memory_width or 32)
+        check_padding(stack, x, [1, block - 1, block, 3 * block] if case.small else [1])
+
+
+@each()
+@torch.no_grad()
+def test_a_segment_gives_in_a_ragged_batch_what_it_gives_alone(case: Case) -> None:
+    stack, lengths = make(case), ragged_lengths(case)
+    x = tokens(len(lengths), max(lengths), width=case.memory_width or 32)
+    together = run(stack, x, valid_mask(lengths, max(lengths)))
+    for row, length in enumerate(lengths):
+        alone = run(stack, x[row : row + 1, :length], torch.ones(1, length, dtype=torch.bool))
+        assert apart(real(stack, together[row : row + 1], length), alone) < CLOSE, f"length {length}"
+
+
+@each(lambda case: case.role == "cross")
+def test_with_nothing_to_attend_to_the_result_is_zero_before_out_proj(case: Case) -> None:
+    attention = make(case).layers[0]
+    query, memory = tokens(2, 5).requires_grad_(), memory_for(case, 2, 6)
+    output = attention(query, memory, memory_valid=valid_mask([0, 6], 6)).output
+    out_proj = getattr(attention, "out_proj", None)
+    nothing = torch.zeros(32) if out_proj is None else out_proj(torch.zeros(out_proj.in_features))
+    assert apart(output[0], nothing.expand(5, 32)) < CLOSE
+    assert apart(output[1], nothing.expand(5, 32)) > 1e-3
+    output.square().sum().backward()
+    assert all(each.grad is None or each.grad.isfinite().all() for each in [query, *attention.parameters()])
+
+
+@each(small)
+def test_a_segment_of_padding_alone_gives_no_nan(case: Case) -> None:
+    stack = make(case)
+    x = tokens(2, 6, width=case.memory_width or 32).requires_grad_()
+    output = run(stack, x, valid_mask([0, 6], 6))
+    assert output.isfinite().all()
+    output.square().sum().backward()
+    gradients = [x.grad, *(parameter.grad for parameter in stack.parameters())]
+    assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
+
+
+def test_the_check_catches_a_mean_over_padding() -> None:
+    class Mean(Attention):
+        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+            return Attended(query.mean(dim=1, keepdim=True).expand_as(query))
+
+    with pytest.raises(AssertionError, match="of padding"):
+        check_padding(Stack([Mean(Site("encoder", 32, 4))]), tokens(2, 7), [1])

@@ -1,0 +1,123 @@
+"""Promise 3: `start` and T times `step` give what one `forward` over T gives, whatever beam search does between."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import Attended, Attention, Site, State, reorder
+from tests.contract.cases import Case, each, small, steps, valid_mask
+from tests.contract.stack import Stack, apart, make, memory_for, tokens
+
+CLOSE = 1e-4
+
+
+def whole(stack: Stack, query: Tensor, memory: Tensor | None, memory_valid: Tensor | None) -> Tensor:
+    """`forward` over the hypotheses (B, N, T, D), each with its segment's memory."""
+    count = query.shape[1]
+    if memory is not None:
+        memory = memory.repeat_interleave(count, dim=0)
+        memory_valid = None if memory_valid is None else memory_valid.repeat_interleave(count, dim=0)
+    return stack(query.flatten(0, 1), memory, memory_valid=memory_valid).unflatten(0, query.shape[:2])
+
+
+def check_steps(
+    stack: Stack, query: Tensor, memory: Tensor | None, memory_valid: Tensor | None = None, index: Tensor | None = None
+) -> None:
+    """Walks over query (B, N, T, D); with an index, reorders after half of it and walks over the rest."""
+    length = query.shape[2]
+    half = length if index is None else length // 2
+    state = stack.start(len(query), memory, memory_valid, hypotheses=query.shape[1])
+    output, state = stack.walk(query[:, :, :half], state)
+    assert apart(output, whole(stack, query, memory, memory_valid)[:, :, :half]) < CLOSE, "steps differ from forward"
+    if index is None:
+        return
+    state = reorder(state, index)
+    if index.dim() == 1:  # segments
+        kept, memory = query[index, :, :half], None if memory is None else memory[index]
+        memory_valid = None if memory_valid is None else memory_valid[index]
+    else:
+        kept = query[:, :, :half].take_along_dim(index[:, :, None, None], dim=1)
+    query = torch.cat([kept, tokens(*kept.shape[:2], length - half)], dim=2)
+    output, _ = stack.walk(query[:, :, half:], state)
+    assert apart(output, whole(stack, query, memory, memory_valid)[:, :, half:]) < CLOSE, "steps differ after reorder"
+
+
+def length(case: Case) -> int:
+    """One that crosses every block of its options twice."""
+    return 2 * max(case.blocks, default=6) + 4
+
+
+@each(steps)
+@torch.no_grad()
+def test_steps_give_what_forward_gives(case: Case) -> None:
+    check_steps(make(case), tokens(2, 1, max(length(case), 40)), memory_for(case, 2, 9))
+
+
+@each(lambda case: small(case) and steps(case))
+@torch.no_grad()
+def test_hypotheses_of_ragged_segments_step_each_for_itself(case: Case) -> None:
+    memory_valid = valid_mask([9, 1, 6], 9) if case.role == "cross" else None
+    check_steps(make(case), tokens(3, 3, length(case)), memory_for(case, 3, 9), memory_valid)
+
+
+@each(lambda case: small(case) and steps(case))
+@pytest.mark.parametrize(
+    "index",
+    [torch.tensor([2, 0]), torch.tensor([1, 2, 0]), torch.tensor([[2, 2, 0], [0, 1, 2], [1, 0, 1]]), torch.ones(3, 2)],
+    ids=["segments-leave", "segments-permuted", "hypotheses-branch", "hypotheses-leave"],
+)
+@torch.no_grad()
+def test_steps_go_on_after_reorder(case: Case, index: Tensor) -> None:
+    memory_valid = valid_mask([9, 4, 6], 9) if case.role == "cross" else None
+    check_steps(make(case), tokens(3, 3, length(case)), memory_for(case, 3, 9), memory_valid, index.long())
+
+
+@each(steps)
+@torch.no_grad()
+def test_state_has_segments_first_and_hypotheses_second(case: Case) -> None:
+    stack = make(case)
+    state = stack.start(2, memory_for(case, 2, 9), hypotheses=3)
+    for _ in range(3):
+        for shared, value in tensors(state):
+            assert value.shape[:1] == (2,) if shared else value.shape[:2] == (2, 3), tuple(value.shape)
+        _, state = stack.step(tokens(2, 3), state)
+    if case.role == "cross":  # the source, projected, is held once a segment
+        one = sum(value.numel() for shared, value in tensors(stack.start(2, memory_for(case, 2, 9))) if shared)
+        assert one == sum(value.numel() for shared, value in tensors(state) if shared)
+
+
+def tensors(state: Any, shared: bool = False) -> Iterator[tuple[bool, Tensor]]:
+    """Every tensor of a state, and whether all hypotheses of a segment share it; nothing but plain numbers besides."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from tensors(value, shared or key == "shared")
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from tensors(value, shared)
+    elif isinstance(state, Tensor):
+        yield shared, state
+    else:
+        assert state is None or isinstance(state, bool | int | float), f"{type(state)} in a state"
+
+
+def test_the_check_catches_a_state_that_ignores_reorder() -> None:
+    class Total(Attention):
+        """A running sum; its state lies where `reorder` takes it for the segment's."""
+
+        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+            return Attended(query.cumsum(dim=1))
+
+        def start(self, batch_size: int, *_: object, hypotheses: int = 1, **__: object) -> tuple[State, None]:  # type: ignore[override]
+            return {"shared": {"total": torch.zeros(batch_size, hypotheses, 32)}}, None
+
+        def step(self, query: Tensor, state: State, **_: object) -> tuple[Attended, State]:  # type: ignore[override]
+            total = state["shared"]["total"] + query
+            return Attended(total), {"shared": {"total": total}}
+
+    stack = Stack([Total(Site("decoder", 32, 4))])
+    check_steps(stack, tokens(3, 3, 6), None)
+    with pytest.raises(AssertionError, match="after reorder"):
+        check_steps(stack, tokens(3, 3, 6), None, None, torch.tensor([[2, 2, 0]] * 3))

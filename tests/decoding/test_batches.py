@@ -1,0 +1,29 @@
+"""Batches of source segments."""
+
+import torch
+
+from mtkit.decoding.batches import Segment, make_batch, plan, target_limit
+from mtkit.decoding.search import EOS, PAD
+
+
+def test_every_segment_comes_once_and_batches_keep_to_their_size() -> None:
+    lengths = [3, 50, 1, 7, 7, 2, 30, 9, 1, 200]
+    batches = plan(lengths, batch_tokens=120, hypotheses=2)
+    assert sorted(index for batch in batches for index in batch) == list(range(10))
+    assert batches[0] == [9]  # alone: it is longer than a batch
+    for batch in batches[1:]:
+        assert max(lengths[index] for index in batch) * len(batch) * 2 <= 120
+    widths = [lengths[index] for batch in batches for index in batch]
+    assert widths == sorted(widths, reverse=True)
+    assert len(batches) <= 5
+    assert plan([], 100, 1) == []
+
+
+def test_limits_are_the_segments_own_and_the_models() -> None:
+    segments = [Segment(0, 0, [5, 6, 7, EOS]), Segment(7, 1, [EOS])]
+    batch = make_batch(segments, None, torch.device("cpu"))
+    assert batch.limits == [28, 22]
+    assert batch.source.tolist() == [[5, 6, 7, EOS], [EOS, PAD, PAD, PAD]]
+    assert batch.valid.tolist() == [[True] * 4, [True, False, False, False]]
+    assert len(set(batch.keys.tolist())) == 2
+    assert target_limit(100, 24) == 24

@@ -1,0 +1,63 @@
+"""Forced decoding: the log-probability of given pairs."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.data.tokenizer import EOS, Tokenizers
+from mtkit.decoding.batches import padded
+from mtkit.decoding.forced import forced_log_probs, log_probs_of_lines
+from mtkit.decoding.translate import translate_lines
+from mtkit.errors import DataError
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import DecodingSettings
+from tests.decoding.tiny import TinyModel, log_prob_of, random_sources
+from tests.decoding.trained import make_run, sentences
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Tokenizers]:
+    run = make_run(tmp_path_factory.mktemp("run")).run
+    return run.load_model(), run.tokenizers
+
+
+def test_equals_the_sum_over_steps_whatever_the_batch() -> None:
+    model = TinyModel()
+    sources, targets = ([[*each, EOS] for each in random_sources(12, seed=seed)] for seed in (1, 2))
+    device = model.output_weight.device
+    found = forced_log_probs(model, padded(sources, device), padded(targets, device))
+    for source, target, log_prob in zip(sources, targets, found.tolist(), strict=True):
+        assert log_prob == pytest.approx(log_prob_of(model, source[:-1], target), abs=1e-4)
+
+
+def test_hypotheses_of_the_transformer_score_what_forcing_them_gives(parts: tuple[Transformer, Tokenizers]) -> None:
+    """The steps, the reordering and the parallel pass of the real model agree."""
+    model, tokenizers = parts
+    lines = sentences(15, seed=3)
+    for method, kept in (("beam", 4), ("greedy", 1), ("sample", 4)):
+        settings = DecodingSettings.model_validate({"method": method, "beam": 4, "n_best": kept})
+        found = translate_lines(model, tokenizers, lines, settings)
+        sources = [[*tokenizers.source.encode(line), EOS] for line in lines for _ in range(kept)]
+        flat = [each for translations in found for each in translations]
+        device = model.output_weight.device
+        forced = forced_log_probs(model, padded(sources, device), padded([each.pieces for each in flat], device))
+        for each, log_prob in zip(flat, forced.tolist(), strict=True):
+            assert each.log_prob == pytest.approx(log_prob, abs=1e-4)
+
+
+def test_lines_in_order_whatever_the_batch(parts: tuple[Transformer, Tokenizers]) -> None:
+    sources, targets = sentences(20, 1), sentences(20, 2)
+    one, many = (log_probs_of_lines(*parts, sources, targets, batch_tokens=size) for size in (1, 10_000))
+    assert one == pytest.approx(many, abs=1e-4)
+    assert len(set(many)) == 20
+    assert log_probs_of_lines(*parts, sources[4:5], targets[4:5], batch_tokens=100)[0] == pytest.approx(
+        many[4], abs=1e-4
+    )
+    assert log_probs_of_lines(*parts, ["", "a"], ["", ""], batch_tokens=100)[0] < 0
+
+
+def test_what_cannot_be_forced_is_named(parts: tuple[Transformer, Tokenizers], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="2 source lines and 1 target"):
+        log_probs_of_lines(*parts, ["a", "b"], ["a"], batch_tokens=100)
+    with pytest.raises(DataError, match="target line 2 has"):
+        log_probs_of_lines(*parts, ["a", "b"], ["a", "b" * 100], batch_tokens=100)

@@ -1,0 +1,53 @@
+"""Cutting text that is too long."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from mtkit.decoding.splitting import split
+
+
+def words(texts: Sequence[str]) -> list[int]:
+    """A word is a piece for every four characters begun."""
+    return [sum(-(-len(word) // 4) for word in text.split()) for text in texts]
+
+
+def test_sentences_are_kept_together_as_long_as_they_fit() -> None:
+    text = "One two. Six ten! Who is it? “So.” 3.5 is odd. end"
+    assert split(text, 6, words) == ["One two. Six ten!", "Who is it? “So.”", "3.5 is odd. end"]
+
+
+def test_a_long_sentence_is_cut_at_clauses_then_spaces_then_anywhere() -> None:
+    assert split("a b c, d e f, g. h", 4, words) == ["a b c,", "d e f, g.", "h"]
+    assert split("a b c d e f g h i", 4, words) == ["a b c d", "e f g h", "i"]
+    assert split("abcdefghijklmnopqrstuvwxyz", 2, words) == ["abcdef", "ghijklm", "nopqrs", "tuvwxyz"]
+
+
+def test_text_without_spaces_is_cut_behind_its_full_stops() -> None:
+    def characters(texts: Sequence[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    assert split("今日は晴れ。明日は雨。「はい。」と言う、人", 12, characters) == [
+        "今日は晴れ。明日は雨。",
+        "「はい。」と言う、人",
+    ]
+
+
+@pytest.mark.parametrize("longest", [1, 2, 5, 40])
+def test_nothing_is_lost_and_everything_fits(longest: int) -> None:
+    text = ("Well, this is it -- or not? " * 7 + "x" * 50 + "\u2028 \u0085 ...  ; ") * 3
+    parts = split(text, longest, words)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert max(words(parts)) <= longest
+    assert all(part == part.strip() and part for part in parts)
+
+
+def test_pieces_that_differ_at_the_seams_still_fit() -> None:
+    """Joined sentences may have more pieces than the sum of theirs."""
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return [len(text) + 3 * text.count(". ") for text in texts]
+
+    parts = split("aa. bb. cc. dd. ee. ff.", 10, count)
+    assert max(count(parts)) <= 10
+    assert "".join(parts).replace(" ", "") == "aa.bb.cc.dd.ee.ff."

@@ -1,0 +1,156 @@
+"""Translating lines: N in, N out, the same whatever the batch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtkit.data.tokenizer import EOS, Tokenizers
+from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.errors import MtkitError
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import DecodingSettings
+from tests.decoding.tiny import TinyModel
+from tests.decoding.trained import LONGEST, make_run, sentences
+
+SENTENCE = "The old dog sees a small house near the tree, and one bird."
+AWKWARD = [
+    "",
+    "   \t ",
+    "\u2028",
+    "A cat\u2028finds\u0085one\x0bbird\x0c.",
+    "\x00\x07\x1b",
+    "ein\rzwei",
+    "🦖 漢字 Ωμέγα",
+    SENTENCE * 8,
+    "x" * 300,
+    "\u200b",
+    "The dog.",
+    "▁▁▁",
+    "<s> </s> <pad>",
+]
+
+Translate = Callable[..., list[list[Translation]]]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Tokenizers]:
+    run = make_run(tmp_path_factory.mktemp("run")).run
+    return run.load_model(), run.tokenizers
+
+
+@pytest.fixture
+def translate(parts: tuple[Transformer, Tokenizers]) -> Translate:
+    def call(lines: list[str], *, on_progress: Any = None, **settings: Any) -> list[list[Translation]]:
+        return translate_lines(*parts, lines, DecodingSettings.model_validate(settings), on_progress=on_progress)
+
+    return call
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_as_many_lines_come_out_as_went_in(translate: Translate, method: str) -> None:
+    seen: list[int] = []
+    found = translate(AWKWARD * 3, method=method, on_progress=seen.append)
+    assert len(found) == len(AWKWARD) * 3
+    assert sum(seen) == len(found)
+    for line, each in zip(AWKWARD * 3, found, strict=True):
+        assert len(each) == 1
+        assert "\n" not in each[0].text
+        if not line.strip():
+            assert each[0] == Translation("", 0.0, 0.0, (), parts=0)
+        elif each[0].parts:
+            assert each[0].pieces[-1] == EOS
+            assert each[0].log_prob < 0
+
+
+def test_long_lines_are_translated_in_parts(translate: Translate) -> None:
+    whole, each = translate([SENTENCE * 3, SENTENCE], length_penalty=1.0, beam=2)
+    assert whole[0].parts > 1
+    assert each[0].parts == 1
+    spaced = translate([" ".join([SENTENCE] * 3)], length_penalty=1.0, beam=2)[0][0]
+    assert spaced.text == " ".join([each[0].text] * 3)
+    assert spaced.log_prob == pytest.approx(3 * each[0].log_prob, abs=1e-4)
+    assert spaced.score == pytest.approx(each[0].score, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_a_line_gets_the_same_whatever_the_batch(translate: Translate, method: str) -> None:
+    lines = sentences(40, seed=5) + AWKWARD
+    kept = {} if method == "greedy" else {"n_best": 3, "beam": 3}
+    one, many = (translate(lines, method=method, batch_tokens=size, **kept) for size in (1, 10_000))
+    for alone, together in zip(one, many, strict=True):
+        for a, b in zip(alone, together, strict=True):
+            assert a.pieces == b.pieces
+            assert a.score == pytest.approx(b.score, abs=1e-4)
+    assert len({each[0].text for each in many}) > 10
+
+
+def test_n_best_are_different_and_ordered(translate: Translate) -> None:
+    for each in translate(sentences(10, seed=6), n_best=4, beam=4):
+        assert len({translation.pieces for translation in each}) == 4
+        scores = [translation.score for translation in each]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_the_model_goes_back_to_training(parts: tuple[Transformer, Tokenizers]) -> None:
+    model, tokenizers = parts
+    for training in (True, False):
+        model.train(training)
+        translate_lines(model, tokenizers, ["The dog."], DecodingSettings())
+        assert model.training == training
+    loss = model(torch.tensor([[5, EOS]]), torch.tensor([[2, 5]])).hidden.sum()
+    loss.backward()  # what decoding cached inside the model can still be trained through
+
+
+def test_coverage_needs_a_model_with_weights(parts: tuple[Transformer, Tokenizers]) -> None:
+    blind = TinyModel()
+    blind.has_weights = False
+    with pytest.raises(MtkitError, match="cross attention"):
+        translate_lines(blind, parts[1], ["a"], DecodingSettings(coverage_penalty=0.2))
+    with pytest.raises(MtkitError, match="beam"):
+        translate_lines(*parts, ["a"], DecodingSettings(method="greedy", coverage_penalty=0.2))
+    plain, covered = (
+        translate_lines(*parts, sentences(6, 7), DecodingSettings(coverage_penalty=weight, beam=4, n_best=4))
+        for weight in (0.0, 0.3)
+    )
+    without, beside = (
+        [each.score - each.log_prob / len(each.pieces) for translations in found for each in translations]
+        for found in (plain, covered)
+    )
+    assert max(map(abs, without)) < 1e-5
+    assert max(beside) < 1e-5  # a hypothesis that has attended to everything pays nothing
+    assert min(beside) < -0.01
+
+
+def test_lower_precision_decodes(parts: tuple[Transformer, Tokenizers]) -> None:
+    lines = sentences(5, 8)
+    full = translate_lines(*parts, lines, DecodingSettings())
+    half = translate_lines(*parts, lines, DecodingSettings(), dtype=torch.bfloat16)
+    for a, b in zip(full, half, strict=True):
+        assert a[0].score == pytest.approx(b[0].score, abs=0.2)
+    assert full != half
+
+
+def test_limits_are_the_models(translate: Translate) -> None:
+    for each in translate(sentences(20, 9)):
+        assert len(each[0].pieces) <= LONGEST
+
+
+def test_no_lines(translate: Translate, tmp_path: Path) -> None:
+    assert translate([]) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_the_gpu_gives_what_the_cpu_gives(tmp_path: Path, method: str) -> None:
+    run = make_run(tmp_path).run
+    settings = DecodingSettings.model_validate({"method": method, "batch_tokens": 10_000})
+    lines = sentences(40, seed=5) + AWKWARD
+    here, there = (
+        translate_lines(run.load_model(device=device), run.tokenizers, lines, settings) for device in ("cpu", "cuda")
+    )
+    for cpu, gpu in zip(here, there, strict=True):
+        assert cpu[0].pieces == gpu[0].pieces
+        assert cpu[0].score == pytest.approx(gpu[0].score, abs=1e-3)

@@ -1,0 +1,53 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.recipe import DataSettings, Recipe, make_recipe, merged
+
+
+@pytest.fixture(scope="session")
+def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few hundred segments of the built-in corpus."""
+    folder = tmp_path_factory.mktemp("data") / "prepared"
+    given = {"folder": folder, "builtin": {"train": 200, "valid": 8, "test": 8}, "tokenizer": {"vocabulary": 400}}
+    prepare(DataSettings.model_validate(given))
+    return folder
+
+
+@pytest.fixture
+def prepared(prepared_folder: Path) -> Prepared:
+    return open_prepared(prepared_folder)
+
+
+TINY: dict[str, Any] = {
+    "model": {"d_model": 16, "heads": 2, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.2},
+    "training": {
+        "batch_tokens": 200,
+        "max_updates": 24,
+        "validate_every": 8,
+        "validate_segments": 4,
+        "log_every": 4,
+        "warmup_updates": 5,
+        "peak_rate": 0.01,
+        "ema": 0.9,
+    },
+    "decoding": {"method": "greedy"},
+}
+
+
+def tiny(**groups: dict[str, Any]) -> Recipe:
+    """A recipe that trains in a second, dropout and moving average on, with these groups laid over it."""
+    return make_recipe(merged(TINY, groups))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

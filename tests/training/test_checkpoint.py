@@ -1,0 +1,157 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mtkit.errors import RunError
+from mtkit.training.checkpoint import (
+    Checkpoints,
+    Progress,
+    load_weights,
+    read_progress,
+    read_state,
+    read_tensors,
+)
+
+
+def save(checkpoints: Checkpoints, update: int, bleu: float | None = None) -> Path:
+    return checkpoints.save(Progress(update=update, bleu=bleu), {"model": {"w": torch.full((3,), float(update))}})
+
+
+def kept(checkpoints: Checkpoints) -> list[int]:
+    return [int(path.name[-8:]) for path in checkpoints.all()]
+
+
+def test_a_checkpoint_gives_back_exactly_what_was_saved(tmp_path: Path) -> None:
+    progress = Progress(
+        update=7, epoch=2, batch=5, seconds=1 / 3, tokens=99, validated=7, bleu=0.1, best_bleu=0.3, stale=4,
+        baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
+    )  # fmt: skip
+    tensors = {"model": {"w": torch.randn(4, 3), "n": torch.tensor(3)}, "optimizer": {"m/w": torch.randn(4, 3).t()}}
+    path = Checkpoints(tmp_path, keep_last=1, keep_best=1).save(progress, tensors)
+    assert read_progress(path) == progress
+    for name, content in tensors.items():
+        found = read_tensors(path, name)
+        assert found.keys() == content.keys()
+        assert all(torch.equal(found[key], content[key]) for key in content)
+
+
+def test_tied_weights_are_saved_and_stay_tied(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"one": nn.Linear(2, 2, bias=False), "two": nn.Linear(2, 2, bias=False)})
+    model["two"].weight = model["one"].weight
+    path = Checkpoints(tmp_path, keep_last=1, keep_best=1).save(Progress(update=1), {"model": model.state_dict()})
+    wanted = model["one"].weight.detach().clone()
+    nn.init.zeros_(model["one"].weight)
+    load_weights(model, read_tensors(path, "model"), path)
+    assert torch.equal(model["two"].weight, wanted)
+    assert model["two"].weight is model["one"].weight
+
+
+def test_the_last_few_and_the_best_few_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=2)
+    for update, bleu in [(1, 5.0), (2, 30.0), (3, 7.0), (4, 31.0), (5, 30.0), (6, None), (7, 1.0)]:
+        save(checkpoints, update, bleu)
+    assert kept(checkpoints) == [2, 4, 6, 7]
+    assert json.loads((tmp_path / "best.json").read_text()) == {"checkpoint": "update-00000004", "bleu": 31.0}
+    assert checkpoints.last() == tmp_path / "checkpoints" / "update-00000007"
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_without_a_score_there_is_no_best(tmp_path: Path) -> None:
+    save(Checkpoints(tmp_path, keep_last=2, keep_best=1), 1)
+    assert not (tmp_path / "best.json").exists()
+
+
+def test_saving_an_update_again_changes_its_state_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    path = save(checkpoints, 1)
+    before = (path / "model.safetensors").stat().st_ino
+    save(checkpoints, 1, bleu=3.0)
+    assert read_progress(path).bleu == 3.0
+    assert (path / "model.safetensors").stat().st_ino == before
+    assert read_tensors(path, "model")["w"][0] == 1.0
+
+
+def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=3, keep_best=1)
+    for update in (1, 2, 6):
+        save(checkpoints, update, bleu=float(update))
+    assert checkpoints.averaged() is None
+    weights, updates = checkpoints.mean_of_last(2)
+    assert updates == [2, 6]
+    assert torch.equal(weights["w"], torch.full((3,), 4.0))
+    checkpoints.save_average(weights, update=6, bleu=9.0)
+    assert checkpoints.averaged() == 6
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+
+
+def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    save(checkpoints, 1)
+    half = checkpoints.folder / ".update-00000002.123.tmp"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    checkpoints.clean()
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["update-00000001"]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save(Checkpoints(tmp_path, keep_last=1, keep_best=1), 1)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(RunError) as error:  # noqa: PT012 (what is damaged decides which of the two notices)
+        read_progress(path)
+        read_tensors(path, "model")
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+    return str(error.value)
+
+
+def test_a_truncated_file_is_refused(saved: Path) -> None:
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert "damaged" in refusal(saved)
+
+
+def test_one_altered_bit_is_refused(saved: Path) -> None:
+    file = saved / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    assert "checksum" in refusal(saved)
+
+
+def test_a_pickle_in_place_of_weights_is_refused_by_name(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    torch.save({"w": torch.zeros(3)}, saved / "model.pt")
+    assert "model.pt" in refusal(saved)
+    assert "pickle" in refusal(saved)
+
+
+def test_another_format_version_is_refused(saved: Path) -> None:
+    state = read_state(saved)
+    (saved / "state.json").write_text(json.dumps(state | {"format": 99}))
+    assert "format 99" in refusal(saved)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "baseline": 3}'])
+def test_a_foreign_state_is_refused(saved: Path, content: str) -> None:
+    (saved / "state.json").write_text(content)
+    assert "damaged" in refusal(saved)
+
+
+def test_a_folder_without_state_is_refused(saved: Path) -> None:
+    (saved / "state.json").unlink()
+    assert "not a checkpoint" in refusal(saved)
+
+
+@pytest.mark.parametrize(("weights", "name"), [({"weight": torch.zeros(2, 3)}, "bias"), ({}, "bias")])
+def test_weights_of_another_model_are_refused(weights: dict[str, torch.Tensor], name: str) -> None:
+    with pytest.raises(RunError, match=name):
+        load_weights(nn.Linear(3, 2), weights, Path("there"))
+    with pytest.raises(RunError, match=r"weight is \(2, 2\) there and \(2, 3\)"):
+        load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 2)}, Path("there"))

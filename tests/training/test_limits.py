@@ -1,0 +1,76 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from mtkit.recipe import TrainingSettings
+from mtkit.training.checkpoint import Progress
+from mtkit.training.limits import Interruption, Limits
+
+
+def limits(**settings: object) -> Limits:
+    return Limits(TrainingSettings.model_validate(settings), updates_per_epoch=10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "at"),
+    [
+        ({"max_updates": 5}, Progress(update=4), Progress(update=5)),
+        ({"max_epochs": 2}, Progress(epoch=1, batch=9), Progress(epoch=2)),
+        ({"max_minutes": 1.5}, Progress(seconds=89.9), Progress(seconds=90.0)),
+        ({"patience": 3}, Progress(stale=2), Progress(stale=3)),
+    ],
+)
+def test_a_limit_is_reached_at_its_number_and_not_before(
+    settings: dict[str, object], before: Progress, at: Progress
+) -> None:
+    ((name, number),) = settings.items()
+    assert limits(**settings).reached(before) is None
+    assert limits(**settings).reached(at) == f"{name} = {number}"
+    assert limits().reached(at) is None
+
+
+def test_the_nearest_limit_says_how_much_is_done_and_left() -> None:
+    both = limits(max_updates=100, max_minutes=10)
+    progress = Progress(update=20, seconds=300)
+    assert both.done(progress) == 0.5
+    assert both.seconds_left(progress, seconds_per_update=1.0) == 80
+    assert both.seconds_left(progress, seconds_per_update=9.0) == 300
+    assert limits(max_epochs=3).seconds_left(progress, 2.0) == 20.0
+    assert limits().seconds_left(progress, 1.0) is None
+    assert limits().done(progress) == 0.0
+
+
+def test_total_updates_follow_from_the_limits() -> None:
+    assert limits(max_updates=100, max_epochs=3).total_updates(Progress()) == 30
+    assert limits(max_updates=20, max_epochs=3).total_updates(Progress()) == 20
+    assert limits(max_minutes=1).total_updates(Progress(update=7)) == 7
+
+
+def test_all_limits_are_described() -> None:
+    text = limits(max_updates=5, max_minutes=1.5, patience=2).describe()
+    assert text == "5 updates or 1.5 minutes or 2 validations without a better BLEU"
+    assert limits().describe() == "Ctrl-C"
+
+
+def test_the_first_signal_is_a_wish_and_the_second_acts_as_usual() -> None:
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with Interruption() as interruption:
+            seen.append((signal.getsignal(signal.SIGTERM), interruption.signal))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, None)]

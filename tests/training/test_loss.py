@@ -1,0 +1,107 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mtkit.training.loss import token_loss
+
+ROWS, WIDTH, PIECES = 23, 6, 10
+
+
+@pytest.fixture
+def case() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(PIECES, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    return hidden, weight, torch.randint(PIECES, (ROWS,), generator=generator)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("chunk_rows", [1, 7, 23, 100])
+def test_equals_torch_cross_entropy_with_its_gradients(
+    case: tuple[Tensor, Tensor, Tensor], smoothing: float, chunk_rows: int
+) -> None:
+    hidden, weight, target = case
+    loss = token_loss(hidden, weight, target, smoothing=smoothing, chunk_rows=chunk_rows)
+    reference = F.cross_entropy(hidden @ weight.T, target, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(loss.smoothed, reference, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss.nll, F.cross_entropy(hidden @ weight.T, target, reduction="none"))
+    assert not loss.nll.requires_grad
+    assert loss.tokens == ROWS
+    ours = torch.autograd.grad(loss.smoothed * 0.3, (hidden, weight))
+    theirs = torch.autograd.grad(reference * 0.3, (hidden, weight))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_caller_s_tensors_stay_as_they_were(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    before = [tensor.detach().clone() for tensor in case]
+    token_loss(*case, smoothing=0.1, chunk_rows=4).smoothed.backward()
+    assert all(torch.equal(one, other) for one, other in zip(before, case, strict=True))
+
+
+def test_a_tied_weight_gets_the_gradients_of_both_uses(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, weight, target = case
+    ids = torch.arange(ROWS) % PIECES
+    (ours,) = torch.autograd.grad(token_loss(F.embedding(ids, weight), weight, target, smoothing=0.1).smoothed, weight)
+    reference = F.cross_entropy(F.embedding(ids, weight) @ weight.T, target, label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(ours, torch.autograd.grad(reference, weight)[0])
+
+
+def test_logits_beyond_the_range_of_exp_stay_finite() -> None:
+    hidden = torch.tensor([[1e4, 0.0]], requires_grad=True)
+    weight = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 0.0]])
+    loss = token_loss(hidden, weight, torch.tensor([1]), smoothing=0.1)
+    torch.testing.assert_close(loss.nll, torch.tensor([2e4]))
+    loss.smoothed.backward()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+
+
+def test_under_autocast_sums_are_float32_and_near_the_exact_loss(case: tuple[Tensor, Tensor, Tensor]) -> None:
+    hidden, weight = (tensor.detach().float().requires_grad_() for tensor in case[:2])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = token_loss(hidden.bfloat16(), weight, case[2], smoothing=0.1, chunk_rows=5)
+    assert loss.smoothed.dtype == loss.nll.dtype == torch.float32
+    ours = torch.autograd.grad(loss.smoothed, (hidden, weight))
+    reference = F.cross_entropy(hidden @ weight.T, case[2], label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(loss.smoothed, reference, rtol=0.01, atol=0.0)
+    for one, other in zip(ours, torch.autograd.grad(reference, (hidden, weight)), strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.02 * other.norm()
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation gives, and counts the operations."""
+
+    elements = 0
+    operations = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        self.operations += 1
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().size() // tensor.element_size())
+        return result
+
+
+def test_no_tensor_is_larger_than_one_chunk_of_logits() -> None:
+    hidden, weight = torch.randn(200, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
+    target = torch.randint(50, (200,))
+    with Largest() as chunked:
+        token_loss(hidden, weight, target, smoothing=0.1, chunk_rows=20).smoothed.backward()
+    with Largest() as whole:
+        F.cross_entropy(hidden @ weight.T, target).backward()
+    assert whole.elements == 200 * 50, "the probe sees tensors inside backward passes"
+    assert chunked.elements == 20 * 50
+
+
+def test_without_gradients_no_work_is_done_for_them() -> None:
+    hidden, weight, target = torch.randn(9, 4), torch.randn(50, 4, requires_grad=True), torch.randint(50, (9,))
+    with Largest() as training:
+        token_loss(hidden, weight, target, smoothing=0.1, chunk_rows=1)
+    with torch.no_grad(), Largest() as validating:
+        token_loss(hidden, weight, target, smoothing=0.1, chunk_rows=1)
+    assert validating.operations <= training.operations - 3 * 9

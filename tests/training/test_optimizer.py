@@ -1,0 +1,123 @@
+import pytest
+import torch
+from torch import nn
+
+from mtkit.errors import RunError
+from mtkit.recipe import TrainingSettings
+from mtkit.training.optimizer import (
+    Precision,
+    apply,
+    best_precision,
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+
+CPU = torch.device("cpu")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
+
+
+def give_gradients(model: nn.Module, scale: float = 1.0) -> None:
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, scale * (number + 1))
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def step(
+    model: nn.Module, optimizer: torch.optim.AdamW, *, finite: bool = True, clip: float = 0.0
+) -> tuple[float, bool]:
+    norm, applied = apply(optimizer, Precision("float32", CPU), rate=0.1, clip_norm=clip, finite=torch.tensor(finite))
+    return float(norm), bool(applied)
+
+
+def test_only_matrices_decay() -> None:
+    model = network()
+    optimizer = build_optimizer(model, TrainingSettings(weight_decay=0.5))
+    before = weights(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step(model, optimizer)
+    for old, new in zip(before, weights(model), strict=True):
+        expected = old * (1 - 0.1 * 0.5) if old.dim() == 2 else old
+        torch.testing.assert_close(new, expected)
+
+
+def test_the_optimizer_is_fused() -> None:
+    assert all(group["fused"] for group in build_optimizer(network(), TrainingSettings()).param_groups)
+
+
+def test_clipping_gives_the_gradient_of_that_norm_and_reports_the_one_before() -> None:
+    model = network()
+    give_gradients(model)
+    before = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    norm, _ = step(model, build_optimizer(model, TrainingSettings()), clip=0.5)
+    after = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    assert norm == pytest.approx(before.norm().item())
+    torch.testing.assert_close(after, before * (0.5 / before.norm()), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_what_is_not_finite_is_never_applied(fault: str) -> None:
+    model = network()
+    optimizer = build_optimizer(model, TrainingSettings())
+    give_gradients(model)
+    step(model, optimizer)
+    before, moments = weights(model), {k: v.clone() for k, v in optimizer_tensors(model, optimizer).items()}
+    give_gradients(model)
+    if fault == "gradient":
+        next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
+    _, applied = step(model, optimizer, finite=fault != "loss", clip=1.0)
+    assert not applied
+    assert all(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
+    after = optimizer_tensors(model, optimizer)
+    assert all(torch.equal(moments[name], after[name]) for name in moments)
+    give_gradients(model)
+    assert step(model, optimizer)[1]
+    assert not any(torch.equal(one, other) for one, other in zip(before, weights(model), strict=True))
+
+
+def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
+    one, other = network(), network()
+    first, second = (build_optimizer(model, TrainingSettings()) for model in (one, other))
+    for number in range(3):
+        give_gradients(one, number + 0.1)
+        step(one, first)
+    other.load_state_dict(one.state_dict())
+    restore_optimizer(other, second, {k: v.clone() for k, v in optimizer_tensors(one, first).items()})
+    for model, optimizer in ((one, first), (other, second)):
+        give_gradients(model, 7.0)
+        step(model, optimizer)
+    assert all(torch.equal(*pair) for pair in zip(weights(one), weights(other), strict=True))
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    model = network()
+    with pytest.raises(RunError, match="exp_avg/elsewhere"):
+        restore_optimizer(model, build_optimizer(model, TrainingSettings()), {"exp_avg/elsewhere": torch.zeros(2)})
+
+
+def test_scaled_gradients_are_unscaled_before_they_are_clipped() -> None:
+    model = network()
+    precision = Precision("float16", CPU)
+    assert precision.scaler is not None
+    optimizer = build_optimizer(model, TrainingSettings())
+    precision.backward(sum(parameter.sum() for parameter in model.parameters()))  # type: ignore[arg-type]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    norm, applied = apply(optimizer, precision, rate=0.1, clip_norm=1.0, finite=torch.tensor(True))
+    assert bool(applied)
+    assert float(norm) == pytest.approx(count**0.5)
+
+
+def test_a_cpu_without_bfloat16_units_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    assert best_precision(CPU) == "float32"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert best_precision(CPU) == "bfloat16"

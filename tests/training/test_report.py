@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mtkit.errors import MtkitError
+from mtkit.training.report import Interval, Metrics, ProgressLine, read_metrics
+
+
+def test_lines_after_the_checkpoint_and_half_lines_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"kind": "train", "update": update, "loss": 1.0}) for update in (1, 2, 3)]
+    path.write_text("\n".join([*lines, '{"kind": "train", "upd']))
+    metrics = Metrics(tmp_path, update=2)
+    metrics.write("validation", 2, bleu=3.5, signature="s")
+    metrics.close()
+    assert [(row["kind"], row["update"]) for row in read_metrics(path)] == [
+        ("train", 1),
+        ("train", 2),
+        ("validation", 2),
+    ]
+    assert path.read_text().endswith("\n")
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, update=0)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(MtkitError, match=r"cannot write .*metrics\.jsonl"):
+        metrics.write("train", 1, loss=0.0)
+
+
+def test_an_interval_gives_means_per_token_and_per_update() -> None:
+    interval = Interval()
+    interval.count(30)
+    with interval.paused():
+        pass
+    with interval.waiting():
+        pass
+    interval.count(10)
+    row = interval.read([80.0, 40.0, 8.0, -6.0, 4.0, 3.0], rate=0.5)
+    assert row["loss"] == 2.2
+    assert row["nll"] == 1.0
+    assert row["perplexity"] == pytest.approx(2.71828, rel=1e-5)
+    assert row["gradient_norm"] == 1.5
+    assert row["reward"] == -1.5
+    assert row["rate"] == 0.5
+    assert 0 <= row["data_wait"] <= 1
+    assert row["tokens_per_second"] > 0
+
+
+def test_away_from_a_terminal_progress_is_lines_with_all_that_matters() -> None:
+    said: list[str] = []
+    line = ProgressLine(said.append, update=0, total=100, shown=True)
+    row = {
+        "loss": 2.5,
+        "perplexity": 7.25,
+        "rate": 1e-3,
+        "gradient_norm": 0.5,
+        "tokens_per_second": 12_345.0,
+        "data_wait": 0.02,
+    }
+    line.advance()
+    line.measure(50, row, seconds_left=3_723.4)
+    line.close()
+    (text,) = said
+    for part in ("50/100", "2.500", "7.25", "1.00e-03", "0.50", "12,345 tok/s", "data wait 2%", "ETA 1:02:03"):
+        assert part in text
+
+
+def test_only_the_process_that_is_shown_speaks() -> None:
+    said: list[str] = []
+    line = ProgressLine(said.append, update=0, total=None, shown=False)
+    line.say("something")
+    line.close()
+    assert said == []
