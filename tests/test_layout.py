@@ -24,7 +24,8 @@ BELOW = {
     "training": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation"},
     "errors": set(),
     "files": {"errors"},
-    "recipe": FOUNDATION,
+    "recipe": FOUNDATION | {"presets"},
+    "presets": set(),
 }
 """What each room may import besides itself; what is not listed (cli, the package itself) may import all."""
 

@@ -86,6 +86,11 @@ class Attention(nn.Module):
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     """The slots it takes, each with the names it can combine with; None stands for every name."""
 
+    small: ClassVar[Mapping[str, Any] | None] = None
+    """Options at which short sequences cross every border, for the contract tests; None: by the options' names."""
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    """Options whose other values the contract tests run too."""
+
     longest: int | None = None
     """The hard limit of T, or None."""
 

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import BOS, EOS, PAD, UNK
+from mtkit.data.tokenizer import BOS, EOS, PAD
 
 __all__ = ["BOS", "EOS", "PAD", "Hypotheses", "Model", "SourceBatch", "restrict", "still_running"]
 
-NEVER_GENERATED = [PAD, UNK, BOS]
+NEVER_GENERATED = EOS
+"""Pieces below this id, PAD, UNK and BOS, are never generated."""
 
 CHECK_EVERY = 4
 """Steps from one look at what has finished to the next on an accelerator, where each look waits for the device."""
@@ -97,7 +98,7 @@ def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> Non
 
     scores (B', N, V), for the segments `rows` (B',) of the batch.
     """
-    scores[..., NEVER_GENERATED] = -torch.inf
+    scores[..., :NEVER_GENERATED] = -torch.inf
     if step + 1 in batch.limits:
         ends = (batch.limit[rows] <= step + 1)[:, None]  # (B', 1)
         scores[..., :EOS].masked_fill_(ends[..., None], -torch.inf)

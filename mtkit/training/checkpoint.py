@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -135,13 +136,19 @@ class Checkpoints:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint folder: safetensors files, and a state.json with their checksums."""
+    """Write a checkpoint folder: safetensors files, and a state.json with their checksums.
+
+    Raises: RunError or MtkitError where the disk is full or the place cannot be written; nothing of it then stays.
+    """
     with writing(path) as temporary:
         temporary.mkdir()
         checksums = {}
         for name, content in tensors.items():
             file = temporary / f"{name}.safetensors"
-            save_file(_apart(content), file)
+            try:
+                save_file(_apart(content), file)
+            except SafetensorError as error:  # what it raises for a full disk
+                raise RunError(f"cannot write {path}: {error}; free some space or choose another place") from error
             checksums[file.name] = _checksum(file)
         text = json.dumps({"format": FORMAT, **state, "sha256": checksums}, indent=2)
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")

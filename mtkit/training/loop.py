@@ -162,7 +162,7 @@ class Training:
             + (f", {self.world.size} processes" if self.world.size > 1 else "")
             + f"; until {self.limits.describe()}"
         )
-        if self.progress.update:
+        if self.progress.update and not self.limits.reached(self.progress):
             self.say(f"going on in {self.folder} from update {self.progress.update}")
 
     def _update(self, work: Iterator[Work]) -> None:

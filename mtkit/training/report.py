@@ -122,7 +122,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class ProgressLine:
-    """A progress bar on a terminal's stderr; elsewhere a line for each interval of metrics."""
+    """A line that is rewritten on a terminal's stderr; elsewhere a line for each interval of metrics."""
 
     def __init__(self, say: Say, *, update: int, total: int | None, shown: bool) -> None:
         self._say = say
@@ -132,9 +132,7 @@ class ProgressLine:
             total=total,
             initial=update,
             unit="update",
-            bar_format="{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}  {postfix}"
-            if total
-            else "update {n_fmt}  {postfix}",
+            bar_format="{percentage:3.0f}% update {n_fmt}/{total_fmt}{postfix}" if total else "update {n_fmt}{postfix}",
             disable=not (shown and sys.stderr.isatty()),
         )
 
@@ -144,11 +142,11 @@ class ProgressLine:
 
     def measure(self, update: int, row: dict[str, float], seconds_left: float | None) -> None:
         """Show the measurements of an interval."""
-        eta = "" if seconds_left is None else f"  ETA {timedelta(seconds=round(seconds_left))}"
+        eta = "" if seconds_left is None else f"ETA {timedelta(seconds=round(seconds_left))}  "
         text = (
-            f"loss {row['loss']:.3f}  ppl {row['perplexity']:.2f}  rate {row['rate']:.2e}  "
+            f"{eta}loss {row['loss']:.3f}  ppl {row['perplexity']:.2f}  rate {row['rate']:.2e}  "
             f"|g| {row['gradient_norm']:.2f}  {row['tokens_per_second']:,.0f} tok/s  "
-            f"data wait {row['data_wait']:.0%}{eta}"
+            f"data wait {row['data_wait']:.0%}"
         )
         if not self._bar.disable:
             self._bar.set_postfix_str(text)

@@ -153,11 +153,11 @@ def test_memory_is_linear_in_the_length(pattern: Pattern, causal: bool) -> None:
         q, k, v = inputs(1, HEADS, length)
         return lambda: sparse_attend(q, k, v, pattern, scale=0.3, causal=causal)[0].square().sum().backward()
 
-    (once, flops), (twice, more_flops) = (count(run(length)) for length in (512, 1024))
+    (once, flops), (twice, more_flops) = (count(run(length)) for length in (2048, 4096))
     assert exponent(once.largest, twice.largest) < 1.1
     assert exponent(once.touched, twice.touched) < 1.1
     assert exponent(flops, more_flops) < 1.1
-    assert not any(sum(side >= 1024 for side in shape) > 1 for shape in twice.shapes)
+    assert not any(sum(side >= 4096 for side in shape) > 1 for shape in twice.shapes)
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_speed_against_the_fused_kernel_over_all_keys() -> None:
 
         def seconds(run: Callable[..., Tensor], leaves: list[Tensor] = leaves) -> float:
             taken = []
-            for _ in range(4):
+            for _ in range(4 if length < 8192 else 2):
                 start = time.process_time()  # of the CPU: what else runs on the machine counts less
                 run(*(leaf.transpose(1, 2) for leaf in leaves)).transpose(1, 2).sum().backward()
                 taken.append(time.process_time() - start)

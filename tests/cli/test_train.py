@@ -55,7 +55,7 @@ def test_bare_it_trains_the_default_recipe_under_the_attention_s_name(call: Any)
 
 def test_options_go_where_they_belong(call: Any) -> None:
     _, seen = call(
-        "--attention", "longformer", "--decoder-attention", "full,full,band", "--preset", "small", "--seed", "7",
+        "--attention", "longformer", "--decoder-attention", "band,band,band", "--preset", "small", "--seed", "7",
         "--attention-option", "window_radius=64", "--attention-option", "decoder.window_radius=[1, 2]",
         "--max-updates", "9", "--max-epochs", "3", "--max-minutes", "0.5", "--batch-tokens", "512", "--accumulate", "2",
         "--peak-rate", "1e-3", "--precision", "float32", "--data", "elsewhere",
@@ -66,7 +66,7 @@ def test_options_go_where_they_belong(call: Any) -> None:
     assert recipe.seed == 7
     assert recipe.model.d_model == 256
     assert recipe.attention.name == "longformer"
-    assert recipe.attention.decoder == ["full", "full", "band"]
+    assert recipe.attention.decoder == ["band", "band", "band"]
     assert recipe.attention.options == {"window_radius": 64, "decoder.window_radius": [1, 2]}
     training = recipe.training
     assert (training.max_updates, training.max_epochs, training.max_minutes) == (9, 3, 0.5)

@@ -45,7 +45,7 @@ def test_cost_grows_with_the_length_as_declared(case: Case) -> None:
 @pytest.mark.slow
 @each(lambda case: case.setting == "default" and case.mechanism.growth < 2)
 def test_cost_grows_as_declared_with_the_defaults(case: Case) -> None:
-    check_growth(make(case, max_length=8192, memory_length=8192), case.mechanism.growth, case, 4096)
+    check_growth(make(case, max_length=16384, memory_length=16384), case.mechanism.growth, case, 8192)
 
 
 @each(lambda case: case.setting == "small" and steps(case) and case.mechanism.growth == 1)

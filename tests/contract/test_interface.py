@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from mtkit.attention import ROLES, Attended, build, mechanisms
 from mtkit.attention.registry import Mechanism
@@ -102,3 +103,16 @@ def test_steps_give_the_weights_of_forward(case: Case) -> None:
         width = attended.weights.shape[-1]
         assert apart(attended.weights[:, :, 0], expected[:, :, position, :width]) < 1e-4
         assert width == 5 if case.role == "cross" else width >= position + 1
+
+
+@each(lambda case: case.small and case.layers > 1)
+@torch.no_grad()
+def test_the_next_layer_reads_what_is_carried(case: Case) -> None:
+    below, above = make(case).layers
+    query, memory = tokens(2, 6), memory_for(case, 2, 5)
+    carry = below(query, memory).carry
+    if carry is None:
+        return
+    other = tree_map(lambda part: torch.randn_like(part) if torch.is_tensor(part) else part, carry)
+    outputs = [above(query, memory, carry=each_carry).output for each_carry in (carry, other)]
+    assert apart(*outputs) > 1e-3

@@ -19,7 +19,7 @@ def ragged_lengths(case: Case) -> list[int]:
     return sorted({1, 2, 7, case.long} | {length for length in around if length > 0})
 
 
-def run(stack: Stack, x: Tensor, valid: Tensor) -> Tensor:
+def run(stack: Stack, x: Tensor, valid: Tensor | None) -> Tensor:
     """In the self roles x is the query, in the cross role the memory of a query of four tokens."""
     if stack.site.role == "cross":
         query = torch.linspace(-2, 2, 4 * 32).view(1, 4, 32).expand(len(x), 4, 32)
@@ -35,7 +35,9 @@ def real(stack: Stack, output: Tensor, length: int) -> Tensor:
 def check_padding(stack: Stack, x: Tensor, pads: list[int]) -> None:
     """Appends padding of huge values to x (B, T, D) and asks for the same result."""
     length = x.shape[1]
-    expected = run(stack, x, torch.ones(x.shape[:2], dtype=torch.bool))
+    expected = run(stack, x, None)
+    all_real = run(stack, x, torch.ones(x.shape[:2], dtype=torch.bool))
+    assert apart(all_real, expected) < CLOSE, "without a mask all tokens are real"
     for pad in pads:
         longer = torch.cat([x, 1e4 * torch.randn(len(x), pad, x.shape[2])], dim=1)
         output = run(stack, longer, valid_mask([length] * len(x), length + pad))
@@ -59,7 +61,7 @@ def test_a_segment_gives_in_a_ragged_batch_what_it_gives_alone(case: Case) -> No
     x = tokens(len(lengths), max(lengths), width=case.memory_width or 32)
     together = run(stack, x, valid_mask(lengths, max(lengths)))
     for row, length in enumerate(lengths):
-        alone = run(stack, x[row : row + 1, :length], torch.ones(1, length, dtype=torch.bool))
+        alone = run(stack, x[row : row + 1, :length], None)
         assert apart(real(stack, together[row : row + 1], length), alone) < CLOSE, f"length {length}"
 
 

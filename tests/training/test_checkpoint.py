@@ -1,11 +1,12 @@
 import json
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from mtkit.errors import RunError
+from mtkit.errors import MtkitError, RunError
 from mtkit.training.checkpoint import (
     Checkpoints,
     Progress,
@@ -85,6 +86,20 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     checkpoints.save_average(weights, update=6, bleu=9.0)
     assert checkpoints.averaged() == 6
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    save(checkpoints, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(MtkitError, match="free some space") as error:
+            checkpoints.save(Progress(update=2), {"model": {"w": torch.zeros(10_000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["update-00000001"]
 
 
 def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class Linformer(HeadAttention):
         "regularizer": frozenset({"disagreement"}),
     }
     small: ClassVar[dict[str, Any]] = {"rank": 5}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})
 
     def __init__(self, site: Site, *, rank: int = 128, share: str = "head") -> None:
         super().__init__(site)

@@ -37,6 +37,7 @@ class LinearAttention(HeadAttention):
         "regularizer": frozenset({"disagreement"}),
     }
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "relu"},)
 
     def __init__(self, site: Site, *, feature_map: str = "elu1", eps: float = 1e-6, chunk: int = 64) -> None:
         super().__init__(site)

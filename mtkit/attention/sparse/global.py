@@ -47,6 +47,7 @@ class Global(PatternAttention):
         "regularizer": frozenset({"disagreement"}),
     }
     small: ClassVar[dict[str, Any]] = {"global_tokens": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"mode": "internal"}, {"mode": "external"})
 
     def __init__(self, site: Site, *, global_tokens: int | None = None, mode: str | None = None) -> None:
         super().__init__(site)
@@ -55,7 +56,9 @@ class Global(PatternAttention):
         if mode not in MODES or (cross and mode == "internal"):
             can = "external in the cross role" if cross else " or ".join(MODES)
             raise MtkitError(f"mode = {mode}: global nodes can be {can}")
-        self.count = of_layer("global_tokens", global_tokens or (8 if cross else 1), site, least=1)
+        self.count = of_layer(
+            "global_tokens", (8 if cross else 1) if global_tokens is None else global_tokens, site, least=1
+        )
         self.external = mode == "external"
         if not self.external:
             self.pattern = Band(0, 0) | Columns(self.count) | Rows(self.count)
@@ -86,7 +89,7 @@ class Global(PatternAttention):
         task: Tensor | None = None,
         need_weights: bool = False,
     ) -> Attended:
-        """Internal: softmax over the token itself and the global ones. External: over the token itself and the nodes."""
+        """Internal: softmax over the token itself and the global ones. External: over itself and the nodes."""
         if not self.external:
             return super().forward(query, query_valid=query_valid)
         q = self.queries(query)

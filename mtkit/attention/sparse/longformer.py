@@ -8,7 +8,7 @@ Cost: O(T (r + g)). A step costs O(r + g), whatever came before it, and keeps r 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.cache import append, written
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend, attend_step
+from mtkit.attention.dot_product import attend, attend_step, scores_of, weighted
 from mtkit.attention.engine import dense_attend, sparse_attend, visible_pairs
 from mtkit.attention.pattern import Band, Columns, Rows
 from mtkit.attention.patterned import PatternAttention, of_layer
@@ -37,6 +37,14 @@ class Longformer(PatternAttention):
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T (r + g))"
     growth = 1
+    small: ClassVar[dict[str, Any]] = {"window_radius": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"global_tokens": 2},
+        {"dilation": 2},
+        {"window_radius": [2, 4]},
+        {"global_tokens": 2, "dilation": 2},
+        {"global_tokens": 2, "global_separate_proj": False},
+    )
     global_q_proj: nn.Linear
     global_k_proj: nn.Linear
     global_v_proj: nn.Linear
@@ -114,6 +122,8 @@ class Longformer(PatternAttention):
     def _global_rows(self, query: Tensor, valid: Tensor | None, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """What the global queries see, (B, H, g, V), and their weights if asked for."""
         rows = query[:, : self.globals]
+        if not self.site.causal and self.positions is None and self.globals * self.site.heads < self.site.d_model:
+            return self._carried_rows(rows, query, valid, need_weights)
         q, k, v = self._global_heads(rows, rows if self.site.causal else query)
         return attend(
             q,
@@ -126,6 +136,31 @@ class Longformer(PatternAttention):
             dropout=self.dropout,
             need_weights=need_weights,
         )
+
+    def _carried_rows(
+        self, rows: Tensor, tokens: Tensor, valid: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same, with q . (W x) = (W^T q) . x: a few queries are carried to the tokens, not all tokens to the heads.
+
+        The bias of the keys cancels in the softmax; that of the values is added to their mean, out of dropout's reach.
+        """
+        p, batch = self.projection, len(tokens)
+        # the segments' queries are the rows of one product, so that no weight is copied for each segment
+        q = p.queries(self.global_q_proj(rows).flatten(0, 1).unsqueeze(0))  # (1, H, B*g, K)
+        q = scores_of(q, p.keys(self.global_k_proj.weight.T.unsqueeze(0)), 1.0)  # (1, H, B*g, D)
+        q = q.squeeze(0).unflatten(1, (batch, -1)).transpose(0, 1).flatten(1, 2).unsqueeze(1)  # (B, 1, H*g, D)
+        x = tokens.unsqueeze(1)
+        # with the weights written out: the fused kernel is slow for few queries
+        read, weights = attend(q, x, x, scale=self.scale, valid=valid, dropout=self.dropout, need_weights=True)
+        read = read.squeeze(1).unflatten(1, (self.site.heads, -1)).transpose(0, 1).flatten(1, 2)  # (H, B*g, D)
+        heads = weighted(read.unsqueeze(0), p.values(self.global_v_proj.weight.T.unsqueeze(0)))  # (1, H, B*g, V)
+        heads = heads.squeeze(0).unflatten(1, (batch, -1)).transpose(0, 1)
+        bias = p.values(self.global_v_proj.bias.view(1, 1, -1))
+        bias = bias.repeat_interleave(self.site.heads // bias.shape[1], 1)  # (1, H, 1, V)
+        heads = heads + (bias if valid is None else bias * valid.any(1).view(-1, 1, 1, 1))
+        return heads, weights.squeeze(1).unflatten(
+            1, (self.site.heads, -1)
+        ) if weights is not None and need_weights else None
 
     def _global_heads(
         self, rows: Tensor, tokens: Tensor, position: Tensor | None = None

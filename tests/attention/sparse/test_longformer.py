@@ -1,0 +1,95 @@
+"""Longformer: its limits, its global tokens and their own projections."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import build
+
+
+def make(role: str = "encoder", **options: Any) -> Any:
+    return build("longformer", role=role, d_model=16, heads=2, **options).eval()
+
+
+def reached(attention: Any, length: int, position: int) -> set[int]:
+    """The outputs that change with the token at a position."""
+    x = torch.randn(1, length, 16)
+    other = x.clone()
+    other[:, position] += 1
+    changed: Tensor = (attention(other).output - attention(x).output).abs().amax((0, 2)) > 0
+    return set(changed.nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    ("role", "tokens"), [("encoder", 0), ("encoder", 1), ("encoder", 3), ("decoder", 0), ("decoder", 3)]
+)
+@pytest.mark.parametrize("separate", [True, False])
+@torch.no_grad()
+def test_a_wide_window_with_tied_globals_is_full_attention(role: str, tokens: int, separate: bool) -> None:
+    attention = make(role, window_radius=150, global_tokens=tokens, global_separate_proj=separate)
+    full = build("full", role=role, d_model=16, heads=2).eval()
+    attention.adopt(full.state_dict())  # the global projections too
+    x, valid = torch.randn(2, 150, 16), torch.arange(150) < torch.tensor([[150], [90]])
+    one, other = (each(x, query_valid=valid).output for each in (attention, full))
+    torch.testing.assert_close(one[valid], other[valid], atol=1e-5, rtol=0)
+
+
+def test_global_projections_start_as_copies_and_are_parameters_of_their_own() -> None:
+    attention = make()
+    for name in ("q_proj", "k_proj", "v_proj"):
+        own, copied = getattr(attention, name), getattr(attention, f"global_{name}")
+        assert torch.equal(own.weight, copied.weight)
+        assert own.weight is not copied.weight
+    assert not any("global" in name for name, _ in make("decoder").named_parameters())  # no global tokens there
+
+
+@torch.no_grad()
+def test_global_queries_read_only_their_own_projections() -> None:
+    attention, x = make(window_radius=2, global_tokens=2), torch.randn(1, 60, 16)
+    before = attention(x).output
+    attention.global_v_proj.weight.mul_(2)
+    changed = (attention(x).output - before).abs().amax((0, 2)) > 0
+    assert changed.nonzero().flatten().tolist() == [0, 1]
+
+
+@torch.no_grad()
+def test_a_dilated_window_reaches_every_other_token_and_globals_reach_all() -> None:
+    attention = make(window_radius=2, dilation=3, global_tokens=1)
+    assert reached(attention, 90, 40) == {34, 37, 40, 43, 46, 0}
+    assert reached(attention, 90, 0) == set(range(90))
+
+
+@torch.no_grad()
+def test_in_the_decoder_globals_reach_only_what_comes_later() -> None:
+    attention = make("decoder", window_radius=2, global_tokens=2)
+    assert reached(attention, 90, 1) == set(range(1, 90))
+    assert reached(attention, 90, 40) == {40, 41, 42}
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+@torch.no_grad()
+def test_a_global_key_inside_the_window_counts_once(role: str) -> None:
+    attention, x = make(role, window_radius=4, global_tokens=1), torch.randn(1, 60, 16)
+    weights = attention(x, need_weights=True).weights
+    blocks = weights @ attention.v_proj(x).view(1, 60, 2, 8).transpose(1, 2)
+    rows = slice(1, None)  # those of the window
+    wanted = attention.out_proj(blocks.transpose(1, 2).flatten(2))[:, rows]
+    torch.testing.assert_close(attention(x).output[:, rows], wanted)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 60))
+
+
+@torch.no_grad()
+def test_pads_are_never_global() -> None:
+    attention, x = make(window_radius=2, global_tokens=5), torch.randn(1, 3, 16)
+    padded = torch.cat([x, torch.randn(1, 40, 16)], dim=1)
+    valid = (torch.arange(43) < 3).unsqueeze(0)
+    torch.testing.assert_close(attention(padded, query_valid=valid).output[:, :3], attention(x).output)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@torch.no_grad()
+def test_window_and_dilation_are_listed_by_layer(layer: int) -> None:
+    attention = make(window_radius=[1, 3], dilation=[2, 1], global_tokens=0, layer=layer, layers=2)
+    assert reached(attention, 50, 20) == ({18, 20, 22} if layer == 0 else set(range(17, 24)))
