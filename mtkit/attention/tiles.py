@@ -16,7 +16,7 @@ from mtkit.attention.pattern import Pattern, Random, Union, Window
 
 LONGEST_BLOCK = 128
 """Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time."""
-SHORTEST_BLOCK = 32
+SHORTEST_BLOCK = 16
 
 
 @dataclass(frozen=True)
