@@ -23,6 +23,7 @@ def writing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_after_kills(path)
         yield temporary
         for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
             if file.is_file():
@@ -55,6 +56,30 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def _clear_after_kills(path: Path) -> None:
+    """Remove what processes that are gone left beside `path`; put back a folder that one had just moved away."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        owner = left.name.removeprefix(f".{path.name}.").partition(".")[0]
+        if not owner.isdigit() or _runs(int(owner)):
+            continue
+        if left.suffix == ".old" and not path.exists():
+            left.rename(path)
+        elif left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _to_disk(path: Path) -> None:

@@ -9,7 +9,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "small": {
         "model": {"d_model": 256, "heads": 4, "feed_forward": 1024, "encoder_layers": 3, "decoder_layers": 3},
-        "training": {"max_updates": 30_000},
+        "training": {
+            "batch_tokens": 1_000,
+            "cooldown": 0.25,
+            "max_updates": 30_000,
+            "validate_every": 2_000,
+        },
     },
     "base": {
         "model": {

@@ -231,6 +231,15 @@ class DecodingSettings(Settings):
         return self
 
 
+class ScoringSettings(Settings):
+    """Scores, in validation and by `score`."""
+
+    tokenize: str | None = None
+    """BLEU's tokenizer, as sacrebleu names it; 13a if left out."""
+    lowercase: bool = False
+    """Ignore case in BLEU and chrF."""
+
+
 class Recipe(Settings):
     """Every setting of an experiment; all commands read the same one."""
 
@@ -243,6 +252,7 @@ class Recipe(Settings):
     attention: AttentionSettings = AttentionSettings()
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
+    scoring: ScoringSettings = ScoringSettings()
 
 
 def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:

@@ -37,3 +37,14 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 def test_json_keeps_text_readable(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"text": "über"})
     assert "über" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    gone = 2**22 + 1  # above the largest process number
+    (tmp_path / f".file.txt.{gone}.tmp").write_text("half")
+    (tmp_path / f".folder.{gone}.tmp").mkdir()
+    (tmp_path / f".moved.{gone}.old").mkdir()
+    for name in ("file.txt", "folder", "moved"):
+        with writing(tmp_path / name) as temporary:
+            temporary.write_text("whole") if name == "file.txt" else temporary.mkdir()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file.txt", "folder", "moved"]

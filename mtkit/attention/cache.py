@@ -3,7 +3,6 @@
 Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
 """
 
-import torch
 from torch import Tensor
 
 from mtkit.attention.contract import State
@@ -55,10 +54,3 @@ def written(state: State, name: str, *, window: int | None = None, first: int = 
     length = state["count"] if window is None else min(state["count"], first + window)
     cache: Tensor = state[name]
     return cache[:, :, :, :length]
-
-
-def ring_positions(count: int, window: int, device: torch.device) -> Tensor:
-    """The position of the token in each place of a ring that `count` tokens have been written to, (length,)."""
-    length = min(count, window)
-    places = torch.arange(length, device=device)
-    return count - 1 - (count - 1 - places) % window

@@ -14,6 +14,7 @@ def score(
         Path | None, typer.Option(metavar="FOLDER", help="Folder of the run.  [default: the latest]")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run under mtkit-runs.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="YAML file with scoring settings.  [default: the run's]")] = None,
     hypothesis: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Translations to score, one a line, in place of a run's.")
     ] = None,
@@ -24,7 +25,9 @@ def score(
     tokenize: Annotated[
         str | None, typer.Option(help="BLEU's tokenizer, as sacrebleu names it.  [default: 13a]")
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
+    lowercase: Annotated[
+        bool | None, typer.Option("--lowercase/--cased", help="Ignore case in BLEU and chrF.  [default: cased]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
 ) -> None:
     """Print BLEU, chrF and TER with 95% bootstrap confidence intervals and sacrebleu's signatures.
@@ -36,17 +39,26 @@ def score(
     from mtkit.decoding.held_out import latest_translations, reference_of
     from mtkit.evaluation.report import as_objects, table
     from mtkit.evaluation.scores import score_files
+    from mtkit.recipe import load_recipe
     from mtkit.runs import find_run
 
     if (hypothesis is None) != (not reference):
         raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
     if hypothesis is not None and (run or name):
         raise MtkitError("--hypothesis is scored by itself; leave --run and --name out")
+    settings = load_recipe(recipe).scoring
     references = reference or []
     if hypothesis is None:
-        hypothesis = latest_translations(find_run(run, name))
+        found = find_run(run, name)
+        settings = found.recipe.scoring if recipe is None else settings
+        hypothesis = latest_translations(found)
         references = [reference_of(hypothesis)]
-    scores = score_files(hypothesis, references, tokenize=tokenize, lowercase=lowercase)
+    scores = score_files(
+        hypothesis,
+        references,
+        tokenize=settings.tokenize if tokenize is None else tokenize,
+        lowercase=settings.lowercase if lowercase is None else lowercase,
+    )
     files = {"hypothesis": str(hypothesis), "references": [str(each) for each in references]}
     if as_json:
         typer.echo(json.dumps({**files, "scores": as_objects(scores)}, indent=2, ensure_ascii=False))

@@ -80,11 +80,11 @@ def train(
     import torch
 
     from mtkit.data.prepared import open_prepared
-    from mtkit.model.build import describe_attention
+    from mtkit.model.build import label_attention
     from mtkit.runs import RUNS, find_run
     from mtkit.training.loop import train as run_training
 
-    describe_attention(settings)  # names, roles and options are checked before any data is read
+    label = label_attention(settings)  # names, roles and options are checked before any data is read
 
     if name is not None and Path(name).name != name:
         raise MtkitError(f"--name {name}: a run's name is one folder under {RUNS}; leave the slashes out")
@@ -96,7 +96,7 @@ def train(
     outcome = run_training(
         settings,
         open_prepared(settings.data.folder),
-        RUNS / (name or settings.attention.name),
+        RUNS / (name or label),
         command=["mtkit", *sys.argv[1:]],
         device=device,
         init_from=source,

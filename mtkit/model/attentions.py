@@ -41,6 +41,14 @@ def describe(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
     return ", ".join(f"{role} {' + '.join(_short(choices))}" for role, choices in choose(settings, layers).items())
 
 
+def label(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
+    """A name for a run with these attentions: that of the mechanism, or "linformer-average-full" by role."""
+    if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
+        return settings.name
+    chosen = choose(settings, layers).values()
+    return "-".join("+".join(name for name, _ in groupby(choice.name for choice in choices)) for choices in chosen)
+
+
 def build_stack(role: str, choices: list[Choice], model: ModelSettings, seed: int) -> list[Attention]:
     """The attention of each layer; neighbours of the same mechanism and options count as one run of layers."""
     built: list[Attention] = []

@@ -4,7 +4,7 @@ import torch
 
 from mtkit.attention import ROLES
 from mtkit.errors import RecipeError
-from mtkit.model.attentions import choose, describe
+from mtkit.model.attentions import choose, describe, label
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 
@@ -30,6 +30,11 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
 def describe_attention(recipe: Recipe) -> str:
     """One line saying which mechanism plays which role. Raises: MtkitError as `build_model` would."""
     return describe(recipe.attention, _layers(recipe))
+
+
+def label_attention(recipe: Recipe) -> str:
+    """A name for a run by its attentions. Raises: MtkitError as `build_model` would."""
+    return label(recipe.attention, _layers(recipe))
 
 
 def _layers(recipe: Recipe) -> dict[str, int]:

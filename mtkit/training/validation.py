@@ -88,7 +88,14 @@ def validate(
     finally:
         model.train(was_training)
     hypotheses = [each[0].text for each in translated]
-    bleu = score_corpus(hypotheses, [references], metrics=("BLEU",), bootstrap=0)[0]
+    bleu = score_corpus(
+        hypotheses,
+        [references],
+        metrics=("BLEU",),
+        bootstrap=0,
+        tokenize=recipe.scoring.tokenize,
+        lowercase=recipe.scoring.lowercase,
+    )[0]
     shown = [Sample(sources[row], references[row], hypotheses[row]) for row in range(0, rows, max(rows // 3, 1))][:3]
     return Validation(nll, bleu.value, bleu.signature, shown, monotonic() - begin)
 

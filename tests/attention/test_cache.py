@@ -2,7 +2,7 @@
 
 import torch
 
-from mtkit.attention.cache import FIRST_CAPACITY, append, ring_positions, start_cache, written
+from mtkit.attention.cache import FIRST_CAPACITY, append, ring_place, start_cache, written
 
 
 def rows(count: int) -> torch.Tensor:
@@ -37,8 +37,8 @@ def test_a_ring_keeps_the_last_tokens_and_their_positions() -> None:
         state = start_cache(2, 3, tokens, keys=(2, 4))
         for count, token in enumerate(tokens, start=1):
             state = append(state, window=window, keys=token)
-            where = ring_positions(count, window, tokens.device)
-            assert sorted(where.tolist()) == list(range(max(0, count - window), count))
+            kept = range(max(0, count - window), count)
+            where = torch.tensor(sorted(kept, key=lambda position: ring_place(position, window)))
             assert torch.equal(written(state, "keys", window=window), tokens[where].permute(1, 2, 3, 0, 4))
         assert state["keys"].shape[3] <= max(window, FIRST_CAPACITY)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.model.attentions import build_stack, choose, describe
+from mtkit.model.attentions import build_stack, choose, describe, label
 from mtkit.recipe import AttentionSettings, ModelSettings
 
 LAYERS = {"encoder": 3, "decoder": 2, "cross": 2}
@@ -61,3 +61,9 @@ def test_the_one_line_description_says_where_each_went() -> None:
     assert describe(AttentionSettings(name="band"), LAYERS) == "encoder band, decoder band, cross full"
     mixed = AttentionSettings(encoder=["band", "full", "full"])
     assert describe(mixed, LAYERS) == "encoder band x 1 + full x 2, decoder full, cross full"
+
+
+def test_a_run_is_named_after_its_attentions() -> None:
+    assert label(AttentionSettings(name="band"), LAYERS) == "band"
+    mixed = AttentionSettings(encoder=["band", "full", "full"], decoder="average")
+    assert label(mixed, LAYERS) == "band+full-average-full"
