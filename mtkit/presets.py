@@ -5,7 +5,7 @@ from typing import Any
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {
         "model": {"d_model": 128, "heads": 4, "feed_forward": 512, "encoder_layers": 2, "decoder_layers": 2},
-        "training": {"max_updates": 1_500},
+        "training": {"max_updates": 1_000},
     },
     "small": {
         "model": {"d_model": 256, "heads": 4, "feed_forward": 1024, "encoder_layers": 3, "decoder_layers": 3},

@@ -43,9 +43,9 @@ def describe(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
 
 def label(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
     """A name for a run with these attentions: that of the mechanism, or "linformer-average-full" by role."""
+    chosen = choose(settings, layers).values()
     if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
         return settings.name
-    chosen = choose(settings, layers).values()
     return "-".join("+".join(name for name, _ in groupby(choice.name for choice in choices)) for choices in chosen)
 
 

@@ -42,12 +42,14 @@ class Limits:
         return " or ".join(given) or "Ctrl-C"
 
     def done(self, progress: Progress) -> float:
-        """The share of training that is done, 0 to 1, by the limit that is nearest; 0 without limits in time."""
+        """The share of training that is done, 0 to 1, by the limit that is nearest; 0 without one."""
         settings, shares = self._settings, [0.0]
         if settings.max_updates is not None:
             shares.append(progress.update / settings.max_updates)
         if settings.max_minutes is not None:
             shares.append(progress.seconds / 60 / settings.max_minutes)
+        if settings.max_epochs is not None:
+            shares.append(progress.update / self._by_epochs(settings.max_epochs))
         return min(max(shares), 1.0)
 
     def total_updates(self, progress: Progress) -> int:

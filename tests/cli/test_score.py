@@ -25,6 +25,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         translations = [[Translation(text, 0.0, 0.0, (3,))] for text in hypotheses]
         save(run, HeldOut("test", ["x", "y"], REFERENCES), translations, Speed(1, 2, 2), {})
         (run.folder / "run.json").write_text(json.dumps({"format": FORMAT}))
+        (run.folder / "recipe.yaml").write_text("scoring: {lowercase: false}\n")
     Path("hypothesis").write_text("".join(f"{line}\n" for line in OTHERS))
     Path("reference").write_text("".join(f"{line}\n" for line in REFERENCES))
 
@@ -52,6 +53,19 @@ def test_several_references_count() -> None:
     assert values(*pair)["BLEU"] < 90
 
 
+def test_the_recipe_says_how_unless_an_option_does() -> None:
+    def signature(*arguments: str) -> str:
+        return json.loads(typed(*arguments, "--json").stdout)["scores"][0]["signature"]
+
+    Path("mtkit-runs/two/recipe.yaml").write_text("scoring: {lowercase: true, tokenize: char}\n")
+    assert "case:lc" in signature("--name", "two")
+    assert "tok:char" in signature("--name", "two")
+    assert "case:mixed" in signature("--name", "two", "--cased")
+    assert "tok:13a" in signature("--name", "two", "--tokenize", "13a")
+    Path("recipe.yaml").write_text("scoring: {lowercase: true}\n")
+    assert "case:lc" in signature("--hypothesis", "hypothesis", "--reference", "reference", "--recipe", "recipe.yaml")
+
+
 def test_the_table_shows_all() -> None:
     shown = typed("--name", "two", "--tokenize", "char", "--lowercase").stdout
     assert "tok:char" in shown
@@ -77,6 +91,7 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     Path("longer").write_text("a\nb\nc")
     Path("mtkit-runs/three").mkdir()
     Path("mtkit-runs/three/run.json").write_text(json.dumps({"format": FORMAT}))
+    Path("mtkit-runs/three/recipe.yaml").write_text("")
     with pytest.raises(MtkitError, match=message) as raised:
         typed(*arguments)
     assert "\n" not in str(raised.value)

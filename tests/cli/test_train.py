@@ -61,7 +61,7 @@ def test_options_go_where_they_belong(call: Any) -> None:
         "--peak-rate", "1e-3", "--precision", "float32", "--data", "elsewhere",
     )  # fmt: skip
     recipe = seen["recipe"]
-    assert seen["folder"] == Path("mtkit-runs/longformer")
+    assert seen["folder"] == Path("mtkit-runs/longformer-band-full")
     assert seen["prepared"] == Path("elsewhere")
     assert recipe.seed == 7
     assert recipe.model.d_model == 256

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scores(folder: Path) -> dict[str, float]:
-    return {each["name"]: each["score"] for each in json.loads(mtkit(folder, "score", "--json"))["scores"]}
+    return {each["name"]: each["value"] for each in json.loads(mtkit(folder, "score", "--json"))["scores"]}
 
 
 def test_the_model_has_learned(folder: Path) -> None:
@@ -45,7 +45,7 @@ def test_validation_bleu_is_what_translate_and_score_give(folder: Path) -> None:
     mtkit(folder, "translate", "--input", str(text / "valid.en"), "--output", str(output))
     shown = mtkit(folder, "score", "--hypothesis", str(output), "--reference", str(text / "valid.de"), "--json")
     bleu = next(each for each in json.loads(shown)["scores"] if each["name"] == "BLEU")
-    assert bleu["score"] == validation["bleu"]
+    assert bleu["value"] == validation["bleu"]
 
 
 def test_everything_typed_again_picks_up_where_it_was(folder: Path) -> None:
