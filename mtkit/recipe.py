@@ -170,7 +170,7 @@ class TrainingSettings(Settings):
     warmup_updates: NonNegativeInt = 400
     """Updates over which the rate rises from 0 to its peak."""
     cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
-    """The last share of training over which the rate falls linearly to 0; needs a limit of updates, epochs or minutes."""
+    """The last share of training over which the rate falls linearly to 0; needs a limit in updates, epochs or time."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Adam's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-9
