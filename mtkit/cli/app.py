@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Train and evaluate translation models in which the attention mechanism is a choice.",
     epilog="Bare, the commands work on a built-in corpus: mtkit prepare && mtkit train --attention longformer && "
     "mtkit translate && mtkit score",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -34,11 +34,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _mtkit(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Train and evaluate translation models in which the attention mechanism is a choice."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 for _command in COMMANDS:
@@ -48,10 +51,13 @@ for _command in COMMANDS:
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except MtkitError as error:
         _say(" ".join(str(error).split()))
         sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
+        _say("stopped")
+        sys.exit(130)
     except BrokenPipeError:
         # whoever read our output has had enough; nothing more can be said to them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,6 +66,13 @@ def main() -> None:
         if error.filename is None and error.errno is None:
             raise
         _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror))
+        sys.exit(2)
+    except Exception as error:
+        # a wrong option or command; typer brings its own copy of click's classes or not, by its version
+        if not hasattr(error, "format_message"):
+            raise
+        where = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
+        _say(f"{' '.join(error.format_message().split())} (see `{where} --help`)")
         sys.exit(2)
 
 

@@ -41,6 +41,9 @@ def test_help_loads_nothing_heavy(command: str) -> None:
         (["translate"], ["mtkit train"]),
         (["score"], ["mtkit train"]),
         (["train", "--recipe", "missing.yaml"], ["missing.yaml"]),
+        (["train", "--max-update", "5"], ["--max-update", "--max-updates", "mtkit train --help"]),
+        (["train", "--max-updates", "five"], ["--max-updates", "mtkit train --help"]),
+        (["trian"], ["trian", "train", "mtkit --help"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
