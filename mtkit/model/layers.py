@@ -97,7 +97,9 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """x (B, T, D), memory (B, S, D), valid (B, T), memory_valid (B, S)."""
         residual = self.self_residual
-        attended = self.self_attention(residual.before(x), query_valid=valid, carry=side.self_carry, task=task)
+        attended = self.self_attention(
+            residual.before(x), query_valid=valid, carry=side.self_carry, memory_carry=memory_carry, task=task
+        )
         side.self_carry = attended.carry
         x = residual.after(x, side.add(attended))
         residual = self.cross_residual

@@ -125,7 +125,11 @@ class Transformer(nn.Module):
         state: State = {"position": 0}
         for number, layer in enumerate(self._decoder_layers):
             self_state, self_carry = layer.self_attention.start(
-                batch_size, hypotheses=hypotheses, carry=self_carry, task=encoded.task
+                batch_size,
+                hypotheses=hypotheses,
+                carry=self_carry,
+                memory_carry=encoded.carry,
+                task=encoded.task,
             )
             cross_state, cross_carry = layer.cross_attention.start(
                 batch_size,

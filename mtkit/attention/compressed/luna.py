@@ -1,0 +1,301 @@
+"""Luna: a packed memory of fixed length attends to the tokens, and the tokens attend to what it packed.
+
+Paper: Ma, Kong, Wang, Zhou, May, Ma and Zettlemoyer, "Luna: Linear Unified Nested Attention", NeurIPS 2021,
+arXiv 2106.01540, sections 3.1 to 3.3. In the encoder role, with memory P (l, D):
+    Y_P = softmax(P X^T / sqrt(K)) X,  P <- LN(P + Y_P),  Y_X = softmax(X Y_P^T / sqrt(K)) Y_P,
+each factor under its projection. The cross role packs the source in place of X; the targets only unpack. In the decoder
+role P is fixed, so that no token moves another's memory, and with omega an activation in place of a softmax over time
+    a_t = omega(x_t P^T / sqrt(K)),  w_t = softmax_l(x_t sum_{j<=t} x_j a_j^T / (t sqrt(K))),
+    y_t = w_t sum_{j<=t} a_j x_j^T / t.
+Departures: as in the authors' code, what is packed has no output projection. The decoder's self-attention reads the
+memory it starts with in all its layers, since what the attention to the source packs stays in the cross role; and it
+reads all l slots. The memory's sum has no dropout, and its norm follows the sum wherever the model's own norms stand.
+Cost: O((T + S) l K) time, O(T + S) memory. A step costs O(l K) a head and keeps 2 l K sums, whatever came before it.
+Options: length, the number l of slots; tie_kv, whether keys and values of an attention are one projection; memory, a
+packed memory that goes up the layers from the first of a run, and from the encoder into the decoder (carry), or one
+that each layer learns for itself (local); activation, omega in the decoder role: softplus2, log2(1 + 2^x), or elu1;
+dynamic_length, whether a segment of fewer than l tokens unpacks only as many slots as it has tokens; chunk, the number
+of positions worked on at once in the decoder role.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import attend, attend_step, safe_softmax, widened
+from mtkit.attention.feature_sums import elu1
+from mtkit.attention.projected import HeadAttention
+from mtkit.errors import MtkitError, did_you_mean
+
+
+def softplus2(x: Tensor) -> Tensor:
+    """log2(1 + 2^x)."""
+    return F.softplus(x, beta=math.log(2), threshold=40)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus2": softplus2, "elu1": elu1}
+MEMORY = ("carry", "local")
+
+
+class Packed(NamedTuple):
+    """The packed memory on its way to the next layer, or from the encoder into the decoder."""
+
+    slots: Tensor
+    """(B, l, D)."""
+
+
+class Luna(HeadAttention):
+    """Attention through a packed memory of fixed length: tokens are packed into its slots, and read back from them."""
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Ma et al. 2021, arXiv 2106.01540"
+    complexity = "O(T l)"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        # not em-routing: it multiplies the rounding errors of heads, and no softmax over time bounds the decoder's
+        "merge": frozenset({"dynamic-routing"}),
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"length": 3, "chunk": 4}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"memory": "local"}, {"activation": "elu1"})
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        length: int = 32,
+        tie_kv: bool = True,
+        memory: str = "carry",
+        activation: str = "softplus2",
+        dynamic_length: bool = True,
+        chunk: int = 64,
+    ) -> None:
+        super().__init__(site)
+        for option, value, known in (("memory", memory, MEMORY), ("activation", activation, tuple(ACTIVATIONS))):
+            if value not in known:
+                hint = did_you_mean(value, list(known))
+                raise MtkitError(f"luna has no {option} '{value}'{hint}; there are {', '.join(known)}")
+        if length < 1 or chunk < 1:
+            raise MtkitError(f"luna needs length >= 1 and chunk >= 1, not length = {length} and chunk = {chunk}")
+        self.activation = ACTIVATIONS[activation]
+        self.carries = memory == "carry"
+        self.dynamic_length = dynamic_length
+        self.chunk = chunk
+        width = site.d_model
+        projections = ["packed_q_proj"]  # of the memory as it asks
+        if site.causal:
+            projections += ["context_proj"]  # of the tokens as they answer it
+        else:
+            projections += ["packed_v_proj"] if tie_kv else ["packed_k_proj", "packed_v_proj"]  # of what was packed
+        for name in projections:
+            linear = nn.Linear(width, width)
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+            self.add_module(name, linear)
+        self.tie_kv = tie_kv
+        if tie_kv:
+            del self.k_proj
+        self.packed_norm = nn.LayerNorm(width) if self.carries and not site.causal else None
+        owns = site.layer == 0 or not self.carries
+        self.seeds = nn.Parameter(_seeds(length, width)) if owns else None
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Pack and unpack, in a decoder at every position with the tokens up to it; carries the packed memory.
+
+        Raises: MtkitError above the first layer where it is to be carried up and is not there.
+        """
+        packed = self._memory(len(query), carry, memory_carry)
+        if self.site.causal:
+            heads, v = self._causal(query, packed)
+            losses = self.losses(heads, v, None, query_valid)
+            return Attended(self.joined(heads), carry=self._carried(packed), losses=losses)
+        context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        k, v = self.keys_values(context)
+        rows, _ = attend(self._packed_queries(packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout)
+        packed, keys, values = self._unpackable(packed, rows)
+        seen = self._seen(packed, context, valid)
+        heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
+        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        return Attended(self.joined(heads), carry=self._carried(packed), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """The fixed memory as it asks, and sums over nothing yet; in the cross role what was packed of the source."""
+        packed = self._memory(batch_size, carry, memory_carry)
+        asks = self._packed_queries(packed)
+        if memory is not None:
+            k, v = self.keys_values(memory)
+            rows, _ = attend(asks, k, v, scale=self.scale, valid=memory_valid)
+            packed, keys, values = self._unpackable(packed, rows)
+            shared = {"keys": keys, "values": values, "seen": self._seen(packed, memory, memory_valid)}
+            return {"shared": shared}, self._carried(packed)
+        sums = widened(packed).new_zeros(batch_size, hypotheses, *asks.shape[1:])  # (B, N, H, l, K)
+        return {"shared": {"asks": asks}, "keys": sums, "values": sums.clone(), "count": 0}, self._carried(packed)
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same equation for the newest token of each hypothesis; O(l K) a head, at any position."""
+        if "asks" not in state["shared"]:
+            shared = state["shared"]
+            q, seen = self.queries(query).transpose(1, 2), shared["seen"]
+            visible = None if seen is None else seen[:, None, None, :]
+            heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
+            return Attended(self.joined(heads.transpose(1, 2))), state
+        count = state["count"] + 1
+        q, k, v, a = (x.transpose(1, 2) for x in self._tokens(query, state["shared"]["asks"]))  # each (B, N, H, ...)
+        with torch.autocast(query.device.type, enabled=False):
+            keys = state["keys"].add_(a.unsqueeze(-1) * k.unsqueeze(-2))
+            values = state["values"].add_(a.unsqueeze(-1) * v.unsqueeze(-2))
+            weights = (keys @ (q * (self.scale / count)).unsqueeze(-1)).squeeze(-1).softmax(-1)
+            heads = (weights.unsqueeze(-2) @ values).squeeze(-2) / count
+        output = self.joined(heads.transpose(1, 2).type_as(query))
+        return Attended(output), {**state, "keys": keys, "values": values, "count": count}
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        **_: Any,
+    ) -> Attended:
+        """The equations of sections 3.1 to 3.3, head by head; in the decoder role position by position too."""
+        packed = self._memory(len(query), carry, memory_carry)
+        if self.site.causal:
+            asks, outputs = self._packed_queries(packed), []
+            for position in range(query.shape[1]):
+                q, k, v, a = self._tokens(query[:, : position + 1], asks)
+                now = self.scale / (position + 1)
+                weights = (q[:, :, -1:] @ (k.transpose(-1, -2) @ a) * now).softmax(-1)  # (B, H, 1, l)
+                outputs.append(weights @ (a.transpose(-1, -2) @ v) / (position + 1))
+            return Attended(self.joined(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
+        context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        k, v = self.keys_values(context)
+        rows = _softmax_attention(self._packed_queries(packed), k, v, self.scale, valid)
+        packed, keys, values = self._unpackable(packed, rows)
+        seen = self._seen(packed, context, valid)
+        heads = _softmax_attention(self.queries(query), keys, values, self.scale, seen)
+        return Attended(self.joined(heads), carry=self._carried(packed))
+
+    def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, S, D) to keys and values (B, H, S, K), which are the same where they are tied."""
+        v = self.projection.values(self.v_proj(memory))
+        return (v if self.tie_kv else self.projection.keys(self.k_proj(memory))), v
+
+    def _memory(self, batch_size: int, carry: Any, memory_carry: Any) -> Tensor:
+        """P (B, l, D) as this layer finds it: of the layer below, of the encoder if as wide, or learned."""
+        if self.seeds is None:
+            if not isinstance(carry, Packed):
+                raise MtkitError("luna with memory=carry needs the packed memory that the layer below it carries up")
+            return carry.slots
+        width = self.site.d_model
+        if self.carries and isinstance(memory_carry, Packed) and memory_carry.slots.shape[-1] == width:
+            return memory_carry.slots
+        return (self.seeds * math.sqrt(width)).expand(batch_size, -1, -1)
+
+    def _carried(self, packed: Tensor) -> Packed | None:
+        return Packed(packed) if self.carries else None
+
+    def _packed_queries(self, packed: Tensor) -> Tensor:
+        """(B, H, l, K) of P."""
+        return self._heads("packed_q_proj", packed)
+
+    def _heads(self, projection: str, x: Tensor) -> Tensor:
+        projected: Tensor = self.get_submodule(projection)(x)
+        return self.projection.queries(projected)
+
+    def _unpackable(self, packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The memory for the next layer, LN(P + Y_P), and keys and values (B, H, l, K) of Y_P, from its heads."""
+        y = rows.transpose(1, 2).flatten(2)
+        values = self._heads("packed_v_proj", y)
+        keys = values if self.tie_kv else self._heads("packed_k_proj", y)
+        return packed if self.packed_norm is None else self.packed_norm(packed + y), keys, values
+
+    def _seen(self, packed: Tensor, context: Tensor, valid: Tensor | None) -> Tensor | None:
+        """Which slots (B, l) are unpacked, None for all: no more than there are tokens, none where there are none."""
+        length = packed.shape[1]
+        if valid is None:
+            if not self.dynamic_length or context.shape[1] >= length:
+                return None
+            valid = torch.ones(context.shape[:2], dtype=torch.bool, device=context.device)
+        tokens = valid.sum(1, keepdim=True)
+        if not self.dynamic_length:
+            tokens = tokens * length
+        return torch.arange(length, device=context.device) < tokens
+
+    def _tokens(self, query: Tensor, asks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v (B, H, T, K) and a (B, H, T, l) of tokens in the decoder role, in float32 at least."""
+        k, v = self.keys_values(query)
+        q, k, v, context, asks = map(widened, (self.queries(query), k, v, self._heads("context_proj", query), asks))
+        with torch.autocast(query.device.type, enabled=False):
+            a = self.activation((context * self.scale) @ asks.transpose(-1, -2))
+        return q, k, v, F.dropout(a, self.dropout)
+
+    def _causal(self, query: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """The heads (B, H, T, K) in the decoder role, and the values."""
+        q, k, v, a = self._tokens(query, self._packed_queries(packed))
+        with torch.autocast(query.device.type, enabled=False):
+            share = 1 / torch.arange(1, query.shape[1] + 1, device=q.device, dtype=q.dtype).unsqueeze(-1)  # (T, 1)
+            scores = prefix_products(q * self.scale, k, a, self.chunk) * share
+            weights = F.dropout(scores.softmax(-1), self.dropout)
+            heads = prefix_products(weights, a, v, self.chunk) * share
+        return heads.type_as(query), v
+
+
+def prefix_products(x: Tensor, y: Tensor, z: Tensor, chunk: int) -> Tensor:
+    """x_t sum_{j<=t} y_j^T z_j for all t, (..., T, Z), from x and y (..., T, Y) and z (..., T, Z), in O(T).
+
+    Inside a chunk the products of x and y are written out under the triangle; what lies before the chunk comes from the
+    sums of the chunks before it, all of them found by one running sum over T / chunk states (Y, Z).
+    """
+    length = x.shape[-2]
+    chunk = min(chunk, length)
+    x, y, z = (F.pad(each, (0, 0, 0, -length % chunk)).unflatten(-2, (-1, chunk)) for each in (x, y, z))
+    inside = (x @ y.transpose(-1, -2)).tril() @ z
+    sums = y.transpose(-1, -2) @ z  # (..., n, Y, Z), one for each chunk
+    before = F.pad(sums[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
+    return (inside + x @ before).flatten(-3, -2)[..., :length, :]
+
+
+def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, valid: Tensor | None) -> Tensor:
+    """Scaled dot-product attention with its matrix of weights written out, head by head."""
+    visible = None if valid is None else valid[:, None, :]
+    heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True)
+    return torch.stack([safe_softmax(a @ b.transpose(-1, -2) * scale, visible) @ c for a, b, c in heads], dim=1)
+
+
+def _seeds(length: int, width: int) -> Tensor:
+    """P_0 / sqrt(D) to begin with: scaled up, unit variance as embedded tokens have, and sinusoidal positions."""
+    channel = torch.arange(width)
+    angle = torch.arange(length).unsqueeze(1) * 10_000.0 ** (-(channel - channel % 2) / width)
+    return (torch.randn(length, width) + torch.where(channel % 2 == 0, angle.sin(), angle.cos())) * width**-0.5
