@@ -1,0 +1,58 @@
+"""Evolving attention: the map of the layer below is mixed into this layer's scores, and a convolution refines both.
+
+Paper: Wang, Yang, Bai, Zhang, Bai, Yu, Zhang, Huang and Tong, "Evolving Attention with Residual Convolutions", ICML
+2021, arXiv 2102.12895.
+Departures: in the decoder and cross roles the convolution reads no later query's row and no hidden score (see
+`map_convolution`); symmetric padding, as in the authors' code, shows later tokens. The two weights are named as in the
+paper; the authors' code swaps their names.
+Cost: O(T S H kernel²) time; O(T S) memory with one more map a layer, and no fused kernel. A step costs O(t).
+Options: alpha, the weight of the map below against this layer's own scores; beta, that of the convolution against what
+it reads; kernel, height and width of the convolution, odd; act, relu, leaky or none; share_conv gives all layers one
+convolution, which belongs to the second.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.map_convolution import Convolve, ConvolvedMaps, share
+
+
+class Evolving(ConvolvedMaps):
+    """Scaled dot-product attention whose map evolves from layer to layer through a residual convolution."""
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Wang et al. 2021, arXiv 2102.12895"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[Mapping[str, Any]] = {"alpha": 0.4, "beta": 0.5, "kernel": 3}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        alpha: float = 0.1,
+        beta: float = 0.1,
+        kernel: int = 3,
+        act: str = "relu",
+        share_conv: bool = False,
+    ) -> None:
+        super().__init__(site, kernel=kernel, act=act, share_conv=share_conv)
+        self.alpha = share("alpha", alpha)
+        self.beta = share("beta", beta)
+
+    def mixed(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
+        """A = beta Conv(I) + (1 - beta) I, where I = alpha (A of the layer below) + (1 - alpha) S."""
+        image = self.alpha * below + (1 - self.alpha) * scores
+        return self.beta * convolve(image) + (1 - self.beta) * image

@@ -1,0 +1,48 @@
+"""Predictive attention: a convolution over the map of the layer below predicts the map of this one.
+
+Paper: Wang et al., "Predictive Attention Transformer: Improving Transformer with Attention Map Prediction", 2020,
+OpenReview YQVjbJPnPc9.
+Departures: in the decoder and cross roles the convolution reads no later query's row and no hidden score (see
+`map_convolution`); symmetric padding would show later tokens.
+Cost: O(T S H kernel²) time; O(T S) memory with one more map a layer, and no fused kernel. A step costs O(t).
+Options: alpha, the weight of this layer's own scores against the prediction (0.9 leaves it the 0.1 that `evolving`
+gives what comes from below); kernel, height and width of the convolution, odd; act, relu, leaky or none; share_conv
+gives all layers one convolution, which belongs to the second.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.map_convolution import Convolve, ConvolvedMaps, share
+
+
+class Predictive(ConvolvedMaps):
+    """Scaled dot-product attention whose scores are mixed with a convolution over the map of the layer below."""
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Wang et al. 2020, OpenReview YQVjbJPnPc9"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[Mapping[str, Any]] = {"alpha": 0.5, "kernel": 3}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
+
+    def __init__(
+        self, site: Site, *, alpha: float = 0.9, kernel: int = 3, act: str = "relu", share_conv: bool = False
+    ) -> None:
+        super().__init__(site, kernel=kernel, act=act, share_conv=share_conv)
+        self.alpha = share("alpha", alpha)
+
+    def mixed(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
+        """A = alpha S + (1 - alpha) Conv(A of the layer below)."""
+        return self.alpha * scores + (1 - self.alpha) * convolve(below)
