@@ -5,6 +5,7 @@ needs another layout (another dilation, random keys) is a part of its own that l
 seen, and the parts' softmaxes are joined by their log-sum-exp.
 """
 
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -15,6 +16,9 @@ from mtkit.attention.dot_product import attend, safe_softmax, scores_of, weigh, 
 from mtkit.attention.pattern import Columns, Pattern, Random, Rows, Union, Window
 from mtkit.attention.slots import Positions
 from mtkit.attention.tiles import RandomLayout, Tiles, WindowLayout
+
+Part = tuple[WindowLayout | RandomLayout, list[Tiles]]
+"""What shares a layout, laid out."""
 
 
 def sparse_attend(
@@ -103,6 +107,53 @@ def dense_attend(
     )
 
 
+def sparse_part(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    *,
+    scale: float,
+    causal: bool = False,
+    valid: Tensor | None = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """What `sparse_attend` gives for a pattern without rows, (B, H, T, V), and the log-sum-exp of its scores.
+
+    The latter, (B, H, T, 1), is what `join_parts` needs to bring in keys from elsewhere.
+    """
+    parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
+    return join_parts(_attended_parts(parts, scale, positions, dropout))
+
+
+def attend_part(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The heads' outputs (B, H, T, V) over all of a few keys, and the log-sum-exp (B, H, T, 1) for `join_parts`.
+
+    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V); visible and bias broadcast to (B, H, T, S).
+    """
+    weights, log_sum = _softened(q, k, scale, visible, bias)
+    return weighted(F.dropout(weights, dropout) if dropout else weights, v), log_sum
+
+
+def join_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """One softmax over the keys of all parts, from each one's outputs (..., V) and log-sum-exp (..., 1); both again."""
+    if len(parts) == 1:
+        return parts[0]
+    heads, sums = (torch.stack(each) for each in zip(*parts, strict=True))
+    shares = sums.softmax(0)  # a part's sum of exponentials, relative to that of all
+    return (heads * shares).sum(0).type_as(heads), sums.logsumexp(0)
+
+
 def _by_parts(
     q: Tensor,
     k: Tensor,
@@ -115,15 +166,26 @@ def _by_parts(
     dropout: float,
 ) -> Tensor:
     """All but the rows of the pattern."""
+    parts = _parts(q, k, v, pattern, causal, valid, positions is not None)
+    if len(parts) == 1:
+        only, tiles = parts[0]
+        return only.joined([_attend(each, scale, positions, dropout) for each in tiles])
+    return join_parts(_attended_parts(parts, scale, positions, dropout))[0]
+
+
+def _parts(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, causal: bool, valid: Tensor | None, relative: bool
+) -> list[Part]:
+    """All but the rows of the pattern, laid out."""
     if k.shape[1] != v.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     length = q.shape[2]
     columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
-    parts: list[tuple[WindowLayout | RandomLayout, list[Tiles]]] = []
+    parts: list[Part] = []
     earlier: Pattern = Union(())
     for windows in _by_dilation(pattern) or ([[]] if columns.count else []):
         layout = WindowLayout(windows, length=length, causal=causal, columns=columns.count, elsewhere=bool(parts))
-        tiles = layout.tiles(q, k, v, valid=valid, earlier=earlier, relative=positions is not None)
+        tiles = layout.tiles(q, k, v, valid=valid, earlier=earlier, relative=relative)
         parts.append((layout, tiles))
         earlier = Union((*earlier.members, *windows, columns))
     for member in pattern.members:
@@ -131,16 +193,19 @@ def _by_parts(
             picked = RandomLayout(member, length=length)
             parts.append((picked, picked.tiles(q, k, v, valid=valid, earlier=earlier)))
             earlier = earlier | member
-    if len(parts) == 1:
-        only, tiles = parts[0]
-        return only.joined([_attend(each, scale, positions, dropout) for each in tiles])
-    heads, sums = [], []
+    return parts
+
+
+def _attended_parts(
+    parts: list[Part], scale: float, positions: Positions | None, dropout: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Of each part by itself the heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1)."""
+    attended = []
     for part, tiles in parts:
         outputs = [_attend_part(each, scale, positions, dropout) for each in tiles]
-        heads.append(part.joined([output for output, _ in outputs]))
-        sums.append(part.joined([log_sum for _, log_sum in outputs]))
-    shares = torch.stack(sums).softmax(0)  # a part's sum of exponentials, relative to that of all
-    return (torch.stack(heads) * shares).sum(0).type_as(v)
+        heads, sums = zip(*outputs, strict=True)
+        attended.append((part.joined(list(heads)), part.joined(list(sums))))
+    return attended
 
 
 def _by_dilation(pattern: Pattern) -> list[list[Window]]:
@@ -164,14 +229,19 @@ def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: fl
 
 def _attend_part(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> tuple[Tensor, Tensor]:
     """The heads' outputs (B, H, streams, blocks, c, V) over these keys alone, and their log-sum-exp (..., c, 1)."""
-    scores, bias = widened(scores_of(tiles.q, tiles.k, scale)), _bias(tiles, positions, scale)
-    scores = scores if bias is None else scores + bias
-    weights = safe_softmax(scores, tiles.visible)
-    log_sum = scores.masked_fill(~tiles.visible, torch.finfo(scores.dtype).min).logsumexp(-1, keepdim=True)
+    weights, log_sum = _softened(tiles.q, tiles.k, scale, tiles.visible, _bias(tiles, positions, scale))
     dropped = F.dropout(weights, dropout) if dropout else weights
     heads = weighted(dropped, tiles.v)
     extra = None if positions is None else positions.values(dropped, tiles.query_position, tiles.key_position)
     return heads if extra is None else heads + extra.type_as(heads), log_sum
+
+
+def _softened(q: Tensor, k: Tensor, scale: float, visible: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The weights (B, H, ..., T, S) and the log-sum-exp (..., T, 1) of the scores, in float32 at least."""
+    scores = widened(scores_of(q, k, scale))
+    scores = scores if bias is None else scores + bias
+    shown = scores if visible is None else scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return safe_softmax(scores, visible), shown.logsumexp(-1, keepdim=True)
 
 
 def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | None:

@@ -1,0 +1,306 @@
+"""ETC: a band beside global nodes of its own, which read the whole sequence and travel from layer to layer.
+
+Paper: Ainslie et al., "ETC: Encoding Long and Structured Inputs in Transformers", 2020, arXiv 2004.08483, section 3.
+Tokens see their band and all global nodes, nodes see one another and all tokens, each in one softmax. Scores take a
+vector and a bias for the pair's label: the clipped distance of two tokens or of two nodes, and whether a token belongs
+to a node's block. Nodes have a residual, norm and feed-forward of their own; all start from one learned vector.
+Departures: blocks of tokens stand for the paper's sentences, and there are at most global_tokens of them, the last of
+which takes in the rest, so that the cost stays linear at any length. The last layer of a run leaves the nodes as they
+are, for nobody reads them. Nodes rebuilt in each layer (global_memory) are an extension: there they read the tokens
+before the tokens read them. Without labels and hard masks all nodes are the same. There is no pretraining loss.
+Cost: O(T (r + g) + g²).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attended, Site
+from mtkit.attention.dot_product import safe_softmax, weighted
+from mtkit.attention.engine import attend_part, join_parts, sparse_part
+from mtkit.attention.pattern import Band
+from mtkit.attention.patterned import of_layer
+from mtkit.attention.projected import HeadAttention
+from mtkit.attention.relative_labels import RelativeLabels
+from mtkit.errors import MtkitError
+
+PREFIXES = {
+    "qkv": dict[tuple[str, str], str](),
+    "kv": {("node", "node"): "global_", ("node", "token"): "global_"},
+    "none": {
+        ("token", "node"): "token_global_",
+        ("node", "node"): "global_",
+        ("node", "token"): "global_token_",
+    },
+}
+"""By what is shared: for who reads whom, the prefix of the key and value projections."""
+MEMORIES = ("carry", "local")
+Heads = tuple[Tensor, Tensor]
+"""Keys (B, G, S, K) and values (B, G, S, V)."""
+
+
+class Etc(HeadAttention):
+    """Sliding-window attention with global nodes that are no tokens.
+
+    window_radius: tokens seen on each side, one number or one for each layer. global_tokens: the most nodes there are.
+    block: tokens that belong to one node. rel_clip: distance beyond which labels are alike; 0 for no labels at all.
+    share: "qkv" (tokens and nodes share all projections), "kv" (each has its own, whatever it reads) or "none" (keys
+    and values also differ by what is read). hard_g2l: nodes read only the tokens of their block. hard_l2g: tokens read
+    only the node of their block. global_memory: nodes are carried from layer to layer ("carry") or rebuilt in each
+    ("local").
+    """
+
+    roles = frozenset({"encoder"})
+    published = frozenset({"encoder"})
+    paper = "Ainslie et al. 2020, arXiv 2004.08483"
+    complexity = "O(T (r + g))"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"window_radius": 3, "global_tokens": 4, "block": 4, "rel_clip": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"share": "kv"},
+        {"share": "none"},
+        {"rel_clip": 0},
+        {"global_memory": "local"},
+        {"global_tokens": 0},
+        {"window_radius": [2, 5]},
+        {"hard_g2l": True, "hard_l2g": True, "global_memory": "local", "share": "kv"},
+    )
+
+    global_q_proj: nn.Linear
+    global_out_proj: nn.Linear
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        window_radius: int | Sequence[int] = 84,
+        global_tokens: int = 230,
+        block: int = 16,
+        rel_clip: int = 12,
+        share: str = "qkv",
+        hard_g2l: bool = False,
+        hard_l2g: bool = False,
+        global_memory: str = "carry",
+    ) -> None:
+        super().__init__(site)
+        for name, value, known in (("share", share, tuple(PREFIXES)), ("global_memory", global_memory, MEMORIES)):
+            if value not in known:
+                raise MtkitError(f"etc has no {name} '{value}'; there are {', '.join(known)}")
+        for name, number, least in (
+            ("global_tokens", global_tokens, 0),
+            ("block", block, 1),
+            ("rel_clip", rel_clip, 0),
+        ):
+            if number < least:
+                raise MtkitError(f"etc needs {name} >= {least}, not {number}")
+        self.radius = of_layer("window_radius", window_radius, site)
+        self.pattern = Band(self.radius, self.radius)
+        self.most, self.block, self.share = global_tokens, block, share
+        self.hard_g2l, self.hard_l2g, self.carries = hard_g2l, hard_l2g, global_memory == "carry"
+        width = self.projection.key_width
+        self.labels = RelativeLabels(site, width, clip=rel_clip) if rel_clip else None
+        self.node_labels: RelativeLabels | None = None
+        self.updates = global_tokens > 0 and (not self.carries or site.layer + 1 < site.layers)
+        if global_tokens and (site.layer == 0 or not self.carries):
+            self.first_node = nn.Parameter(torch.randn(site.d_model))
+        if global_tokens and share == "none":
+            self._copy("token_global_", "k_proj", "v_proj")
+        if self.updates:
+            self._build_nodes(width, rel_clip)
+
+    def _build_nodes(self, width: int, clip: int) -> None:
+        """What nodes that read need: labels, projections of their own if any, norms and feed-forward."""
+        d_model = self.site.d_model
+        self.node_labels = RelativeLabels(self.site, width, clip=clip) if clip else None
+        if self.share != "qkv":
+            self._copy("global_", "q_proj", "k_proj", "v_proj", "out_proj")
+        if self.share == "none":
+            self._copy("global_token_", "k_proj", "v_proj")
+        self.node_norm = nn.LayerNorm(d_model)
+        self.node_feed_forward = nn.Sequential(
+            nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model)
+        )
+        self.node_feed_forward_norm = nn.LayerNorm(d_model)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """The tokens' outputs; carries the nodes (B, g, D), of which the first belong to blocks of real tokens."""
+        return self._attended(query, query_valid, carry, literal=False)
+
+    def naive(self, query: Tensor, memory: Tensor | None = None, **inputs: Any) -> Attended:
+        """The same with all scores of [nodes; tokens], a mask, and labels looked up pair by pair."""
+        return self._attended(query, inputs.get("query_valid"), inputs.get("carry"), literal=True)
+
+    def _attended(self, query: Tensor, valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
+        if valid is None:
+            valid = query.new_ones(query.shape[:2], dtype=torch.bool)
+        token_rows, node_rows = (
+            (self._literal_token_rows, self._literal_node_rows) if literal else (self._token_rows, self._node_rows)
+        )
+        own = self.keys_values(query)
+        nodes, above = self._nodes(query, carry), None
+        if self.updates and not self.carries:
+            nodes = self._updated(nodes, node_rows(query, nodes, valid, own))
+        elif self.updates:
+            above = self._updated(nodes, node_rows(query, nodes, valid, own))
+        heads = token_rows(query, nodes, valid, own)
+        return Attended(self.joined(heads), carry=above, losses=self.losses(heads, own[1], None, valid))
+
+    def _nodes(self, query: Tensor, carry: Tensor | None) -> Tensor:
+        """(B, g, D) as they are before this layer."""
+        count = min(self.most, -(-query.shape[1] // self.block))
+        if count == 0 or self.site.layer == 0 or not self.carries:
+            start = self.first_node if self.most else query.new_zeros(query.shape[2])
+            return start.expand(len(query), count, -1)
+        if carry is None:
+            raise MtkitError("etc needs the global nodes that the layer below it carries up")
+        return carry
+
+    def _updated(self, nodes: Tensor, heads: Tensor) -> Tensor:
+        """Residual and norm around what the nodes' heads read, then around their feed-forward, as in the paper."""
+        merged = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
+        read = (self.out_proj if self.share == "qkv" else self.global_out_proj)(merged)
+        nodes = self.node_norm(nodes + read)
+        updated: Tensor = self.node_feed_forward_norm(nodes + self.node_feed_forward(nodes))
+        return updated
+
+    def _token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
+        """(B, H, T, V): the band and the nodes, joined."""
+        q, labels = self.queries(tokens), self.labels
+        near = sparse_part(q, *own, self.pattern, scale=self.scale, valid=valid, positions=labels, dropout=self.dropout)
+        if not nodes.shape[1]:
+            return near[0]
+        member = self._member(tokens, nodes)
+        far = attend_part(
+            q,
+            *self._read("token", "node", nodes, own),
+            scale=self.scale,
+            visible=self._nodes_seen(member, valid),
+            bias=None if labels is None else labels.belonging(q, member, self.scale),
+            dropout=self.dropout,
+        )
+        return join_parts([near, far])[0]
+
+    def _node_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
+        """(B, H, g, V): the nodes and the tokens, joined."""
+        q, labels = self._node_queries(nodes), self.node_labels
+        member, at = self._member(tokens, nodes).T, torch.arange(nodes.shape[1], device=nodes.device)
+        near = attend_part(
+            q,
+            *self._read("node", "node", nodes, own),
+            scale=self.scale,
+            visible=self._there(valid)[:, None, None],
+            bias=None if labels is None else labels.bias(q, at, at, self.scale),
+            dropout=self.dropout,
+        )
+        far = attend_part(
+            q,
+            *self._read("node", "token", tokens, own),
+            scale=self.scale,
+            visible=self._tokens_seen(member, valid),
+            bias=None if labels is None else labels.belonging(q, member, self.scale),
+            dropout=self.dropout,
+        )
+        return join_parts([near, far])[0]
+
+    def _literal_token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
+        member, at = self._member(tokens, nodes), torch.arange(tokens.shape[1], device=tokens.device)
+        distance = at - at.unsqueeze(-1)
+        seen = (distance.abs() <= self.radius) & valid[:, None, None]
+        visible = torch.cat([self._nodes_seen(member, valid).expand(*seen.shape[:3], -1), seen], dim=-1)
+        read = self._read("token", "node", nodes, own), self._read("token", "token", tokens, own)
+        kinds = [(member, True), (distance, False)]
+        return self._literal(self.queries(tokens), read, visible, self.labels, kinds)
+
+    def _literal_node_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
+        member, at = self._member(tokens, nodes).T, torch.arange(nodes.shape[1], device=nodes.device)
+        there = self._there(valid)[:, None, None].expand(-1, 1, len(member), -1)
+        visible = torch.cat([there, self._tokens_seen(member, valid).expand(-1, 1, len(member), -1)], dim=-1)
+        read = self._read("node", "node", nodes, own), self._read("node", "token", tokens, own)
+        kinds = [(at - at.unsqueeze(-1), False), (member, True)]
+        return self._literal(self._node_queries(nodes), read, visible, self.node_labels, kinds)
+
+    def _literal(
+        self,
+        q: Tensor,
+        read: tuple[Heads, Heads],
+        visible: Tensor,
+        labels: RelativeLabels | None,
+        kinds: list[tuple[Tensor, bool]],
+    ) -> Tensor:
+        """s_ij = (q_i . k_j + q_i . a_l(i,j) + b_l(i,j)) / sqrt(K) with a vector for each pair, and one softmax.
+
+        `kinds` are distances, or (True) whether two belong together, for the nodes and for the tokens.
+        """
+        k, v = (torch.cat(pair, dim=2) for pair in zip(*read, strict=True))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = torch.einsum("bhik,bhjk->bhij", q, k)
+        if labels is not None:
+            clip, pairs = labels.clip, []
+            for kind, belongs in kinds:
+                right, left = kind.clamp(0, clip), clip + (-kind.long()).clamp(max=clip)
+                pairs.append(2 * clip + 1 + kind.long() if belongs else torch.where(kind < 0, left, right))
+            label = torch.cat(pairs, dim=-1)
+            scores = scores + torch.einsum("bhik,hijk->bhij", q, labels.vectors[:, label]) + labels.biases[:, label]
+        return weighted(safe_softmax(scores * self.scale, visible), v)
+
+    def _member(self, tokens: Tensor, nodes: Tensor) -> Tensor:
+        """(T, g): whose block each token is in."""
+        own = (torch.arange(tokens.shape[1], device=tokens.device) // self.block).clamp(max=self.most - 1)
+        return own.unsqueeze(-1) == torch.arange(nodes.shape[1], device=nodes.device)
+
+    def _there(self, valid: Tensor) -> Tensor:
+        """(B, g): the nodes whose block has a real token."""
+        return valid[:, :: self.block][:, : self.most]
+
+    def _nodes_seen(self, member: Tensor, valid: Tensor) -> Tensor:
+        """By tokens, (B, 1, 1 or T, g)."""
+        there = self._there(valid)[:, None, None]
+        return there & member if self.hard_l2g else there
+
+    def _tokens_seen(self, member: Tensor, valid: Tensor) -> Tensor:
+        """By nodes, (B, 1, 1 or g, T)."""
+        shown = valid[:, None, None]
+        return shown & member if self.hard_g2l else shown
+
+    def _node_queries(self, nodes: Tensor) -> Tensor:
+        """(B, H, g, K)."""
+        return self.projection.queries((self.q_proj if self.share == "qkv" else self.global_q_proj)(nodes))
+
+    def _read(self, reader: str, kind: str, x: Tensor, own: Heads) -> Heads:
+        """Keys and values of tokens or nodes x, as tokens or nodes read them; `own` are those of tokens for tokens."""
+        prefix = PREFIXES[self.share].get((reader, kind), "")
+        if kind == "token" and not prefix:
+            return own
+        k, v = (getattr(self, f"{prefix}{name}")(x) for name in ("k_proj", "v_proj"))
+        return self.projection.keys(k), self.projection.values(v)
+
+    def _copy(self, prefix: str, *names: str) -> None:
+        for name in names:
+            self.add_module(f"{prefix}{name}", copy.deepcopy(getattr(self, name)))
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full`, for all who read and are read."""
+        super().adopt(full_state)
+        for name, module in self.named_children():
+            if "global_" in name:
+                plain = "_".join(name.split("_")[-2:])  # "k_proj"
+                module.load_state_dict(getattr(self, plain).state_dict())
