@@ -10,8 +10,8 @@ import typer
 from mtkit import __version__
 from mtkit.errors import MtkitError
 
-COMMANDS = ("prepare", "train", "translate", "score", "attentions")
-"""In the order of the work; each is the function of that name in the module of that name."""
+COMMANDS = ("prepare", "train", "translate", "score", "attentions", "benchmark")
+"""In the order of the work; each is the function, or the group of commands, of that name in the module of that name."""
 
 app = typer.Typer(
     name="mtkit",
@@ -45,7 +45,11 @@ def _mtkit(
 
 
 for _command in COMMANDS:
-    app.command(_command)(getattr(importlib.import_module(f"mtkit.cli.{_command}"), _command))
+    _entry = getattr(importlib.import_module(f"mtkit.cli.{_command}"), _command)
+    if isinstance(_entry, typer.Typer):
+        app.add_typer(_entry, name=_command)
+    else:
+        app.command(_command)(_entry)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mtkit.cli.attention_options import parse_options
 from mtkit.errors import MtkitError
 
 
@@ -63,7 +64,7 @@ def train(
                 encoder=_layers(encoder_attention),
                 decoder=_layers(decoder_attention),
                 cross=_layers(cross_attention),
-                options=_options(attention_option or []),
+                options=parse_options(attention_option or []),
             ),
             training=_given(
                 max_updates=max_updates,
@@ -114,19 +115,3 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _layers(text: str | None) -> str | list[str] | None:
     """One name, or a list of them from "full,band"."""
     return text.split(",") if text and "," in text else text
-
-
-def _options(texts: list[str]) -> dict[str, Any]:
-    """{"window_radius": 64} from ["window_radius=64"]; values are YAML scalars and lists. Raises: MtkitError."""
-    import yaml
-
-    options = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise MtkitError(f"--attention-option {text}: write KEY=VALUE, as in window_radius=64")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise MtkitError(f"--attention-option {text}: {value!r} is no YAML value, as 64, true or [1, 2]") from error
-    return options

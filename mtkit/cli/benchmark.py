@@ -1,0 +1,102 @@
+"""`mtkit benchmark`: what things cost on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtkit.cli.attention_options import parse_options
+from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from mtkit.evaluation.benchmark import Benchmark
+
+benchmark = typer.Typer(help="Measure what things cost on this machine.", invoke_without_command=True)
+
+
+@benchmark.callback()
+def _benchmark(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@benchmark.command()
+def attention(
+    names: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Mechanisms.  [default: those that grow linearly and are made for the role]"),
+    ] = None,
+    lengths: Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
+    role: Annotated[str, typer.Option(help="encoder, decoder or cross.")] = "encoder",
+    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,
+    width: Annotated[int, typer.Option(min=1, help="Width of the model, all heads together.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Segments in a batch.")] = 1,
+    attention_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Times measured, of which the best counts.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
+        "mtkit-benchmark"
+    ),
+) -> None:
+    """Measure time, peak memory and FLOPs of attention mechanisms beside those of full, on the same work in one run.
+
+    Forward and backward at each length, in the decoder and cross roles a decoding step too; each for the whole
+    sub-layer and for the attention without its projections. What would not fit in memory is skipped and named.
+
+    Examples: mtkit benchmark attention --names band,linear --lengths 1024,4096,16384
+    """
+    import torch
+    from tqdm import tqdm
+
+    from mtkit.decoding.device import find_device
+    from mtkit.evaluation.benchmark import Setting, default_names, measure
+    from mtkit.evaluation.benchmark_report import as_object, table
+    from mtkit.files import write_json, write_text
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    setting = Setting(
+        role=role,
+        width=width,
+        heads=heads,
+        batch=batch,
+        repeats=repeats,
+        device=find_device(device),
+        options=parse_options(attention_option or []),
+    )
+    chosen = default_names(role) if names is None else [name.strip() for name in names.split(",")]
+    with tqdm(desc="benchmark", unit="part", delay=2, leave=False) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        measured = measure(chosen, _lengths(lengths), setting, on_progress=on_progress)
+    typer.echo(table(measured))
+    stem = output / f"attention-{role}"
+    write_text(stem.with_suffix(".txt"), table(measured) + "\n")
+    write_json(stem.with_suffix(".json"), as_object(measured))
+    typer.echo(f"\n{stem}.txt, {stem}.json{_picture(measured, stem.with_suffix('.png'))}")
+
+
+def _lengths(text: str) -> list[int]:
+    """[512, 1024] from "512,1024". Raises: MtkitError."""
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise MtkitError(f"--lengths {text}: write whole numbers with commas between them, as in 512,1024") from error
+
+
+def _picture(measured: "Benchmark", path: Path) -> str:
+    """Draws the picture where matplotlib is installed; gives the words that say where it is, or is not."""
+    from mtkit.evaluation.benchmark_plot import draw_benchmark
+
+    try:
+        draw_benchmark(measured, path)
+    except ModuleNotFoundError:
+        return " (no picture: matplotlib is not installed)"
+    return f", {path}"

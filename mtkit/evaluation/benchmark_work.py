@@ -1,0 +1,117 @@
+"""What is timed and counted of an attention: forward and backward of whole sequences, and steps of decoding."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention import Attention, State, reorder
+from mtkit.evaluation.cost import Cost, cost_of, held_bytes
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+STEPS = 64
+"""Steps timed, and steps counted, at each length: enough that what happens once in a block has its share."""
+BEYOND = 2 * STEPS + 1
+"""Positions that measuring steps at a length goes beyond it."""
+
+
+class _Through(nn.Module):
+    """Stands for a projection of the first `width` features onto themselves, and does nothing."""
+
+    def __init__(self, projection: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = projection.weight, projection.bias  # whose type and device mechanisms ask for
+        self.width = projection.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., : self.width]
+
+
+def without_projections(attention: Attention) -> Attention:
+    """The attention with its query, key, value and output projections letting their input through.
+
+    A projection to fewer features passes the first ones; one to more features than it is given stays as it is.
+    """
+    for owner in list(attention.modules()):
+        for name, child in list(owner.named_children()):
+            if name.endswith(PROJECTIONS) and isinstance(child, nn.Linear) and child.out_features <= child.in_features:
+                setattr(owner, name, _Through(child))
+    return attention
+
+
+def training(attention: Attention, query: Tensor, memory: Tensor | None, gradient: Tensor) -> Callable[[], None]:
+    """Forward and backward as in training, down to the inputs and the weights."""
+    attention.train()
+    inputs = [each.detach().requires_grad_() for each in (query, memory) if each is not None]
+
+    def work() -> None:
+        attended = attention(*inputs)
+        extra = [*attended.losses.values(), *([] if attended.log_prob is None else [attended.log_prob])]
+        extra = [each for each in extra if each.requires_grad]
+        torch.autograd.backward([attended.output, *extra], [gradient, *map(torch.ones_like, extra)])
+        for each in (*inputs, *attention.parameters()):
+            each.grad = None
+
+    return work
+
+
+class Walk:
+    """Decoding with one attention, from the first position on or with a memory, and steps measured on the way."""
+
+    @torch.no_grad()
+    def __init__(self, attention: Attention, query: Tensor, memory: Tensor | None) -> None:
+        self.attention, self.memory = attention.eval(), memory
+        self.device = query.device
+        self.token = query[:, :1].contiguous()
+        self.segments = torch.arange(len(query), device=query.device)
+        self.position = 0
+        self.state: State = {}
+        if memory is None:
+            self.state = attention.start(len(query))[0]
+
+    @torch.no_grad()
+    def measure(self, length: int) -> tuple[float, Cost]:
+        """The mean time and FLOPs, and the most memory, of steps from position `length` on, or over that memory."""
+        if self.memory is not None:
+            self.state = self.attention.start(len(self.token), self.memory[:, :length])[0]
+        else:
+            for _ in range(self.position, length):
+                self.state = self._next(self.state)
+            self.position = length
+        state = self._next(reorder(self.state, self.segments))  # a copy: the walk goes on from `length`
+
+        def walk() -> None:
+            nonlocal state
+            for _ in range(STEPS):
+                state = self._next(state)
+
+        def step() -> None:
+            nonlocal state
+            state = self._next(state)
+
+        seconds = seconds_of(walk, self.device) / STEPS
+        flops, peak = 0, 0
+        for _ in range(STEPS):
+            before = held_bytes(state)
+            cost = cost_of(step, self.device)
+            flops, peak = flops + cost.flops, max(peak, before + cost.peak_bytes)
+        return seconds, Cost(round(flops / STEPS), peak)
+
+    def _next(self, state: State) -> State:
+        return self.attention.step(self.token, state)[1]
+
+
+def seconds_of(work: Callable[[], None], device: torch.device) -> float:
+    """Wall-clock time of `work()`, the device's queue emptied before and after."""
+    _wait(device)
+    begin = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - begin
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
