@@ -1,0 +1,316 @@
+"""Reformer: a token attends to those that random rotations hash into its own bucket, in several rounds.
+
+Paper: Kitaev, Kaiser and Levskaya, "Reformer: The Efficient Transformer", ICLR 2020, arXiv 2001.04451, section 2.
+Departures: none in the encoder, where tokens sorted by bucket are cut into chunks, and a chunk sees itself and the one
+before it. In the decoder that would let later tokens choose which keys an earlier one sees; there a chunk is `chunk`
+neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes.
+Queries are keys (`q_proj` is both), keys have length 1, and scores are not divided by the square root of K. A pair that
+several rounds bring together counts once: the paper's correction log N_ij, which the authors' code leaves out. A token
+sees itself only where it sees nothing else.
+Cost: O(rounds T chunk) and the sorting; a step reads at most 2 chunk keys a round. Its state holds the last 2 chunk
+positions of every bucket besides keys and values.
+Options: lsh_buckets, 1 or even, whatever the length; chunk; rounds; across_buckets, whether chunks run across the
+borders of buckets (None: in the encoder, where alone they may).
+In training each update has rotations of its own; evaluation has the first ones throughout.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.cache import append, start_cache, written
+from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.dot_product import safe_softmax, widened
+from mtkit.attention.grouping import rank_in_group
+from mtkit.attention.pattern import random_key
+from mtkit.attention.projected import HeadAttention
+from mtkit.errors import MtkitError
+
+LAST_RESORT = -1e5
+"""The paper's score of a token with itself."""
+
+
+class Reformer(HeadAttention):
+    """Attention to tokens of the same hash bucket, in chunks, over several rounds of hashing."""
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder"})
+    paper = "Kitaev et al. 2020, arXiv 2001.04451"
+    complexity = "O(T w r)"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs in every chunk
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"lsh_buckets": 4, "chunk": 3, "rounds": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"rounds": 1}, {"lsh_buckets": 1}, {"across_buckets": False})
+
+    rotations: Tensor
+    training_rotations: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        lsh_buckets: int = 32,
+        chunk: int = 64,
+        rounds: int = 4,
+        across_buckets: bool | None = None,
+    ) -> None:
+        super().__init__(site)
+        if lsh_buckets < 1 or (lsh_buckets > 1 and lsh_buckets % 2):
+            raise MtkitError(f"reformer needs lsh_buckets = 1 or an even number of them, not {lsh_buckets}")
+        if chunk < 1 or rounds < 1:
+            raise MtkitError(f"reformer needs chunk >= 1 and rounds >= 1, not chunk = {chunk} and rounds = {rounds}")
+        if across_buckets and site.causal:
+            raise MtkitError("reformer in the decoder cannot take across_buckets: later tokens would move its chunks")
+        self.lsh_buckets, self.chunk, self.rounds = lsh_buckets, chunk, rounds
+        self.across_buckets = not site.causal if across_buckets is None else across_buckets
+        del self.k_proj  # queries are keys
+        self.first_buckets: list[Tensor] = []  # of forwards that the backward pass will run again
+        self.register_buffer("rotations", self._drawn(update=0))
+        self.register_buffer("training_rotations", self._drawn(update=0))
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over the union of what the rounds bring together, in blocks of tokens sorted by bucket."""
+        q, k, v, buckets = self._hashed(query, query_valid)
+        heads = self._attend(q, k, v, self._as_first(buckets), query_valid)
+        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """No keys and values yet, and empty buckets.
+
+        `latest` (B, N, H, rounds, buckets, places) holds positions, that of rank r in its bucket at r % (2 chunk);
+        `sizes` (B, N, H, rounds, buckets) counts the tokens of each bucket.
+        """
+        p = self.projection
+        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+        state = start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes)
+        buckets = (batch_size, hypotheses, p.heads, self.rounds, self.lsh_buckets)
+        sizes = torch.zeros(buckets, dtype=torch.int32, device=self.q_proj.weight.device)
+        places = min(2 * self.chunk, state["keys"].shape[3])  # more as tokens come
+        return {**state, "latest": sizes.new_zeros(*buckets, places), "sizes": sizes}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis reads the last two chunks of its bucket in each round."""
+        here = torch.full((1,), state["count"], device=query.device)
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        q, k, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))
+        q, k, v, buckets = (x.unflatten(0, query.shape[:2]) for x in (q, k, v, buckets))
+        picks, state = self._listed(buckets, state)
+        state = append(state, keys=k, values=v)
+        index = picks.clamp(min=0).unsqueeze(-1)
+        keys, values = (
+            written(state, name).take_along_dim(index, dim=3) for name in ("keys", "values")
+        )  # (B, N, H, picks, K)
+        visible = (picks >= 0).unsqueeze(-2)
+        weights = safe_softmax(q.unsqueeze(-2) @ keys.transpose(-1, -2), visible).type_as(v)
+        heads = torch.where(visible.any(-1), (weights @ values).squeeze(-2), v)
+        return Attended(self.joined(heads.transpose(1, 2))), state
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """New rotations for training."""
+        self.first_buckets.clear()
+        self.training_rotations.copy_(self._drawn(update))
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The paper's sum over rounds, each a dense map: o_i = sum_r exp(z_ir - z_i) o_ir."""
+        q, k, v, buckets = self._hashed(query, query_valid)
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])
+        same = buckets.unsqueeze(-1) == buckets.unsqueeze(-2)  # (B, H, rounds, T, T)
+        place = (same & (j < i)).sum(-1)
+        if self.across_buckets:
+            place = place + (buckets.unsqueeze(-2) < buckets.unsqueeze(-1)).sum(-1)
+        chunks = place // self.chunk
+        back = chunks.unsqueeze(-1) - chunks.unsqueeze(-2)
+        together = ((back == 0) | (back == 1)) & (same | self.across_buckets)
+        allowed = (j <= i) if self.site.causal else torch.ones_like(i == j)
+        if query_valid is not None:
+            allowed = allowed & (query_valid[:, None, None, None, :] | (i == j))
+        together = together & allowed
+        times = together.sum(2, keepdim=True)  # N_ij
+        scores = (q @ k.transpose(-1, -2)).masked_fill(i == j, LAST_RESORT).unsqueeze(2)
+        scores = (scores - times.clamp(min=1).to(scores.dtype).log()).masked_fill(~together, float("-inf"))
+        z = scores.logsumexp(-1, keepdim=True)
+        outputs = scores.softmax(-1) @ v.unsqueeze(2)  # (B, H, rounds, T, V)
+        return Attended(self.joined(((z - z.logsumexp(2, keepdim=True)).exp() * outputs).sum(2)))
+
+    def _drawn(self, update: int) -> Tensor:
+        """Rotations (H, rounds, K, buckets / 2) after that many updates."""
+        site, p = self.site, self.projection
+        generator = torch.Generator().manual_seed(random_key(site.seed, ROLES.index(site.role), site.layer, update))
+        return torch.randn(p.heads, self.rounds, p.key_width, self.lsh_buckets // 2, generator=generator)
+
+    def _hashed(
+        self, query: Tensor, valid: Tensor | None, position: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, K), and buckets (B, H, rounds, T), for padding one behind the last."""
+        v = self.projection.values(self.v_proj(query))
+        with torch.autocast(query.device.type, enabled=False):  # rounding must not move a token to another bucket
+            q = self.queries(query.type_as(self.q_proj.weight), position)
+            buckets = self._buckets(widened(q.detach()))
+            k = F.normalize(widened(q), dim=-1, eps=1e-6)
+        if valid is not None:
+            buckets = buckets.masked_fill(~valid[:, None, None], self.lsh_buckets)
+        return q.type_as(v), k.type_as(v), v, buckets
+
+    def _as_first(self, buckets: Tensor) -> Tensor:
+        """The buckets (B, H, rounds, T) of the first time, where activations are computed a second time.
+
+        Reversible layers rebuild what they attend to but for rounding, which could move a token to another bucket. They
+        run without gradients first, and again, the last forward first, while a backward pass runs.
+        """
+        if not self.training:
+            return buckets
+        if torch._C._current_graph_task_id() != -1:
+            return self.first_buckets.pop() if self.first_buckets else buckets
+        if torch.is_grad_enabled():  # not reversible: nothing to keep
+            self.first_buckets.clear()
+        else:
+            self.first_buckets.append(buckets)
+        return buckets
+
+    def _buckets(self, q: Tensor) -> Tensor:
+        """argmax [x R; -x R] of each q (B, H, T, K) in each round: (B, H, rounds, T)."""
+        if self.lsh_buckets == 1:
+            return torch.zeros(*q.shape[:2], self.rounds, q.shape[2], dtype=torch.long, device=q.device)
+        rotations = self.training_rotations if self.training else self.rotations
+        rotated = q.unsqueeze(2) @ rotations.type_as(q)  # (B, H, rounds, T, buckets / 2)
+        return torch.cat([rotated, -rotated], dim=-1).argmax(-1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, valid: Tensor | None) -> Tensor:
+        """The heads' outputs (B, H, T, V)."""
+        layout = _Sorted(buckets, self.chunk, self.across_buckets, self.site.causal)
+        visible, times = layout.pairs(valid)
+        scores = widened(layout.blocks(q) @ layout.windows(k))
+        scores = scores - times.clamp(min=1).type_as(scores).log()
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        top = scores.detach().amax(-1, keepdim=True)
+        exponentials = (scores - top).exp().masked_fill(~visible, 0.0)  # (B, H, rounds, blocks, c, L)
+        dropped = F.dropout(exponentials, self.dropout) if self.dropout else exponentials
+        products = widened(dropped.type_as(v) @ layout.windows(v).transpose(-1, -2))
+        total, top, products = (
+            layout.unsorted(x) for x in (exponentials.sum(-1, keepdim=True), top, products)
+        )  # each (B, H, rounds, T, 1 or V)
+        share = (top - top.amax(2, keepdim=True)).exp()
+        total, products = (share * total).sum(2), (share * products).sum(2)
+        alone = total == 0
+        return torch.where(alone, v, (products / total.masked_fill(alone, 1.0)).type_as(v))
+
+    def _listed(self, buckets: Tensor, state: State) -> tuple[Tensor, State]:
+        """The positions that the newest token sees, each once, and the state with the token in its buckets' lists.
+
+        buckets (B, N, H, rounds); positions (B, N, H, places), -1 for none.
+        """
+        latest, sizes, span = state["latest"], state["sizes"], 2 * self.chunk
+        places = latest.shape[-1]
+        if state["count"] >= places and places < span:
+            latest = F.pad(latest, (0, min(places, span - places)))
+            places = latest.shape[-1]
+        own = buckets.unsqueeze(-1)  # (B, N, H, rounds, 1)
+        rank = sizes.gather(-1, own).long()
+        place = torch.arange(places, device=rank.device)
+        held = rank - 1 - (rank - 1 - place) % span  # ranks, negative where nothing has been written
+        seen = held >= (rank // self.chunk - 1).clamp(min=0) * self.chunk
+        picks = latest.take_along_dim(own.unsqueeze(-1), dim=-2).squeeze(-2).long()
+        picks = picks.masked_fill(~seen, -1).flatten(-2).sort(dim=-1).values
+        again = F.pad(picks[..., 1:] == picks[..., :-1], (1, 0))
+        latest.view(*sizes.shape[:-1], -1).scatter_(-1, own * places + rank % span, state["count"])
+        sizes.scatter_add_(-1, own, torch.ones_like(own, dtype=sizes.dtype))
+        return picks.masked_fill(again, -1), {**state, "latest": latest, "sizes": sizes}
+
+
+class _Sorted:
+    """Tokens sorted by bucket in every round, in blocks of a chunk, each beside the keys that may be visible to it."""
+
+    def __init__(self, buckets: Tensor, chunk: int, across_buckets: bool, causal: bool) -> None:
+        """buckets (B, H, rounds, T)."""
+        length = buckets.shape[-1]
+        self.length, self.causal, self.block = length, causal, min(chunk, length)
+        self.count = -(-length // self.block)
+        rest = self.count * self.block - length
+        # chunks that begin with their bucket begin inside a block, and reach one block further to either side
+        self.before = self.block * min(1 if across_buckets else 2, self.count - 1)
+        self.behind = rest + self.block * min(0 if across_buckets or causal else 1, self.count - 1)
+        self.width = self.before + self.block + self.behind - rest
+        self.order = buckets.argsort(dim=-1, stable=True)
+        place = torch.arange(length, device=buckets.device).expand_as(buckets)
+        self.place = torch.empty_like(place).scatter(-1, self.order, place)
+        if across_buckets:
+            self.chunks = self.place // chunk
+        else:  # numbered with gaps, so that the last chunk of a bucket is not just before the first of the next
+            self.chunks = buckets * (length + 1) + rank_in_group(buckets) // chunk
+
+    def pairs(self, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Which keys of a window each query sees, and in how many rounds, both (B, H, rounds, blocks, c, L)."""
+        token = self.order
+        if valid is not None:
+            token = token.masked_fill(~valid[:, None, None].expand_as(token).gather(-1, token), -1)
+        i, j = self._aligned(token)
+        visible = self._near(self.chunks) & (j >= 0) & (j < i if self.causal else j != i)
+        times = torch.zeros_like(visible, dtype=torch.int32)
+        for chunks in self.chunks.split(1, dim=2):
+            times += self._near(chunks)
+        return visible, times
+
+    def blocks(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) to sorted (B, H, rounds, blocks, c, K)."""
+        rest = self.count * self.block - self.length
+        return F.pad(self._gathered(x), (0, 0, 0, rest)).unflatten(3, (self.count, self.block))
+
+    def windows(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) to sorted (B, H, rounds, blocks, K, L)."""
+        return F.pad(self._gathered(x), (0, 0, self.before, self.behind)).unfold(3, self.width, self.block)
+
+    def unsorted(self, blocks: Tensor) -> Tensor:
+        """(B, H, rounds, blocks, c, V) to (B, H, rounds, T, V)."""
+        return blocks.flatten(3, 4)[:, :, :, : self.length].take_along_dim(self.place.unsqueeze(-1), dim=3)
+
+    def _near(self, chunks: Tensor) -> Tensor:
+        """Whether chunks (B, H, rounds or 1, T) put a key into the query's chunk or the one before it."""
+        i, j = self._aligned(chunks.expand_as(self.order).gather(-1, self.order))
+        return (i == j) | (i == j + 1)
+
+    def _aligned(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Sorted integers (B, H, rounds, T) of queries (..., c, 1) and their windows (..., 1, L), -1 for none."""
+        keys = F.pad(numbers, (self.before, self.behind), value=-1)
+        queries = keys.narrow(-1, self.before, self.count * self.block).unflatten(-1, (self.count, self.block))
+        return queries.unsqueeze(-1), keys.unfold(-1, self.width, self.block).unsqueeze(-2)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) to sorted (B, H, rounds, T, K)."""
+        return x.unsqueeze(2).take_along_dim(self.order.unsqueeze(-1), dim=3)

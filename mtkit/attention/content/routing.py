@@ -1,0 +1,334 @@
+"""Routing: each query attends to the keys of its own cluster, under centroids that follow queries and keys.
+
+Paper: Roy, Saffar, Vaswani and Grangier, "Efficient Content-Based Sparse Attention with Routing Transformers", 2020,
+arXiv 2003.05997. A routing vector is the layer norm of a query or key; its cluster is the centroid of largest product.
+assign=argmax: the keys of the query's cluster, in order of position, are cut into chunks of `window`; a query sees the
+chunk of the last key that is not behind it and the one before, in the encoder the one after too. A query whose cluster
+holds no key sees itself alone.
+assign=balanced (the paper's; encoder only): each centroid takes its `window` best queries and its `window` best keys;
+a query taken more than once gets the mean, one never taken gets zero.
+Departures: assignment is by argmax unless asked for otherwise, for in the paper's form later tokens decide which keys a
+decoder sees. Chunks go by rank among earlier members only. The decoder shares queries and keys, as in the paper, except
+where a projection is set; a shared query sees its own key only where there is no other. In the cross role (an
+extension) a query sees the `window` source keys of its cluster with the largest products, or none. Centroids move by
+sums over counts. Local heads see a band of `window` to each side.
+Training differs from evaluation by dropout, by the loss `commitment`, and in that `after_update` moves the centroids by
+the tokens of the last batches. Under autocast routing vectors are projected a second time, in float32, so that clusters
+are those of float32.
+Cost: O(T (C + w)). A step costs O(C + w), whatever came before it; it keeps all keys, and for each cluster the
+positions of its last 2 w.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.cache import append, start_cache, written
+from mtkit.attention.centroids import Centroids
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import attend_step, safe_softmax, widened
+from mtkit.attention.engine import sparse_attend
+from mtkit.attention.grouped import attend_chosen_to_chosen, attend_in_chunks, attend_to_chosen, others_first
+from mtkit.attention.grouping import enlist, enlisted, rows_at, start_lists
+from mtkit.attention.pattern import Band
+from mtkit.attention.projected import HeadAttention
+from mtkit.errors import MtkitError
+
+ASSIGN = ("argmax", "balanced")
+
+
+class Routing(HeadAttention):
+    """Attention inside clusters of content.
+
+    clusters, window, assign: see above. decay: of the moving statistics. commitment: weight of the mean squared
+    distance of routing vectors to their centroids. local_heads: how many heads are local; None: half of them in the
+    self roles, none in the cross role. share_qk: whether routed heads use one projection for queries and keys (None: in
+    the decoder, unless a projection is set). normalize_logits: whether scores are products of normalised vectors.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder"})
+    paper = "Roy et al. 2020, arXiv 2003.05997"
+    complexity = "O(T (C + w))"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"clusters": 3, "window": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"assign": "balanced"},
+        {"assign": "balanced", "share_qk": True},
+        {"share_qk": True},
+        {"share_qk": False},
+        {"local_heads": 0},
+        {"local_heads": 0, "share_qk": False},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        clusters: int = 8,
+        window: int = 64,
+        assign: str = "argmax",
+        decay: float = 0.999,
+        commitment: float = 1e-4,
+        local_heads: int | None = None,
+        share_qk: bool | None = None,
+        normalize_logits: bool = False,
+    ) -> None:
+        super().__init__(site)
+        self_role = site.role != "cross"
+        local = (site.heads // 2 if self_role else 0) if local_heads is None else local_heads
+        shared = (site.causal and site.projection is None) if share_qk is None else share_qk
+        if assign not in ASSIGN or (assign == "balanced" and site.role != "encoder"):
+            raise MtkitError(f"assign = {assign}: routing assigns by argmax, or in the encoder role by balanced")
+        if clusters < 1 or window < 1:
+            raise MtkitError(f"routing needs clusters >= 1 and window >= 1, not {clusters} and {window}")
+        if not 0 <= local < (site.heads if self_role else 1):
+            most = site.heads - 1 if self_role else 0
+            raise MtkitError(f"local_heads = {local}: in the {site.role} role 0 to {most} of {site.heads} can be local")
+        if shared and (site.projection is not None or not self_role):
+            raise MtkitError("share_qk needs the plain projection in a self role: leave projection= or share_qk out")
+        if not 0 <= decay < 1:
+            raise MtkitError(f"decay = {decay}: it must be at least 0 and below 1")
+        self.clusters, self.window, self.balanced = clusters, window, assign == "balanced"
+        self.commitment, self.local, self.shared, self.normalize = commitment, local, shared, normalize_logits
+        self.centroids = Centroids(site.heads - local, clusters, self.projection.key_width, decay)
+        if shared:  # only local heads have keys of their own
+            del self.k_proj
+            if local:
+                self.k_proj = nn.Linear(site.d_model, local * self.projection.key_width)
+                nn.init.xavier_uniform_(self.k_proj.weight)
+                nn.init.zeros_(self.k_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over the keys of the query's cluster, block by block."""
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        q, k, v, xq, xk = self._projected(query, source)
+        losses = self._losses(xq, xk, query_valid, valid)
+        routed = self._spread(q, local=False), self._spread(k, local=False), self._spread(v, local=False)
+        w, causal = self.window, self.site.causal
+        how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
+        if self.balanced:
+            query_key = self.centroids.best(xq, w, valid), self.centroids.best(xk, w, valid)
+            heads = attend_chosen_to_chosen(*routed, *query_key, shared=self.shared, **how)
+        elif memory is not None:
+            chosen = self.centroids.best(xk, w, valid, own=True)
+            heads = attend_to_chosen(*routed, self.centroids.nearest(xq), *chosen, window=w, **how)
+        else:
+            groups = [self.centroids.nearest(x, valid) for x in (xq, xk)]
+            how |= {"groups": self.clusters, "window": w, "causal": causal, "shared": self.shared}
+            heads = attend_in_chunks(*routed, *groups, **how)
+        if self.local:
+            q, k, own = (self._spread(x, local=True) for x in (q, k, v))
+            local, _ = sparse_attend(
+                q, k, own, Band(w, w), scale=self.scale, causal=causal, valid=valid, dropout=self.dropout
+            )
+            heads = torch.cat([local.type_as(heads), heads], dim=1)
+        losses |= self.losses(heads, v, None, query_valid, memory_valid)
+        return Attended(self.joined(heads), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Empty caches and lists of positions; in the cross role each cluster's source keys, for all hypotheses."""
+        p = self.projection
+        if memory is not None:
+            k, xk = self._keys(memory)
+            v = self.projection.values(self.v_proj(memory))
+            k, v = (self._spread(x, local=False) for x in (self._normalized(k), v))
+            key, there = self.centroids.best(xk, self.window, memory_valid, own=True)
+            return {"shared": {"keys": rows_at(k, key), "values": rows_at(v, key), "valid": there}}, None
+        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+        cache = start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes)
+        routed = self.site.heads - self.local
+        lists = start_lists(batch_size, hypotheses, routed, self.clusters, self.q_proj.weight)
+        return {**cache, "lists": lists}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis joins its cluster, then reads the last of its own."""
+        if "shared" in state:
+            return Attended(self._step_over_source(query, state["shared"])), state
+        tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        every = self._projected(tokens, tokens)
+        own_q, own_k = (self.centroids.nearest(x).squeeze(2).unflatten(0, query.shape[:2]) for x in every[3:])
+        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in every[:3])
+        here: int = state["count"]
+        lists = enlist(state["lists"], own_k, here, 2 * self.window)
+        state = {**append(state, keys=k, values=v), "lists": lists}
+        position, rank = enlisted(lists, own_q)
+        last = rank.amax(-1, keepdim=True)
+        visible = (rank >= 0) & (rank // self.window >= last // self.window - 1)
+        if self.shared:
+            visible = others_first(visible, position == here)
+        alone = ~visible.any(-1, keepdim=True)
+        position = torch.where(alone, here, position)
+        keys, values = (self._cached(state[name], position) for name in ("keys", "values"))
+        heads, _ = attend_step(q[:, :, self.local :], keys, values, scale=self.scale, visible=visible | alone)
+        if self.local:
+            recent = (written(state, name)[:, :, :, -self.window - 1 :] for name in ("keys", "values"))
+            keys, values = (self._spread(x, local=True, axis=2) for x in recent)
+            local, _ = attend_step(q[:, :, : self.local], keys, values, scale=self.scale)
+            heads = torch.cat([local, heads], dim=2)
+        return Attended(self.joined(heads.transpose(1, 2))), state
+
+    def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
+        """(B, N, D) of the newest tokens, each reading its cluster's source keys."""
+        q, xq = self._queries(query)
+        place = self.centroids.nearest(xq).unsqueeze(-1)  # (B, H, N, 1)
+        keys, values = (
+            shared[name].flatten(3).take_along_dim(place, 2).unflatten(3, shared[name].shape[3:]).transpose(1, 2)
+            for name in ("keys", "values")
+        )
+        visible = shared["valid"].take_along_dim(place, 2).transpose(1, 2)
+        rows = self._normalized(q).transpose(1, 2)
+        heads, _ = attend_step(rows, keys, values, scale=self.scale, visible=visible)
+        return self.joined(heads.transpose(1, 2))
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same, with each query's set of keys written out and a dense softmax over it."""
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        q, k, v, xq, xk = self._projected(query, source)
+        q, k, v = (torch.cat([self._spread(x, local) for local in (True, False)], dim=1) for x in (q, k, v))
+        lengths = [source.shape[1]] * len(query) if valid is None else valid.sum(1).tolist()
+        segments = []
+        for b, length in enumerate(lengths):
+            heads = []
+            for h in range(self.site.heads):
+                outputs, taken = [], []
+                for seen in self._seen(h, xq[b], xk[b], length):
+                    mask = torch.zeros(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+                    for i, keys in seen.items():
+                        mask[i, keys] = True
+                    outputs.append(safe_softmax(q[b, h] @ k[b, h].T * self.scale, mask) @ v[b, h])
+                    taken.append(mask.any(-1, keepdim=True))
+                heads.append(torch.stack(outputs).sum(0) / torch.stack(taken).sum(0).clamp(min=1))
+            segments.append(torch.stack(heads))
+        return Attended(self.joined(torch.stack(segments)))
+
+    def _seen(self, head: int, xq: Tensor, xk: Tensor, length: int) -> list[dict[int, list[int]]]:
+        """The keys of each query, {i: [j, ...]}, in one head of one segment; a map for each cluster if balanced."""
+        w, causal, cross = self.window, self.site.causal, self.site.role == "cross"
+        if head < self.local:
+            return [
+                {i: [j for j in range(length) if abs(i - j) <= w and (j <= i or not causal)] for i in range(length)}
+            ]
+        scores_q, scores_k = (self.centroids.scores(x.unsqueeze(0))[0, head - self.local] for x in (xq, xk))
+        if self.balanced:
+            each = zip(scores_q[:length].unbind(1), scores_k[:length].unbind(1), strict=True)
+            best = ([x.argsort(descending=True)[:w].tolist() for x in pair] for pair in each)
+            return [{i: self._without(i, keys) for i in queries} for queries, keys in best]
+        own_q, own_k = scores_q.argmax(-1).tolist(), scores_k[:length].argmax(-1).tolist()
+        seen = {}
+        for i, cluster in enumerate(own_q if cross else own_q[:length]):
+            members = [j for j in range(length) if own_k[j] == cluster]
+            if cross:
+                seen[i] = sorted(members, key=lambda j: -scores_k[j, cluster].item())[:w]
+                continue
+            chunk = max(sum(j <= i for j in members) - 1, 0) // w
+            near = range(chunk - 1, chunk + (1 if causal else 2))
+            keys = [j for rank, j in enumerate(members) if rank // w in near and (j <= i or not causal)]
+            seen[i] = self._without(i, keys) or [i]
+        return [seen]
+
+    def _without(self, i: int, keys: list[int]) -> list[int]:
+        """Shared queries and keys: a token sees itself only where it sees no other."""
+        return [j for j in keys if j != i] or keys if self.shared else keys
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Move the centroids by what was assigned to them since the last update."""
+        self.centroids.update()
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full`; of its keys, where routed heads share their queries, the local ones."""
+        rows = self.local * self.projection.key_width
+        super().adopt({n: x[:rows] if self.shared and n.startswith("k_proj") else x for n, x in full_state.items()})
+
+    def _projected(self, query: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v of all heads and the routing vectors of q and k, (B, H', T, K) of the routed ones."""
+        q, xq = self._queries(query)
+        if not self.shared:
+            k, xk = self._keys(source)
+        else:
+            k, xk = q[:, self.local :], xq
+            if self.local:
+                own = self.k_proj(source).unflatten(-1, (self.local, -1)).transpose(1, 2)
+                k = torch.cat([own, k], dim=1)
+        return self._normalized(q), self._normalized(k), self.projection.values(self.v_proj(source)), xq, xk
+
+    def _queries(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.queries(query)
+        return q, self._routing_vectors(q, query, self.q_proj, self.projection.queries)
+
+    def _keys(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        k = self.projection.keys(self.k_proj(source))
+        return k, self._routing_vectors(k, source, self.k_proj, self.projection.keys)
+
+    def _routing_vectors(
+        self, x: Tensor, tokens: Tensor, linear: nn.Linear, read: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The layer norm, (B, H', T, K) in float32 at least, of the routed heads' queries or keys x."""
+        if x.dtype != widened(x).dtype:  # a cluster must not hang on the 8 bits of bfloat16
+            with torch.autocast(x.device.type, enabled=False):
+                x = read(F.linear(widened(tokens), widened(linear.weight), widened(linear.bias)))
+        x = widened(self._spread(x, local=False))
+        return F.layer_norm(x, x.shape[-1:])
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:]).type_as(x) if self.normalize else x
+
+    def _spread(self, x: Tensor, local: bool, axis: int = 1) -> Tensor:
+        """The rows of the local or the routed heads, out of those of groups of heads or of all heads."""
+        x = x if x.shape[axis] == self.site.heads else x.repeat_interleave(self.site.heads // x.shape[axis], axis)
+        return x.narrow(axis, 0, self.local) if local else x.narrow(axis, self.local, self.site.heads - self.local)
+
+    def _cached(self, cache: Tensor, position: Tensor) -> Tensor:
+        """Rows (B, N, H', places, K) of a cache (B, N, G, capacity, K) at positions (B, N, H', places)."""
+        segment, hypothesis, head = (torch.arange(size, device=cache.device) for size in position.shape[:3])
+        group = (head + self.local) * cache.shape[2] // self.site.heads
+        return cache[segment[:, None, None, None], hypothesis[:, None, None], group[:, None], position]
+
+    def _losses(self, xq: Tensor, xk: Tensor, query_valid: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
+        """In training, gathers for the centroids; the loss that keeps routing vectors near them."""
+        if not self.training:
+            return {}
+        streams = [(xq, query_valid)] if self.shared else [(xq, query_valid), (xk, valid)]
+        for stream in streams:
+            self.centroids.gather(*stream)
+        distances = [self.centroids.distance(*stream) for stream in streams]
+        return {"commitment": self.commitment * torch.stack(distances).mean()} if self.commitment else {}

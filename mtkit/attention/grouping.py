@@ -1,0 +1,89 @@
+"""Positions in groups: what attention inside clusters or buckets sorts by, without a T x T table."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import State
+
+
+def rank_in_group(group: Tensor) -> Tensor:
+    """How many earlier positions have the same group, (..., T) integers, of group (..., T).
+
+    It never depends on later positions.
+    """
+    ordered, order = group.sort(dim=-1, stable=True)
+    place = torch.arange(group.shape[-1], device=group.device).expand_as(group)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    start = torch.where(first, place, 0).cummax(dim=-1).values  # where the group of each sorted place begins
+    return torch.empty_like(place).scatter(-1, order, place - start)
+
+
+class Blocks(NamedTuple):
+    """Positions laid out group by group in blocks of one size, each group beginning a block of its own."""
+
+    slot: Tensor
+    """(..., T): where each position lies in the blocks; 0 for those left out."""
+    members: Tensor
+    """(..., blocks, size): the position in each place, 0 in those that stay empty."""
+    filled: Tensor
+    """(..., blocks, size): whether there is one."""
+    first: Tensor
+    """(..., groups): the block in which each group begins."""
+
+
+def in_blocks(group: Tensor, groups: int, size: int) -> Blocks:
+    """The members of each group in order of position, in blocks of `size`; group (..., T), `groups` = left out.
+
+    There are as many blocks as T positions can need at most, so that their count does not depend on the groups.
+    """
+    length = group.shape[-1]
+    kept = group < groups
+    counts = torch.zeros(*group.shape[:-1], groups + 1, dtype=torch.long, device=group.device)
+    counts = counts.scatter_add(-1, group, torch.ones_like(group))[..., :groups]
+    needed = (counts + size - 1) // size
+    first = needed.cumsum(-1) - needed
+    blocks = (length + min(groups, length) * (size - 1)) // size
+    slot = first.gather(-1, group.clamp(max=groups - 1)) * size + rank_in_group(group)
+    place = torch.where(kept, slot, blocks * size)  # one place behind all, for those left out
+    position = torch.arange(length, device=group.device).expand_as(group)
+    members = position.new_full((*group.shape[:-1], blocks * size + 1), -1).scatter(-1, place, position)
+    members = members[..., :-1].unflatten(-1, (blocks, size))
+    return Blocks(slot.masked_fill(~kept, 0), members.clamp(min=0), members >= 0, first)
+
+
+def rows_at(x: Tensor, position: Tensor) -> Tensor:
+    """Rows (..., blocks, size, K) of x (..., T, K) at positions (..., blocks, size)."""
+    return x.take_along_dim(position.flatten(-2).unsqueeze(-1), dim=-2).unflatten(-2, position.shape[-2:])
+
+
+def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor) -> State:
+    """Empty lists of the latest members of each group, for decoding."""
+    shape = (batch_size, hypotheses, heads, groups)
+    count = torch.zeros(shape, dtype=torch.long, device=like.device)
+    return {"members": count.new_zeros(*shape, 1), "count": count}
+
+
+def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
+    """The lists with `position` entered under its group (B, N, H); each keeps its last `most` members."""
+    members, count = lists["members"], lists["count"]
+    room = members.shape[-1]
+    if position >= room and room < most:
+        wider = members.new_zeros(*members.shape[:-1], min(2 * room, most))
+        wider[..., :room] = members
+        members = wider
+    place = count.take_along_dim(group.unsqueeze(-1), 3) % members.shape[-1]
+    index = group.unsqueeze(-1) * members.shape[-1] + place
+    members.view(*count.shape[:-1], -1).scatter_(3, index, position)
+    count.scatter_add_(3, group.unsqueeze(-1), torch.ones_like(index))
+    return {"members": members, "count": count}
+
+
+def enlisted(lists: State, group: Tensor) -> tuple[Tensor, Tensor]:
+    """The latest members of each group (B, N, H) and their ranks in it, (B, N, H, places) both; ranks < 0: none."""
+    members = lists["members"].take_along_dim(group[..., None, None], 3).squeeze(3)
+    last = lists["count"].take_along_dim(group.unsqueeze(-1), 3) - 1
+    place = torch.arange(members.shape[-1], device=members.device)
+    return members, last - (last - place) % members.shape[-1]
