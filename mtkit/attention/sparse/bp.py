@@ -1,0 +1,306 @@
+"""BP-Transformer: beside each token, k spans a level on each side, twice as long at each level, stand for all the rest.
+
+Paper: Ye, Guo, Gan, Qiu and Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning", 2019,
+arXiv 1911.04070, section 3.
+A span is a node of its own: it reads the tokens it covers, while tokens read themselves and the spans of the layer
+below (`binary_partition` says which). Spans start as zeros and are carried from layer to layer, with residual, norm
+and feed-forward. A vector for each (level, side, slot) is added to the keys, one table for all heads.
+Departures: spans share the tokens' projections, but have norms and a feed-forward of their own, norms behind the
+residual as in the paper. The last layer of a run leaves them as they are, for nobody reads them. All that a span reads
+has one label, which cancels in its softmax and is not computed. Spans rebuilt in each layer (bp_memory "local") are an
+extension: there tokens read what the spans have read in the same layer.
+Cost: O(T k log(T / k)) for tokens and O(T log T) for spans. A step reads O(k log t) keys; the spans that end with it
+cost O(log t) amortised, O(t) at worst.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.binary_partition import (
+    SHORTEST_BLOCK,
+    Window,
+    count,
+    finished,
+    finishing_order,
+    left_walk,
+    right_walk,
+    top,
+)
+from mtkit.attention.cache import append, start_cache
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import attend_step, safe_softmax, scores_of, step_rows, weighted, widened
+from mtkit.attention.projected import HeadAttention
+from mtkit.errors import MtkitError
+
+MEMORIES = ("carry", "local")
+
+
+class Bp(HeadAttention):
+    """Softmax attention over a binary partition: near tokens one by one, far ones by spans.
+
+    bp_k: nodes of each level on each side. bp_labels: whether keys have a vector for their level, side and slot.
+    bp_clip: the level from which labels are alike. bp_memory: spans are carried from layer to layer ("carry") or
+    rebuilt in each by a learned query ("local").
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Ye et al. 2019, arXiv 1911.04070"
+    complexity = "O(T k log T)"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"bp_k": 1, "bp_clip": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"bp_memory": "local"}, {"bp_k": 2})
+
+    def __init__(
+        self, site: Site, *, bp_k: int = 4, bp_clip: int = 3, bp_labels: bool = True, bp_memory: str = "carry"
+    ) -> None:
+        super().__init__(site)
+        if bp_memory not in MEMORIES:
+            raise MtkitError(f"bp has no bp_memory '{bp_memory}'; there are {', '.join(MEMORIES)}")
+        for name, value, least in (("bp_k", bp_k, 1), ("bp_clip", bp_clip, 0)):
+            if value < least:
+                raise MtkitError(f"bp needs {name} >= {least}, not {value}")
+        self.k, self.clip, self.carries = bp_k, bp_clip, bp_memory == "carry"
+        labels = (2 * bp_k + 1) * (bp_clip + 1)
+        self.labels = nn.Parameter(torch.zeros(labels, self.projection.key_width)) if bp_labels else None
+        d_model = site.d_model
+        self.updates = self.carries and site.layer + 1 < site.layers
+        if self.updates:
+            self.span_norm = nn.LayerNorm(d_model)
+            self.span_feed_forward = nn.Sequential(
+                nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model)
+            )
+            self.span_feed_forward_norm = nn.LayerNorm(d_model)
+        if not self.carries:
+            self.span_query = nn.Parameter(torch.zeros(d_model))  # a span starts as the mean of its tokens
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """The tokens' outputs; carries the spans (B, spans, D), level by level."""
+        return self._attended(query, query_valid, carry, literal=False)
+
+    def naive(self, query: Tensor, memory: Tensor | None = None, **inputs: Any) -> Attended:
+        """The same, token by token and span by span, over the lists that the walks give."""
+        return self._attended(query, inputs.get("query_valid"), inputs.get("carry"), literal=True)
+
+    def _attended(self, query: Tensor, query_valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
+        length, levels = query.shape[1], self._levels(query.shape[1])
+        # in the decoder nothing before a real token is padding
+        valid = None if self.site.causal else query_valid
+        valid = query.new_ones(1, length, dtype=torch.bool) if valid is None else valid
+        read_spans = self._literal_span_rows if literal else self._span_rows
+        read_tokens = self._literal_token_rows if literal else self._token_rows
+        q, (k, v) = self.queries(query), self._keys_values(query)
+        spans = self._from_below(carry, query, len(query), sum(levels))
+        if not self.carries:
+            seed = self.queries(self.span_query.expand(1, sum(levels), -1))
+            spans = self.joined(read_spans(seed.expand(len(query), -1, -1, -1), k, v, valid))
+        span_k, span_v = self._keys_values(spans)
+        heads = read_tokens(q, torch.cat([k, span_k], 2), torch.cat([v, span_v], 2), valid)
+        above = None
+        if self.updates:
+            above = self._updated(spans, self.joined(read_spans(self.queries(spans), k, v, valid)))
+        values = v[:, :: self.site.heads // self.projection.value_heads]
+        return Attended(self.joined(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
+
+    def _levels(self, length: int) -> list[int]:
+        """Spans of each level from 1; in the decoder, without those that the end cuts."""
+        highest = top(length, self.k, causal=self.site.causal)
+        return [count(length, level, whole=self.site.causal) for level in range(1, highest + 1)]
+
+    def _from_below(self, carry: Tensor | None, query: Tensor, *shape: int) -> Tensor:
+        """The spans (*shape, D) as they enter this layer: zero in the first."""
+        if self.site.layer and carry is not None:
+            return carry
+        return query.new_zeros(*shape, query.shape[-1])
+
+    def _keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, S, K), those of grouped heads repeated."""
+        k, v = self.keys_values(x)
+        heads = self.site.heads
+        return k.repeat_interleave(heads // k.shape[1], 1), v.repeat_interleave(heads // v.shape[1], 1)
+
+    def _updated(self, spans: Tensor, read: Tensor) -> Tensor:
+        spans = self.span_norm(spans + read)
+        above: Tensor = self.span_feed_forward_norm(spans + self.span_feed_forward(spans))
+        return above
+
+    def _span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        """What the spans q (B, H, spans, K) read from the tokens they cover, (B, H, spans, V)."""
+        levels, length = self._levels(k.shape[2]), k.shape[2]
+        if not levels:
+            return q.new_zeros(*q.shape[:3], v.shape[3])
+        rest = -length % (1 << len(levels))
+        k, v, real = F.pad(k, (0, 0, 0, rest)), F.pad(v, (0, 0, 0, rest)), F.pad(valid[:, None], (0, rest))
+        rows = []
+        for level, (spans, own) in enumerate(zip(levels, q.split(levels, dim=2), strict=True), start=1):
+            leaves = (spans, 1 << level)
+            keys, values, seen = (x[:, :, : spans << level].unflatten(2, leaves) for x in (k, v, real))
+            scores = (keys @ (own * self.scale).unsqueeze(-1)).squeeze(-1)
+            weights = F.dropout(safe_softmax(scores, seen), self.dropout)
+            rows.append((weights.type_as(values).unsqueeze(-2) @ values).squeeze(-2))
+        return torch.cat(rows, dim=2)
+
+    def _token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        """What the tokens q (B, H, T, K) read from k and v (B, H, T + spans, K), in one softmax."""
+        batch, heads, length = q.shape[:3]
+        sizes = [length, *self._levels(length)]
+        padded = length + -length % max(SHORTEST_BLOCK, 1 << (len(sizes) - 1))
+        own = (q * self.scale * k[:, :, :length]).sum(-1, keepdim=True)
+        q = F.pad(q * self.scale, (0, 0, 0, padded - length))
+        scores, visible = [F.pad(own, (0, 0, 0, padded - length))], [valid.new_ones(1, 1, padded, 1)]
+        labels = [torch.zeros(padded, 1, dtype=torch.long, device=q.device)]
+        levels = list(enumerate(zip(k.split(sizes, 2), v.split(sizes, 2), strict=True)))
+        sides = (False,) if self.site.causal else (False, True)
+        parts = [(Window(level, self.k, right), *nodes) for level, nodes in levels for right in sides]
+        for window, keys, _ in parts:
+            blocks = padded // window.block
+            taken, level, slot = window.edges(padded, q.device)
+            real = valid[:, :: 1 << window.level][:, None, : keys.shape[2], None]
+            seen = window.nodes(real, blocks).transpose(-1, -2).expand(-1, -1, -1, window.block, -1)
+            visible.append(taken & seen.flatten(2, 3))
+            near = q.unflatten(2, (blocks, window.block)) @ window.nodes(keys, blocks).transpose(-1, -2)
+            scores.append(near.flatten(2, 3))
+            labels.append(self._label(level, slot, window.right))
+        seen = torch.cat([each.expand(len(valid), -1, -1, -1) for each in visible], dim=-1)
+        together = widened(torch.cat(scores, dim=-1))
+        if self.labels is not None:
+            label = torch.cat(labels, dim=-1).expand(batch, heads, -1, -1)
+            together = together + (q @ self.labels.type_as(q).T).gather(-1, label)
+        weights = F.dropout(safe_softmax(together, seen), self.dropout).type_as(v)
+        first, *others = weights.split([each.shape[-1] for each in scores], dim=-1)
+        rows = widened(first[:, :, :length] * v[:, :, :length])
+        for (window, _, values), share in zip(parts, others, strict=True):
+            blocks = padded // window.block
+            near = share.unflatten(2, (blocks, window.block)) @ window.nodes(values, blocks)
+            rows = rows + near.flatten(2, 3)[:, :, :length]
+        return rows.type_as(v)
+
+    def _label(self, level: Any, slot: Any, right: bool) -> Any:
+        """The row of the table for a node reached at that level and slot, numbers or tensors."""
+        level = level.clamp(max=self.clip) if isinstance(level, Tensor) else min(level, self.clip)
+        return (2 * self.k + 1) * level + 2 * slot + 1 + right
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty cache for tokens and spans, in the order in which they end."""
+        p = self.projection
+        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+        return {**start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes), "tokens": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token reads its walk; carries the spans that end with it, (B, N, spans, D), the shortest first."""
+        t = state["tokens"]
+        q, k, v = self._step_rows(query.unsqueeze(2))
+        state = append(state, keys=k[:, :, :, 0], values=v[:, :, :, 0]) | {"tokens": t + 1}
+        edges = list(left_walk(t, self.k))
+        nodes = [finishing_order(0, t), *(finishing_order(edge.level, edge.place) for edge in edges)]
+        rows, keys, values = step_rows(q[:, :, :, 0], *self._picked(state, nodes))
+        scores = widened(scores_of(rows, keys, self.scale))
+        if self.labels is not None:
+            labels = [0, *(self._label(edge.walked, edge.slot, False) for edge in edges)]
+            by_label = rows * self.scale @ self.labels.type_as(rows).T
+            scores = scores + by_label.index_select(-1, torch.tensor(labels, device=query.device))
+        output = self.joined(weighted(safe_softmax(scores, None), values)).view(query.shape)
+        above, state = self._end_spans(query, state, carry)
+        return Attended(output, carry=above), state
+
+    def _end_spans(self, query: Tensor, state: State, carry: Tensor | None) -> tuple[Tensor | None, State]:
+        """The spans that end with the newest token, for the layer above, and the cache with their keys and values."""
+        ending = finished(state["tokens"] - 1)
+        if not ending:
+            return None, state
+        spans = self._from_below(carry, query, *query.shape[:2], ending)
+        if not self.carries:
+            spans = self._step_read(self.span_query.expand_as(spans), state)
+        above = self._updated(spans, self._step_read(spans, state)) if self.updates else None
+        _, k, v = self._step_rows(spans)
+        for place in range(ending):
+            state = append(state, keys=k[:, :, :, place], values=v[:, :, :, place])
+        return above, state
+
+    def _step_read(self, spans: Tensor, state: State) -> Tensor:
+        """What spans (B, N, spans, D), the i-th of 2^(i + 1) tokens, read from the last tokens."""
+        q = self.projection.queries(self.q_proj(spans.flatten(0, 1))).unflatten(0, spans.shape[:2])
+        end, most = state["tokens"], spans.shape[2]
+        keys, values = self._picked(state, [finishing_order(0, token) for token in range(end - (1 << most), end)])
+        rows = []
+        for place in range(most):
+            leaves = slice((1 << most) - (2 << place), None)
+            near = keys[:, :, :, leaves], values[:, :, :, leaves]
+            rows.append(attend_step(q[:, :, :, place], *near, scale=self.scale)[0])
+        return self.joined(torch.stack(rows, 3).flatten(0, 1)).unflatten(0, spans.shape[:2])
+
+    def _picked(self, state: State, nodes: list[int]) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, N, G, nodes, K) from the cache."""
+        index = torch.tensor(nodes, device=state["keys"].device)
+        return state["keys"].index_select(3, index), state["values"].index_select(3, index)
+
+    def _step_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, N, H, S, K) of x (B, N, S, D)."""
+        flat = x.flatten(0, 1)
+        q, k, v = (each.unflatten(0, x.shape[:2]) for each in (self.queries(flat), *self.keys_values(flat)))
+        return q, k, v
+
+    def _literal_span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        lengths = valid.sum(1).expand(len(q)).tolist()
+        rows = [q.new_zeros(*q.shape[:2], 0, v.shape[3])]
+        place = 0
+        for level, spans in enumerate(self._levels(k.shape[2]), start=1):
+            for span in range(spans):
+                row = v.new_zeros(*q.shape[:2], v.shape[3])
+                for segment, length in enumerate(lengths):
+                    leaves = slice(span << level, min((span + 1) << level, length))
+                    label = 0 if self.labels is None else self.labels[(2 * self.k + 1) * min(level, self.clip)]
+                    scores = ((k[segment, :, leaves] + label) * q[segment, :, place, None]).sum(-1) * self.scale
+                    row[segment] = (scores.softmax(-1).unsqueeze(-1) * v[segment, :, leaves]).sum(1)
+                rows.append(row.unsqueeze(2))
+                place += 1
+        return torch.cat(rows, 2)
+
+    def _literal_token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        sizes = [q.shape[2], *self._levels(q.shape[2])]
+        rows = torch.zeros_like(q[..., :1]).expand(-1, -1, -1, v.shape[3]).clone()
+        for segment, length in enumerate(valid.sum(1).expand(len(q)).tolist()):
+            for i in range(length):
+                edges = [(edge, False) for edge in left_walk(i, self.k)]
+                if not self.site.causal:
+                    after = right_walk(i, self.k, length)
+                    edges += [(edge, True) for edge in after if edge.place << edge.level < length]
+                nodes = [i, *(sum(sizes[: edge.level]) + edge.place for edge, _ in edges)]
+                keys = k[segment, :, nodes]
+                if self.labels is not None:
+                    keys = keys + self.labels[[0, *(self._label(e.walked, e.slot, right) for e, right in edges)]]
+                weights = ((keys * q[segment, :, i, None]).sum(-1) * self.scale).softmax(-1)
+                rows[segment, :, i] = (weights.unsqueeze(-1) * v[segment, :, nodes]).sum(1)
+        return rows
