@@ -8,9 +8,17 @@ S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum ov
 neighbouring groups may share keys and values (G of H). A key that must not count has zero features: a zero key or
 value would not do, since phi(0) is not zero and z would still count it. Sums are in float32 at least, under autocast
 too: bfloat16 stops counting at 256.
+
+Features that are exponentials would overflow. They come with a log scale c_j for each key, phi(k_j) = features_j e^c_j,
+and everything is summed relative to the largest scale of the visible keys. In the decoder that is the running maximum
+C_i = max of c_j over j <= i, as in the online softmax: sums in hand shrink by e^(C_before - C_after) when it rises. It
+cancels between numerator and denominator exactly, so that no later key moves an earlier output. A query's own scale
+cancels too, and never comes here. `eps` is added to the denominator; `floor` is the least size that it may have,
+relative to the scale of the largest key.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,71 +36,144 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"elu1": elu1, "relu": F.r
 """The feature maps without parameters, by name."""
 
 
-def attend_all(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, eps: float) -> Tensor:
+class Keys(NamedTuple):
+    """The features of keys, with their log scale where they have one."""
+
+    features: Tensor
+    """(B, G, S, M); zero for a key that must not count."""
+    scale: Tensor | None = None
+    """(B, G, S, 1), phi(k) = features * exp(scale); `nowhere` for a key that must not count. None: 0 throughout."""
+
+
+def nowhere(x: Tensor) -> float:
+    """A log scale below that of every key, in the type of x; finite, so that its difference to itself is 0."""
+    return torch.finfo(x.dtype).min / 4
+
+
+def attend_all(phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0.0, floor: float = 0.0) -> Tensor:
     """Every query sees every key: (B, H, T, V) from phi_q (B, H, T, M), phi_k (B, G, S, M), v (B, G', S, V)."""
-    return read(phi_q, sums_of(phi_k, v), eps=eps, like=v)
+    return read(phi_q, sums_of(phi_k, v), eps=eps, floor=floor, like=v)
 
 
-def attend_causal(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, eps: float, chunk: int) -> Tensor:
+def attend_causal(
+    phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0.0, floor: float = 0.0, chunk: int
+) -> Tensor:
     """Every query sees the keys up to its own position: shapes as in `attend_all`, S = T; time and memory O(T).
 
     Inside a chunk the products of features are written out under the triangle; what lies before the chunk comes from
-    the sums of the chunks before it, all of them found by one running sum over T / chunk states.
+    the sums of the chunks before it.
     """
     with torch.autocast(v.device.type, enabled=False):
         length = phi_q.shape[2]
         chunk = min(chunk, length)
-        k, v1 = (_chunks(x, chunk) for x in _paired(phi_k, v))  # (B, G, n, c, M), (B, G, n, c, V + 1)
-        q = _chunks(widened(phi_q).unflatten(1, (k.shape[1], -1)), chunk)  # (B, G, R, n, c, M)
+        phi_k, v1, scale = _paired(phi_k, v)
+        k, v1 = chunks(phi_k, chunk), chunks(v1, chunk)  # (B, G, n, c, M), (B, G, n, c, V + 1)
+        q = chunks(widened(phi_q).unflatten(1, (k.shape[1], -1)), chunk)  # (B, G, R, n, c, M)
         rows = q.transpose(2, 3).flatten(3, 4)  # (B, G, n, R*c, M): the heads of a group share its keys
-        triangle = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril().repeat(q.shape[2], 1)
-        inside = (rows @ k.transpose(-1, -2)).masked_fill(~triangle, 0.0) @ v1
-        sums = k.transpose(-1, -2) @ v1  # (B, G, n, M, V + 1), one for each chunk
-        before = F.pad(sums[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))
-        total = (inside + rows @ before).unflatten(3, (-1, chunk)).transpose(2, 3)  # (B, G, R, n, c, V + 1)
-        return _normalised(total.flatten(3, 4)[:, :, :, :length].flatten(1, 2), eps).type_as(v)
+        later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+        scores = (rows @ k.transpose(-1, -2)).unflatten(3, (-1, chunk))  # (B, G, n, R, c, c)
+        if scale is None:
+            inside = scores.masked_fill(later, 0.0).flatten(3, 4) @ v1
+            sums = k.transpose(-1, -2) @ v1  # (B, G, n, M, V + 1), one for each chunk
+            total = inside + rows @ _before(sums[:, :, :-1].cumsum(2))
+        else:
+            c = chunks(scale, chunk, nowhere(scale))  # (B, G, n, c, 1)
+            top = c.flatten(2, 3).cummax(2).values.unflatten(2, (-1, chunk))  # what each row is relative to
+            last = top[:, :, :, -1:]  # what the sums of each chunk are relative to
+            gap = (c.transpose(-1, -2) - top).masked_fill(later, float("-inf"))  # <= 0 where a key is visible
+            inside = (scores * gap.exp().unsqueeze(3)).flatten(3, 4) @ v1
+            sums = (k * (c - last).exp()).transpose(-1, -2) @ v1
+            before = _before(_running(sums[:, :, :-1], last[:, :, :-1]))
+            shrink = (_before(last[:, :, :-1], nowhere(scale)) - top).exp()
+            total = inside + ((rows @ before).unflatten(3, (-1, chunk)) * shrink.unsqueeze(3)).flatten(3, 4)
+        total = total.unflatten(3, (-1, chunk)).transpose(2, 3)  # (B, G, R, n, c, V + 1)
+        return _normalised(total.flatten(3, 4)[:, :, :, :length].flatten(1, 2), eps, floor).type_as(v)
 
 
-def sums_of(phi_k: Tensor, v: Tensor) -> Tensor:
-    """The sums (B, G, M, V + 1) over all keys, in float32 at least."""
+def sums_of(phi_k: Tensor | Keys, v: Tensor) -> Tensor:
+    """The sums (B, G, M, V + 1) over all keys, in float32 at least; relative to the largest scale, if there is one."""
     with torch.autocast(v.device.type, enabled=False):
-        phi_k, v1 = _paired(phi_k, v)
+        phi_k, v1, scale = _paired(phi_k, v)
+        if scale is not None:
+            phi_k = phi_k * (scale - scale.amax(2, keepdim=True)).exp()
         return phi_k.transpose(-1, -2) @ v1
 
 
-def read(phi_q: Tensor, sums: Tensor, *, eps: float, like: Tensor) -> Tensor:
+def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float = 0.0, like: Tensor) -> Tensor:
     """What queries phi_q (B, H, T, M) get from sums (B, G, M, V + 1): (B, H, T, V) in the type of `like`."""
     with torch.autocast(like.device.type, enabled=False):
         groups = sums.shape[1]
         rows = widened(phi_q).unflatten(1, (groups, -1))  # (B, G, R, T, M)
         total = (rows.flatten(2, 3) @ sums).unflatten(2, rows.shape[2:4]).flatten(1, 2)
-        return _normalised(total, eps).type_as(like)
+        return _normalised(total, eps, floor).type_as(like)
 
 
-def attend_next(phi_q: Tensor, phi_k: Tensor, v: Tensor, sums: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def attend_next(
+    phi_q: Tensor,
+    phi_k: Tensor | Keys,
+    v: Tensor,
+    sums: Tensor,
+    top: Tensor | None = None,
+    *,
+    eps: float = 0.0,
+    floor: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """One step: the outputs (B, H, 1, V) of the newest token, and the sums with it added, in place.
 
-    phi_q (B, H, 1, M), phi_k (B, G, 1, M), v (B, G', 1, V), sums (B, G, M, V + 1).
+    phi_q (B, H, 1, M), phi_k (B, G, 1, M), v (B, G', 1, V), sums (B, G, M, V + 1). Where keys have a scale, `top`
+    (B, G, 1, 1) is the largest so far, `nowhere` at the start; it is raised in place too.
     """
-    sums.add_(sums_of(phi_k, v))
-    return read(phi_q, sums, eps=eps, like=v), sums
+    if top is None:
+        sums.add_(sums_of(phi_k, v))
+    else:
+        features, v1, scale = _paired(phi_k, v)
+        assert scale is not None
+        raised = torch.maximum(top, scale)
+        sums.mul_((top - raised).exp()).add_((features * (scale - raised).exp()).transpose(-1, -2) @ v1)
+        top.copy_(raised)
+    return read(phi_q, sums, eps=eps, floor=floor, like=v), sums
 
 
-def _paired(phi_k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Features and values with as many heads each, the values with a one at the end, in float32 at least."""
-    keys, values = phi_k.shape[1], v.shape[1]
-    phi_k, v = widened(phi_k), widened(v)
-    if keys != values:
-        phi_k = phi_k.repeat_interleave(max(keys, values) // keys, 1)
-        v = v.repeat_interleave(max(keys, values) // values, 1)
-    return phi_k, F.pad(v, (0, 1), value=1.0)
+def chunks(x: Tensor, chunk: int, fill: float = 0.0) -> Tensor:
+    """(..., T, X) to (..., n, c, X), the last chunk filled up."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
 
 
-def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """(..., T, X) to (..., n, c, X), the last chunk filled up with zeros."""
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % chunk)).unflatten(-2, (-1, chunk))
+def guarded(denominator: Tensor, eps: float, floor: Tensor | float) -> Tensor:
+    """The denominator with eps added, moved away from zero to `floor` on its own side."""
+    denominator = denominator + eps
+    if isinstance(floor, float) and not floor:
+        return denominator
+    return torch.where(denominator < 0, -1.0, 1.0) * denominator.abs().clamp(min=floor)
 
 
-def _normalised(total: Tensor, eps: float) -> Tensor:
+def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Features and values with as many heads each, the values with a one at the end, and scales; float32 at least."""
+    features, scale = phi_k if isinstance(phi_k, Keys) else Keys(phi_k)
+    groups = max(features.shape[1], v.shape[1])
+    features, v = spread(widened(features), groups), spread(widened(v), groups)
+    return features, F.pad(v, (0, 1), value=1.0), None if scale is None else spread(scale, groups)
+
+
+def spread(x: Tensor, groups: int) -> Tensor:
+    """(B, G, ...) repeated to (B, groups, ...), in groups of neighbours."""
+    return x if x.shape[1] == groups else x.repeat_interleave(groups // x.shape[1], 1)
+
+
+def _before(x: Tensor, first: float = 0.0) -> Tensor:
+    """(B, G, n - 1, ..., X) to (B, G, n, ..., X): for each chunk what the one before it has, `first` for the first."""
+    return F.pad(x, (0, 0, 0, 0, 1, 0), value=first)
+
+
+def _running(sums: Tensor, top: Tensor) -> Tensor:
+    """Sums (B, G, n, M, V + 1) of chunks, each relative to top (B, G, n, 1, 1), never falling: their running sums."""
+    shrink = (top[:, :, :-1] - top[:, :, 1:]).exp().unbind(2)
+    running = [*sums[:, :, :1].unbind(2)]
+    for own, factor in zip(sums[:, :, 1:].unbind(2), shrink, strict=True):
+        running.append(running[-1] * factor + own)
+    return torch.stack(running, dim=2) if running else sums
+
+
+def _normalised(total: Tensor, eps: float, floor: float) -> Tensor:
     """The sums over values divided by the sum over ones."""
-    return total[..., :-1] / (total[..., -1:] + eps)
+    return total[..., :-1] / guarded(total[..., -1:], eps, floor)

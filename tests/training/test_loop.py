@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import signal
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_the_run_folder_holds_what_translation_and_people_need(finished: Path, p
     assert {"format", "mtkit", "torch", "python", "data", "vocabularies"} <= about.keys()
     assert Run(finished).tokenizers.source.encode("Das Haus") == prepared.tokenizers.source.encode("Das Haus")
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert list((finished / "tensorboard").iterdir())
+    if importlib.util.find_spec("tensorboard"):
+        assert list((finished / "tensorboard").iterdir())
     trained = [row for row in read_metrics(finished / "metrics.jsonl") if row["kind"] == "train"]
     assert [row["update"] for row in trained] == [4, 8, 12, 16, 20, 24]
     assert {"loss", "nll", "rate", "gradient_norm", "tokens_per_second", "data_wait", "seconds"} <= trained[0].keys()

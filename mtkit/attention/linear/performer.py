@@ -1,0 +1,143 @@
+"""Performer: softmax attention estimated by random features of queries and keys, in time that grows with the length.
+
+Paper: Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, arXiv 2009.14794 (positive and relu
+features, orthogonal draws), and "Masked Language Modeling for Proteins via Linearly Scalable Long-Context
+Transformers", 2020, arXiv 2006.03555 (trigonometric ones).
+Departures: nothing is added to exponential features, since what the published code adds (1e-4 or 1e-6) lets later keys
+move earlier outputs through the stabiliser. The stabiliser is the largest exponent of the visible keys, in the decoder
+of those so far; it cancels exactly. Denominators keep a size of 1e-20 relative to it; trigonometric features, whose
+products can be negative, of a tenth. Features belong to a layer, its heads share them.
+Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers a head, whatever came before it.
+It pays where T is well above M. The estimate is good for small norms of queries and keys only; that of trig is mostly
+noise otherwise, so that bfloat16 moves its outputs by far more than the other maps': it is there for study.
+Options: feature_map is positive (FAVOR+), hyperbolic (the same with both signs of each direction, 2 features each),
+trig (2 each), or relu, which does not estimate the softmax. features is the number of random directions (K ln K if
+None), orthogonal draws them in blocks at right angles. redraw: new ones after that many updates, 0 for never. chunk is
+the number of positions worked on at once in the decoder role. Attention dropout acts on the heads' outputs.
+"""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import ROLES, Site
+from mtkit.attention.dot_product import widened
+from mtkit.attention.feature_attention import FeatureAttention
+from mtkit.attention.feature_sums import Keys
+from mtkit.attention.pattern import random_key
+from mtkit.errors import MtkitError, did_you_mean
+
+
+def positive(projected: Tensor, half_square: Tensor) -> Keys:
+    """exp(w x - |x|²/2) / sqrt(M) for each direction w (lemma 1)."""
+    exponent = projected - half_square
+    top = exponent.amax(-1, keepdim=True).detach()
+    return Keys((exponent - top).exp() * projected.shape[-1] ** -0.5, top)
+
+
+def hyperbolic(projected: Tensor, half_square: Tensor) -> Keys:
+    """The same for each direction and its opposite (lemma 1, cosh form)."""
+    return positive(torch.cat([projected, -projected], dim=-1), half_square)
+
+
+def trig(projected: Tensor, half_square: Tensor) -> Keys:
+    """exp(|x|²/2) (cos w x, sin w x) / sqrt(M) (section 2.3)."""
+    waves = torch.cat([projected.cos(), projected.sin()], dim=-1)
+    return Keys(waves * projected.shape[-1] ** -0.5, half_square)
+
+
+def relu(projected: Tensor, half_square: Tensor) -> Keys:
+    """relu(w x) / sqrt(M) + 0.001 (the published code's generalised attention)."""
+    return Keys(projected.relu() * projected.shape[-1] ** -0.5 + 1e-3)
+
+
+FEATURE_MAPS = {"positive": positive, "hyperbolic": hyperbolic, "trig": trig, "relu": relu}
+"""From products (..., M) with the directions and half squared norms (..., 1) to features and their log scale."""
+
+
+class Performer(FeatureAttention):
+    """Performer: random features whose products estimate the softmax's exponentials (FAVOR+)."""
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Choromanski et al. 2021, arXiv 2009.14794"
+    complexity = "O(T M)"
+    growth = 1
+    small: ClassVar[dict[str, Any]] = {"features": 5, "chunk": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"feature_map": "hyperbolic"},
+        {"feature_map": "relu"},
+        {"feature_map": "trig", "features": 100, "chunk": 32},  # with fewer, what is divided by is mostly noise
+    )
+
+    directions: Tensor
+    draws: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        feature_map: str = "positive",
+        features: int | None = None,
+        orthogonal: bool = True,
+        redraw: int = 1000,
+        chunk: int = 64,
+    ) -> None:
+        if feature_map not in FEATURE_MAPS:
+            hint = did_you_mean(feature_map, list(FEATURE_MAPS))
+            raise MtkitError(f"no feature_map '{feature_map}'{hint}; there are {', '.join(FEATURE_MAPS)}")
+        super().__init__(site, floor=1e-1 if feature_map == "trig" else 1e-20, chunk=chunk)
+        width = self.projection.key_width
+        if features is None:
+            features = max(1, round(width * math.log(width)))
+        if features < 1 or redraw < 0:
+            raise MtkitError(
+                f"performer needs features >= 1 and redraw >= 0, not features = {features} and redraw = {redraw}"
+            )
+        self.feature_map = FEATURE_MAPS[feature_map]
+        self.orthogonal = orthogonal
+        self.redraw = redraw
+        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("directions", torch.empty(features, width))
+        self._draw()
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Draws new directions after every `redraw` updates; between them, and in evaluation, they stay."""
+        if self.redraw and update % self.redraw == 0:
+            self.draws += 1
+            self._draw()
+
+    def features_of(self, x: Tensor) -> Keys:
+        """The feature map on x / K^(1/4), so that products of features estimate exp(q . k / sqrt(K))."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = widened(x) * self.scale**0.5
+            projected = x @ widened(self.directions).type_as(x).transpose(0, 1)
+            return self.feature_map(projected, x.square().sum(-1, keepdim=True) / 2)
+
+    @property
+    def state_features(self) -> tuple[int, bool]:
+        """M or 2 M features; all but those of relu have a scale."""
+        made = self.features_of(self.directions.new_zeros(1, 1, 1, self.directions.shape[1]))
+        return made.features.shape[-1], made.scale is not None
+
+    def _draw(self) -> None:
+        """Directions as a function of seed, role, layer and the number of draws before: the same in all processes."""
+        key = random_key(self.site.seed, ROLES.index(self.site.role), self.site.layer, int(self.draws))
+        generator = torch.Generator().manual_seed(key)
+        self.directions.copy_(draw_directions(*self.directions.shape, orthogonal=self.orthogonal, generator=generator))
+
+
+def draw_directions(count: int, width: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
+    """(count, width), each row a standard normal vector; if orthogonal, in blocks of `width` at right angles.
+
+    A block is a uniformly distributed orthogonal matrix, its rows given the lengths of other normal vectors.
+    """
+    normal = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    if not orthogonal:
+        return normal
+    blocks = torch.randn(-(-count // width), width, width, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(blocks)
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # without this the factor is not uniform
+    return q.transpose(-1, -2).flatten(0, 1)[:count] * normal.norm(dim=-1, keepdim=True)
