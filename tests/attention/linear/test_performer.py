@@ -178,7 +178,7 @@ def test_a_step_costs_and_keeps_the_same_at_any_position(feature_map: str) -> No
         ({"feature_map": "positiv"}, "did you mean 'positive'"),
         ({"features": 0}, "features = 0"),
         ({"redraw": -1}, "redraw = -1"),
-        ({"chunk": 0}, "not 0"),
+        ({"chunk": 0}, "chunk = 0"),
         ({"positions": "alibi"}, "alibi"),
     ],
 )
