@@ -6,7 +6,7 @@ a name of its own too: `full` with that slot set.
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -87,9 +87,6 @@ def build(
 
     Raises: MtkitError for an unknown name, role, option or slot, and for what cannot combine.
     """
-    mechanism = find(name)
-    check_role(mechanism, role)
-    check_options(mechanism, options)
     site = Site(
         role=role,
         d_model=d_model,
@@ -106,24 +103,17 @@ def build(
         merge=merge,
         regularizer=regularizer,
     )
+    return _built(find(name), site, options)
+
+
+def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Attention:
+    check_role(mechanism, site.role)
+    check_options(mechanism, options)
     if mechanism.slot is not None:
         if getattr(site, mechanism.slot) is not None:
-            raise MtkitError(f"attention '{name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
-        slots = {slot: getattr(site, slot) for slot in SLOTS} | {mechanism.slot: {"name": name, **options}}
-        return build(
-            "full",
-            role=role,
-            d_model=d_model,
-            heads=heads,
-            layer=layer,
-            layers=layers,
-            max_length=max_length,
-            memory_length=memory_length,
-            memory_width=memory_width,
-            dropout=dropout,
-            seed=seed,
-            **slots,
-        )
+            raise MtkitError(f"attention '{mechanism.name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
+        filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
+        return _built(find("full"), replace(site, **filled), {})
     _check_slots(mechanism, site)
     return mechanism.kind(site, **options)  # type: ignore[return-value]
 
