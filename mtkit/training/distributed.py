@@ -9,6 +9,7 @@ process has no row of a small batch.
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import Self
 
 import torch
@@ -40,6 +41,10 @@ class World:
 
     def __enter__(self) -> Self:
         if self.size > 1:
+            # The optimiser's first step imports torch._dynamo, and with it modules that keep the default group as a
+            # default argument for ever. Then gloo's threads outlive the group, and one that lets go of a tensor while
+            # the interpreter ends aborts the process. Imported before there is a group, they keep nothing.
+            import_module("torch._dynamo")
             # decisions travel by gloo in CPU tensors, so that making one never waits for a GPU
             dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", timeout=PATIENCE)
         return self

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -47,3 +48,24 @@ def test_two_processes_give_what_one_gives_on_the_same_global_batches(prepared: 
     # a key's bias cancels in the softmax: its gradient is nothing but rounding, which Adam scales up to whole steps
     for weight in [name for name in ours if not name.endswith("k_proj.bias")]:
         torch.testing.assert_close(theirs[weight], ours[weight], rtol=0.0, atol=1e-5, msg=weight)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="lists threads as Linux shows them")
+def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
+    """One that does may let go of a tensor while the interpreter ends, which aborts the process."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "from mtkit.training.distributed import World\n"
+        "with World(torch.device('cpu')) as world:\n"
+        "    weight = torch.nn.Parameter(torch.ones(2))\n"
+        "    weight.sum().backward()\n"
+        "    torch.optim.AdamW([weight]).step()\n"
+        "    assert world.agree(1.0 + world.rank) == [2.0]\n"
+        "names = [each.read_text() for each in Path('/proc/self/task').glob('*/comm')]\n"
+        "assert not [name for name in names if 'gloo' in name], names\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
