@@ -11,8 +11,6 @@ from typing import Any, Literal, Self, get_args
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,75 +20,12 @@ from pydantic import (
 )
 from pydantic import ValidationError as PydanticError
 
+from mtkit.data_settings import DataSettings
 from mtkit.errors import RecipeError, did_you_mean
 from mtkit.presets import PRESETS
+from mtkit.settings import Settings
 
 Preset = Literal["tiny", "small", "base", "big"]
-
-
-class Settings(BaseModel):
-    """A frozen group of settings; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class TextPair(Settings):
-    """Two plain text files, one segment a line, the same number of lines."""
-
-    source: Path
-    target: Path
-
-
-class Grammar(Settings):
-    """The built-in corpus: a synchronous English-German grammar, drawn from a seed."""
-
-    seed: int = 1
-    """Seed of the draw."""
-    train: PositiveInt = 20_000
-    """Segments to train on."""
-    valid: PositiveInt = 500
-    """Segments to validate on."""
-    test: PositiveInt = 500
-    """Held-out segments; none of their sources is in training."""
-    sentences: PositiveInt = 1
-    """Sentences a segment: above 1, segments are documents whose pronouns refer back across sentences."""
-
-
-class TokenizerSettings(Settings):
-    """The sentencepiece model, trained on the training text."""
-
-    kind: Literal["bpe", "unigram"] = "bpe"
-    """The segmentation algorithm."""
-    joint: bool = True
-    """One vocabulary for both languages; needed to tie source and target embeddings."""
-    vocabulary: PositiveInt = 8_000
-    """Pieces at most; lowered to what a small corpus supports, and rounded to a multiple of 8."""
-    normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "nfkc"
-    """How text is normalised before it is cut into pieces (sentencepiece's rule of that name)."""
-    byte_fallback: bool = True
-    """Write characters outside the vocabulary as bytes, so that nothing becomes unknown."""
-
-
-class DataSettings(Settings):
-    """Where the text comes from; the built-in corpus where no training files are given."""
-
-    folder: Path = Path("mtkit-data")
-    """Where the prepared data lies."""
-    train: TextPair | None = None
-    valid: TextPair | None = None
-    test: TextPair | None = None
-    source_language: str = "en"
-    target_language: str = "de"
-    builtin: Grammar = Grammar()
-    tokenizer: TokenizerSettings = TokenizerSettings()
-
-    @model_validator(mode="after")
-    def _training_text_comes_with_validation_text(self) -> Self:
-        if self.train is None and (self.valid or self.test):
-            raise ValueError("data.valid and data.test need data.train beside them")
-        if self.train is not None and self.valid is None:
-            raise ValueError("data.train needs data.valid beside it: training validates on it")
-        return self
 
 
 class ModelSettings(Settings):
@@ -142,7 +77,7 @@ class AttentionSettings(Settings):
     """The decoder's causal self-attention, likewise."""
     cross: AttentionNames = None
     """The decoder's attention to the encoded source, likewise."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the mechanisms and the slots around them: `window_radius: 64`, for one role
     `decoder.window_radius: 64`, `positions: rotary`, `projection: multi-query`."""
 

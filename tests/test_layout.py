@@ -16,7 +16,7 @@ LONGEST_FILE = 350
 FOUNDATION = {"errors", "files"}
 BELOW = {
     "attention": FOUNDATION,
-    "data": FOUNDATION | {"recipe"},
+    "data": FOUNDATION | {"recipe", "data_settings"},
     "model": FOUNDATION | {"recipe", "attention"},
     "runs": FOUNDATION | {"recipe", "attention", "model", "data"},
     "decoding": FOUNDATION | {"recipe", "attention", "model", "data", "runs"},
@@ -24,7 +24,9 @@ BELOW = {
     "training": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation"},
     "errors": set(),
     "files": {"errors"},
-    "recipe": FOUNDATION | {"presets"},
+    "recipe": FOUNDATION | {"presets", "settings", "data_settings"},
+    "data_settings": {"settings"},
+    "settings": set(),
     "presets": set(),
 }
 """What each room may import besides itself; what is not listed (cli, the package itself) may import all."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mtkit.data.readers import read_pairs
 from mtkit.data.tokenizer import UNK, Tokenizers
-from mtkit.recipe import TextPair
+from mtkit.data_settings import TextPair
 
 _CHUNK = 10_000
 """Segments encoded, and written as one record batch, at a time."""

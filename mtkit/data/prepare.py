@@ -15,9 +15,10 @@ from mtkit.data.grammar.corpus import corpus
 from mtkit.data.prepared import FORMAT, SIDES, open_prepared, read_record
 from mtkit.data.readers import Lines, measure_pair
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
+from mtkit.data_settings import DataSettings, TextPair
 from mtkit.errors import DataError
 from mtkit.files import write_json, writing
-from mtkit.recipe import DataSettings, TextPair, differences
+from mtkit.recipe import differences
 
 LEAST_PAIRS = 32
 """Usable training pairs below which there is nothing to learn from."""

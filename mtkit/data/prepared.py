@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.tokenizer import PAD, Tokenizers
+from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError
-from mtkit.recipe import DataSettings
 
 FORMAT = 1
 """Raised when the layout of the folder changes so that older ones cannot be read."""

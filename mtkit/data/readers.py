@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from mtkit.data_settings import TextPair
 from mtkit.errors import DataError
-from mtkit.recipe import TextPair
 
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20

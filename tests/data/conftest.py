@@ -7,7 +7,7 @@ import pytest
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.recipe import DataSettings, Grammar, TextPair, TokenizerSettings
+from mtkit.data_settings import DataSettings, Grammar, TextPair, TokenizerSettings
 
 WritePair = Callable[[str, bytes, bytes], TextPair]
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from mtkit.data.encode import write_side
 from mtkit.data.tokenizer import Tokenizers, train_tokenizer
-from mtkit.recipe import TokenizerSettings
+from mtkit.data_settings import TokenizerSettings
 from tests.data.conftest import WritePair
 
 

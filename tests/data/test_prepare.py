@@ -6,8 +6,8 @@ import pytest
 from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data_settings import DataSettings, Grammar, TextPair, TokenizerSettings
 from mtkit.errors import DataError, MtkitError
-from mtkit.recipe import DataSettings, Grammar, TextPair, TokenizerSettings
 from tests.data.conftest import WritePair
 
 SOURCE = b"".join(b"the %d dogs see a house\n" % number for number in range(60))

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.readers import Lines, measure, measure_pair, read_pairs
+from mtkit.data_settings import TextPair
 from mtkit.errors import DataError
-from mtkit.recipe import TextPair
 from tests.data.conftest import WritePair
 
 

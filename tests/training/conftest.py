@@ -7,7 +7,8 @@ import torch
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.recipe import DataSettings, Recipe, make_recipe, merged
+from mtkit.data_settings import DataSettings
+from mtkit.recipe import Recipe, make_recipe, merged
 
 
 @pytest.fixture(scope="session")
