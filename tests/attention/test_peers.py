@@ -1,0 +1,113 @@
+"""Numbers of other implementations at copied weights, where they are installed and where what they compute is right.
+
+    pip install --no-deps performer-pytorch reformer-pytorch routing-transformer fla-core einops local-attention \\
+        axial-positional-embedding product-key-memory mixture-of-experts colt5-attention hyper-connections
+    pytest -m peer
+
+Of transformers' Reformer, see the tests of `reformer`.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import build
+
+pytestmark = pytest.mark.peer
+
+HEADS, WIDTH = 4, 8
+
+
+def make(name: str, role: str, **options: Any) -> Any:
+    torch.manual_seed(1)
+    return build(name, role=role, d_model=HEADS * WIDTH, heads=HEADS, **options).double().eval()
+
+
+def heads_of(linear: Any, x: Tensor) -> Tensor:
+    """(B, H, T, K)."""
+    return linear(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+
+
+def joined(attention: Any, heads: Tensor) -> Tensor:
+    return attention.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+@pytest.mark.parametrize("feature_map", ["positive", "relu"])
+def test_performer_agrees_with_performer_pytorch(role: str, feature_map: str) -> None:
+    """Without its epsilon, which lets later keys move earlier outputs."""
+    peer = pytest.importorskip("performer_pytorch.performer_pytorch")
+    ours, x = make("performer", role, feature_map=feature_map, features=20), torch.randn(2, 37, 32).double()
+    how = {"projection_matrix": ours.directions}
+    q, k, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj))
+    if feature_map == "positive":
+        q, k = (
+            peer.softmax_kernel(q, is_query=True, eps=0.0, **how),
+            peer.softmax_kernel(k, is_query=False, eps=0.0, **how),
+        )
+    else:
+        q, k = (peer.generalized_kernel(each, **how) for each in (q, k))
+        # there the map is scaled by nothing, here by 1 / sqrt(M), and its epsilon by nothing in both
+        q, k = ((each - 1e-3) * 20**-0.5 + 1e-3 for each in (q, k))
+    heads = (
+        peer.linear_attention(q, k, v) if role == "encoder" else peer.causal_linear_attention_noncuda(q, k, v, eps=0.0)
+    )
+    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_reformer_agrees_with_reformer_pytorch(causal: bool) -> None:
+    """One round in two chunks: each sees the other there, so all pairs are seen, as here in one chunk.
+
+    It divides products by the square root of K, which the paper does not where keys have length 1.
+    """
+    peer = pytest.importorskip("reformer_pytorch.reformer_pytorch")
+    ours, x = (
+        make("reformer", "decoder" if causal else "encoder", lsh_buckets=1, chunk=16),
+        torch.randn(2, 16, 32).double(),
+    )
+    q, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.v_proj))
+    theirs = peer.LSHAttention(bucket_size=8, n_hashes=1, causal=causal).eval()
+    heads = theirs(q.flatten(0, 1) * WIDTH**0.5, v.flatten(0, 1))[0].unflatten(0, (2, HEADS))
+    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-8, atol=1e-10)
+
+
+def test_routing_agrees_with_routing_transformer() -> None:
+    """In the encoder, queries and keys apart. It divides vectors by their length: at mean zero the order is the same."""
+    peer = pytest.importorskip("routing_transformer.routing_transformer")
+    options = {"assign": "balanced", "clusters": 3, "window": 5, "local_heads": 0}
+    ours, x = make("routing", "encoder", **options), torch.randn(2, 21, 32).double()
+    for linear in (ours.q_proj, ours.k_proj):
+        with torch.no_grad():
+            rows = linear.weight.view(HEADS, WIDTH, -1)
+            rows -= rows.mean(1, keepdim=True)
+    theirs = peer.KmeansAttention(3, 5, HEADS, WIDTH).double().eval()
+    theirs.kmeans.means.copy_(ours.centroids.mean)
+    theirs.kmeans.initted.fill_(True)
+    heads, _ = theirs(*(heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj)))
+    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-4, atol=1e-5)  # it divides by n + 1e-5
+
+
+def test_delta_agrees_with_flash_linear_attention() -> None:
+    """Its naive recurrence, read from its file: the package itself needs a GPU's compiler."""
+    found = importlib.util.find_spec("fla")
+    pytest.importorskip("einops")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("fla-core is not installed")
+    path = Path(found.submodule_search_locations[0]) / "ops" / "delta_rule" / "naive.py"
+    spec = importlib.util.spec_from_file_location("naive_delta_rule", path)
+    assert spec is not None
+    assert spec.loader is not None
+    peer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(peer)
+    ours, x = make("delta", "decoder", feature_map="elu1", chunk=4), torch.randn(2, 18, 32).double()
+    features = [torch.nn.functional.elu(heads_of(linear, x)) + 1 for linear in (ours.q_proj, ours.k_proj)]
+    q, k = (each / (each.sum(-1, keepdim=True) + 1e-3) for each in features)
+    beta = ours.beta_proj(x).sigmoid().transpose(1, 2)
+    heads, _ = peer.delta_rule_recurrence(q * WIDTH**0.5, k, heads_of(ours.v_proj, x), beta)
+    # it computes in float32
+    torch.testing.assert_close(ours(x).output, joined(ours, heads.double()), rtol=1e-4, atol=1e-5)
