@@ -77,7 +77,7 @@ def test_reformer_agrees_with_reformer_pytorch(causal: bool) -> None:
 
 
 def test_routing_agrees_with_routing_transformer() -> None:
-    """In the encoder, queries and keys apart. It divides vectors by their length: at mean zero the order is the same."""
+    """In the encoder, queries and keys apart. Its vectors have length 1: at mean zero the order is the same."""
     peer = pytest.importorskip("routing_transformer.routing_transformer")
     options = {"assign": "balanced", "clusters": 3, "window": 5, "local_heads": 0}
     ours, x = make("routing", "encoder", **options), torch.randn(2, 21, 32).double()
