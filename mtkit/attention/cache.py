@@ -1,4 +1,6 @@
-"""Preallocated caches for decoding: written in place, grown by doubling, so that a step copies nothing it has seen.
+"""Preallocated caches for decoding: written in place, grown by half, so that a step seldom copies what it has seen.
+
+Beam search copies whole caches when it moves hypotheses, so room that is not used yet costs time as well.
 
 Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
 """
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from mtkit.attention.contract import State
 
-FIRST_CAPACITY = 16
+FIRST_CAPACITY = 8
 
 
 def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
@@ -32,7 +34,8 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
     for name, row in rows.items():
         cache = state[name]
         if place >= capacity:
-            room = capacity * 2 if window is None else min(capacity * 2, first + window)
+            room = capacity + max(capacity // 2, FIRST_CAPACITY)
+            room = room if window is None else min(room, first + window)
             wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
             wider[:, :, :, :capacity] = cache
             cache = wider

@@ -39,11 +39,11 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
         running = still_running(alive.done, step)
         if running is not None and not len(running):
             break
+        if running is not None:
+            state, parents = reorder(state, running), parents[running]
+            alive.keep(running)
         if beam > 1:
             state = reorder(state, parents)
-        if running is not None:
-            state = reorder(state, running)
-            alive.keep(running)
     return ended.hypotheses(settings.length_penalty)
 
 
