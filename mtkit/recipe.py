@@ -5,11 +5,10 @@ under a setting is its documentation; numbers say their unit.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-import yaml
 from pydantic import (
     Field,
     NonNegativeFloat,
@@ -23,9 +22,11 @@ from pydantic import ValidationError as PydanticError
 from mtkit.data_settings import DataSettings
 from mtkit.errors import RecipeError, did_you_mean
 from mtkit.presets import PRESETS
+from mtkit.recipe_file import find_recipe, read_settings, with_variables
 from mtkit.settings import Settings
 
 Preset = Literal["tiny", "small", "base", "big"]
+Metric = Literal["BLEU", "chrF", "TER", "exact"]
 
 
 class ModelSettings(Settings):
@@ -41,6 +42,9 @@ class ModelSettings(Settings):
     decoder_layers: PositiveInt = 2
     norm: Literal["pre", "post"] = "pre"
     """Layer norm before each sub-layer (and once at the end of the stack), or after each residual sum."""
+    reversible: bool = False
+    """Two residual streams, of which the backward pass recomputes one from the other: activation memory that does not
+    grow with the number of layers, for a third more computing; with norm pre, and attentions that carry nothing."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
     positions: Literal["sinusoidal", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
     """Absolute positions added to the embeddings: sines and cosines interleaved, or in two halves side by side, or
@@ -60,6 +64,12 @@ class ModelSettings(Settings):
     def _heads_divide_the_width(self) -> Self:
         if self.d_model % self.heads:
             raise ValueError(f"model.heads = {self.heads} does not divide model.d_model = {self.d_model}")
+        return self
+
+    @model_validator(mode="after")
+    def _reversible_layers_are_pre_norm(self) -> Self:
+        if self.reversible and self.norm != "pre":
+            raise ValueError("model.reversible = true needs model.norm = pre: a norm behind the sum cannot be undone")
         return self
 
 
@@ -116,6 +126,12 @@ class TrainingSettings(Settings):
     """Gradient norm that is clipped to; 0 switches clipping off."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Probability mass spread evenly over the whole vocabulary."""
+    subword_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """BPE dropout: probability that a merge is left out when the training text is cut anew each epoch (Provilkov et
+    al., 2020; 0.05 to 0.1 is usual); for bpe tokenizers."""
+    subword_alpha: NonNegativeFloat = 0.0
+    """Unigram sampling: the training text is cut anew each epoch, each way with its probability to this power (Kudo,
+    2018; 0.1 to 0.5 is usual); for unigram tokenizers; 0 takes the likeliest way."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of the matrix products; auto takes bfloat16 where the hardware has it, float16 on older GPUs."""
     ema: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -172,7 +188,9 @@ class ScoringSettings(Settings):
     tokenize: str | None = None
     """BLEU's tokenizer, as sacrebleu names it; 13a if left out."""
     lowercase: bool = False
-    """Ignore case in BLEU and chrF."""
+    """Ignore case in BLEU, chrF and exact match."""
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("BLEU", "chrF", "TER")
+    """What `score` computes; `exact` is the share of segments that are exactly right. Validation goes by BLEU."""
 
 
 class Recipe(Settings):
@@ -193,23 +211,15 @@ class Recipe(Settings):
 def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.
 
-    Relative paths inside a recipe are relative to the current folder, as they are on the command line.
+    `path` may be the name of a recipe that comes with mtkit. Environment variables in its paths are filled in; relative
+    ones are relative to the current folder, as they are on the command line.
 
     Raises: RecipeError naming the file, the setting, the value and the rule.
     """
-    given: dict[str, Any] = {}
-    if path is not None:
-        try:
-            given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{path}, line {mark.line + 1}" if mark else str(path)
-            raise RecipeError(f"{where}: not a YAML recipe: {getattr(error, 'problem', None) or 'bad text'}") from error
-        if not isinstance(given, dict):
-            raise RecipeError(f"{path}: a recipe is a mapping of settings, as in `training: {{max_updates: 1000}}`")
-    return make_recipe(merged(given, overrides or {}), origin=str(path) if path else None)
+    if path is None:
+        return make_recipe(overrides or {})
+    path = find_recipe(path)
+    return make_recipe(merged(with_variables(read_settings(path), path), overrides or {}), origin=str(path))
 
 
 def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
@@ -259,8 +269,17 @@ def _explain(error: PydanticError) -> str:
 def _keys_at(place: list[str]) -> list[str]:
     group: Any = Recipe
     for part in place:
-        annotation = group.model_fields[part].annotation
-        group = next((each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields")), None)
+        if part not in group.model_fields:
+            continue  # the place in a list, or a name in a mapping
+        group = next(_groups(group.model_fields[part].annotation), None)
         if group is None:
             return []
     return list(group.model_fields)
+
+
+def _groups(annotation: Any) -> Iterator[Any]:
+    """The groups of settings that a type is, or holds."""
+    if hasattr(annotation, "model_fields"):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _groups(each)

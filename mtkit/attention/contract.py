@@ -5,7 +5,7 @@ K width of one head, N hypotheses of a segment.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ class Site:
     `memory_length` and `memory_width` are the memory's own maximum length and width (those of the query if left out).
     `positions`, `projection`, `merge` and `regularizer` name what stands in the four slots, None for the plain one; a
     slot with options of its own is a mapping, {"name": "grouped-query", "kv_heads": 2}.
+    `shared` is one and the same for all attentions of a model: what several of them use, one of them owns as a
+    sub-module, so that it is saved once, and the others find here.
     """
 
     role: str
@@ -42,6 +44,7 @@ class Site:
     projection: str | Mapping[str, Any] | None = None
     merge: str | Mapping[str, Any] | None = None
     regularizer: str | Mapping[str, Any] | None = None
+    shared: MutableMapping[Any, nn.Module] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def causal(self) -> bool:

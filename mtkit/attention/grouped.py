@@ -32,6 +32,9 @@ def attend_in_chunks(
     that is not behind it, the one before and, unless `causal`, the one after; itself alone where it sees no key. With
     `shared` (one group and one vector for query and key) it sees its own key only where it sees no other.
     """
+    if q.shape[2] ** 2 <= 3 * window * (q.shape[2] + groups * window):  # blocks would hold more pairs than there are
+        visible = _in_near_chunks(query_group, key_group, groups, window, causal)
+        return _attend_short(q, k, v, visible, query_group < groups, scale=scale, shared=shared, dropout=dropout)
     keys = in_blocks(key_group, groups, window)
     count = keys.members.shape[2]
     if shared:
@@ -61,6 +64,28 @@ def attend_in_chunks(
     alone = ~visible.any(-1).flatten(2).unsqueeze(-1).take_along_dim(place, 2)
     heads = torch.where(alone, v.type_as(heads), heads.take_along_dim(place, 2))
     return heads.masked_fill((query_group >= groups).unsqueeze(-1), 0.0)
+
+
+def _in_near_chunks(query_group: Tensor, key_group: Tensor, groups: int, window: int, causal: bool) -> Tensor:
+    """Which keys each query sees, all pairs written out: (B, H, T, T)."""
+    members = F.one_hot(key_group, groups + 1).cumsum(2)  # (B, H, T, groups + 1), of each group up to each position
+    chunk = (members.take_along_dim(key_group.unsqueeze(-1), 3) - 1) // window
+    last = (members.take_along_dim(query_group.unsqueeze(-1), 3) - 1).clamp(min=0) // window
+    back = last - chunk.transpose(-1, -2)
+    visible = (query_group.unsqueeze(-1) == key_group.unsqueeze(-2)) & (back <= 1) & (back >= (0 if causal else -1))
+    return visible.tril() if causal else visible
+
+
+def _attend_short(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Tensor, *, scale: float, shared: bool, dropout: float
+) -> Tensor:
+    """`attend_in_chunks` for sequences that are short beside the chunks; real (B, H, T) queries."""
+    own = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
+    if shared:
+        visible = others_first(visible, own)
+    some = visible.any(-1, keepdim=True)
+    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | own & ~some, dropout_p=dropout, scale=scale)
+    return torch.where(some, heads, v).masked_fill(~real.unsqueeze(-1), 0.0)
 
 
 def attend_to_chosen(

@@ -55,8 +55,10 @@ def in_blocks(group: Tensor, groups: int, size: int) -> Blocks:
 
 
 def rows_at(x: Tensor, position: Tensor) -> Tensor:
-    """Rows (..., blocks, size, K) of x (..., T, K) at positions (..., blocks, size)."""
-    return x.take_along_dim(position.flatten(-2).unsqueeze(-1), dim=-2).unflatten(-2, position.shape[-2:])
+    """Rows (..., blocks, size, K) of x (..., T, K) at positions (..., blocks, size); leading axes are broadcast."""
+    before = torch.broadcast_shapes(x.shape[:-2], position.shape[:-2])
+    index = position.flatten(-2).unsqueeze(-1).expand(*before, -1, x.shape[-1])
+    return x.expand(*before, *x.shape[-2:]).gather(-2, index).unflatten(-2, position.shape[-2:])
 
 
 def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor) -> State:

@@ -226,7 +226,7 @@ class Random(Pattern):
         """The keys of queries at i, (B or 1, H, *i.shape, count) in ascending order; -1 for an empty slot."""
         head = torch.arange(self.heads, device=i.device).view(-1, *[1] * (i.dim() + 1))
         slot = torch.arange(self.count, device=i.device)
-        draw = _hash(_hash(_hash(head + self.key) + i.unsqueeze(-1)) + slot)  # (H, *i.shape, count), 32 bits each
+        draw = hashed(hashed(hashed(head + self.key) + i.unsqueeze(-1)) + slot)  # (H, *i.shape, count), 32 bits each
         candidates = (i + 1).unsqueeze(-1)
         if self.lengths is not None:
             candidates = self.lengths.view(-1, *[1] * draw.dim())
@@ -261,10 +261,10 @@ def global_tokens(count: int) -> Pattern:
 
 def random_key(*parts: int) -> int:
     """One 32-bit number from several: seed, role, layer."""
-    return reduce(lambda key, part: int(_hash(torch.tensor(key + part))), parts, 0)
+    return reduce(lambda key, part: int(hashed(torch.tensor(key + part))), parts, 0)
 
 
-def _hash(x: Tensor) -> Tensor:
+def hashed(x: Tensor) -> Tensor:
     """The finaliser of MurmurHash3: 32 well-mixed bits of integers, the same on every device."""
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF

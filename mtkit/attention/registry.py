@@ -5,12 +5,14 @@ a name of its own too: `full` with that slot set.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from torch import nn
 
 from mtkit.attention.contract import ROLES, Attention, Site, options_of
 from mtkit.attention.slots import SLOTS, Slot, slot_kind
@@ -81,6 +83,7 @@ def build(
     projection: str | Mapping[str, Any] | None = None,
     merge: str | Mapping[str, Any] | None = None,
     regularizer: str | Mapping[str, Any] | None = None,
+    shared: MutableMapping[Any, nn.Module] | None = None,
     **options: Any,
 ) -> Attention:
     """The attention sub-layer `name` for one site of a model; see `Site` for the arguments.
@@ -102,6 +105,7 @@ def build(
         projection=projection,
         merge=merge,
         regularizer=regularizer,
+        shared={} if shared is None else shared,
     )
     return _built(find(name), site, options)
 

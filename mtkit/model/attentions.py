@@ -1,9 +1,11 @@
 """Which attention stands in which layer: from a recipe's words to built sub-layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+
+from torch import nn
 
 from mtkit.attention import ROLES, Attention, build
 from mtkit.attention.registry import Mechanism, check_options, check_role, find
@@ -20,8 +22,10 @@ class Choice:
     options: Mapping[str, Any]
 
 
-def choose(settings: AttentionSettings, layers: Mapping[str, int]) -> dict[str, list[Choice]]:
+def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 1) -> dict[str, list[Choice]]:
     """For each role the choice of each layer, from the recipe's names and options.
+
+    A mechanism with an option `tasks` gets the number of tasks where the recipe does not set that option.
 
     Raises: MtkitError for a name, role or option that is not there, and for a list of another length than the layers.
     """
@@ -33,7 +37,7 @@ def choose(settings: AttentionSettings, layers: Mapping[str, int]) -> dict[str, 
             raise MtkitError(f"no role '{role}' in attention option '{key}'{did_you_mean(role, list(ROLES))}")
         for each in [role] if dot else _roles_for(option, names):
             options[each][option] = value
-    return {role: [_choice(find(name), options[role]) for name in names[role]] for role in ROLES}
+    return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
 
 
 def describe(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
@@ -49,8 +53,18 @@ def label(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
     return "-".join("+".join(name for name, _ in groupby(choice.name for choice in choices)) for choices in chosen)
 
 
-def build_stack(role: str, choices: list[Choice], model: ModelSettings, seed: int) -> list[Attention]:
-    """The attention of each layer; neighbours of the same mechanism and options count as one run of layers."""
+def build_stack(
+    role: str,
+    choices: list[Choice],
+    model: ModelSettings,
+    seed: int,
+    shared: MutableMapping[Any, nn.Module] | None = None,
+) -> list[Attention]:
+    """The attention of each layer; neighbours of the same mechanism and options count as one run of layers.
+
+    `shared` holds what attentions of the whole model use together: give all its stacks the same.
+    """
+    shared = {} if shared is None else shared
     built: list[Attention] = []
     for choice, run in groupby(choices):
         members = list(run)
@@ -66,6 +80,7 @@ def build_stack(role: str, choices: list[Choice], model: ModelSettings, seed: in
                     max_length=model.max_length,
                     dropout=model.attention_dropout,
                     seed=seed,
+                    shared=shared,
                     **choice.options,
                 )
             )
@@ -103,11 +118,13 @@ def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
     return roles
 
 
-def _choice(mechanism: Mechanism, options: Mapping[str, Any]) -> Choice:
+def _choice(mechanism: Mechanism, options: Mapping[str, Any], tasks: int) -> Choice:
     """The options that are this mechanism's; the layers of one role may differ in mechanism."""
     own = {key: value for key, value in options.items() if key in mechanism.options or key in SLOTS}
     if not own and options:
         check_options(mechanism, options)
+    if "tasks" in mechanism.options:
+        own.setdefault("tasks", tasks)
     return Choice(mechanism.name, own)
 
 

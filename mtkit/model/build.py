@@ -9,8 +9,10 @@ from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 
 
-def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int) -> Transformer:
+def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Transformer:
     """The recipe's model, freshly initialised from its seed, without touching the global random state.
+
+    `tasks` is how many tasks the model is given, for attentions that are conditioned on one.
 
     Raises: RecipeError where three-way tying meets two vocabularies; MtkitError for attentions that cannot be built.
     """
@@ -20,7 +22,7 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
         torch.manual_seed(recipe.seed)
         return Transformer(
             recipe.model,
-            choose(recipe.attention, _layers(recipe)),
+            choose(recipe.attention, _layers(recipe), tasks),
             source_vocabulary=source_vocabulary,
             target_vocabulary=target_vocabulary,
             seed=recipe.seed,

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from mtkit.attention import Attention, State
 from mtkit.attention.registry import find
 from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
-from mtkit.model.layers import DecoderLayer, EncoderLayer, Side
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Side
+from mtkit.model.residual import closed, opened
+from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
 
 
@@ -66,9 +69,14 @@ class Transformer(nn.Module):
         self.output = nn.Linear(width, target_vocabulary, bias=False) if settings.tie == "none" else None
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=width**-0.5)
-        encoder = build_stack("encoder", attention["encoder"], settings, seed)
-        decoder = build_stack("decoder", attention["decoder"], settings, seed)
-        cross = build_stack("cross", attention["cross"], settings, seed)
+        shared: dict[Any, nn.Module] = {}
+        encoder = build_stack("encoder", attention["encoder"], settings, seed, shared)
+        decoder = build_stack("decoder", attention["decoder"], settings, seed, shared)
+        cross = build_stack("cross", attention["cross"], settings, seed, shared)
+        if settings.reversible:
+            for role, stack in (("encoder", encoder), ("decoder", decoder), ("cross", cross)):
+                for choice, each in zip(attention[role], stack, strict=True):
+                    refuse_carry(choice.name, each)
         self.encoder = nn.ModuleList(EncoderLayer(each, settings) for each in encoder)
         self.decoder = nn.ModuleList(DecoderLayer(*pair, settings) for pair in zip(decoder, cross, strict=True))
         # the pre-norm residual stream is not normalised by the layers themselves
@@ -89,9 +97,15 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
         """source (B, S) ids with the end mark; source_valid (B, S); task (B,)."""
         x, side = self.source_embedding(source), Side()
-        for layer in self.encoder:
-            x = layer(x, source_valid, side, task)
-        memory = self.encoder_norm(x)
+        if self.settings.reversible and torch.is_grad_enabled():
+            layers = [cast(EncoderLayer, layer) for layer in self.encoder]
+            sublayers = [each for layer in layers for each in encoder_sublayers(layer, source_valid, task)]
+            stream = run_reversibly(sublayers, x, side)
+        else:
+            stream = opened(x, self.settings)
+            for layer in self.encoder:
+                stream = layer(stream, side, valid=source_valid, task=task)
+        memory = self.encoder_norm(closed(stream))
         return Encoded(memory, source_valid, side.self_carry, task, side.losses or {}, side.log_prob)
 
     def forward(
@@ -106,18 +120,16 @@ class Transformer(nn.Module):
         """source (B, S) with the end mark, target_in (B, T) with the start mark; hidden (B, T, D) predicts the next."""
         encoded = self.encode(source, source_valid, task=task)
         side = Side(losses=encoded.losses, log_prob=encoded.log_prob)
+        context = Context(encoded.memory, source_valid, encoded.carry, target_valid, task)
         x = self.target_embedding(target_in)
-        for layer in self.decoder:
-            x = layer(
-                x,
-                encoded.memory,
-                side,
-                valid=target_valid,
-                memory_valid=source_valid,
-                memory_carry=encoded.carry,
-                task=task,
-            )
-        return Output(self.decoder_norm(x), side.losses or {}, side.log_prob)
+        if self.settings.reversible and torch.is_grad_enabled():
+            sublayers = [each for layer in self._decoder_layers for each in decoder_sublayers(layer, context)]
+            stream = run_reversibly(sublayers, x, side, encoded.memory)
+        else:
+            stream = opened(x, self.settings)
+            for layer in self.decoder:
+                stream = layer(stream, side, context)
+        return Output(self.decoder_norm(closed(stream)), side.losses or {}, side.log_prob)
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1) -> State:
         """The decoder's state before the first token of each segment's hypotheses."""
@@ -149,13 +161,13 @@ class Transformer(nn.Module):
         With `need_weights`, also the last layer's attention to the source, (B, N, S), averaged over the heads.
         """
         side, weights = Side(), None
-        x = self.target_embedding.at(token, state["position"])
+        x = opened(self.target_embedding.at(token, state["position"]), self.settings)
         after: State = {"position": state["position"] + 1}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
             x, after[name], weights = layer.step(x, state[name], side, need_weights=need_weights and number == last)
-        logits = nn.functional.linear(self.decoder_norm(x), self.output_weight).float()
+        logits = nn.functional.linear(self.decoder_norm(closed(x)), self.output_weight).float()
         return logits, after, None if weights is None else weights.mean(1)
 
     @property

@@ -27,27 +27,34 @@ class Stack(nn.Module):
         *,
         query_valid: Tensor | None = None,
         memory_valid: Tensor | None = None,
+        task: Tensor | None = None,
         form: str = "forward",
     ) -> Tensor:
         """(B, T, D) of the last, from query (B, T, D) and memory (B, S, M); `form` is `forward` or `naive`."""
-        return self.attend(query, memory, query_valid=query_valid, memory_valid=memory_valid, form=form)[0]
+        return self.attend(query, memory, query_valid=query_valid, memory_valid=memory_valid, task=task, form=form)[0]
 
-    def attend(self, query: Tensor, memory: Tensor | None = None, *, form: str = "forward", **masks: Any) -> Any:
-        """The output and what the last layer carries."""
-        output, carry = torch.zeros(()), None
+    def attend(self, query: Tensor, memory: Tensor | None = None, *, form: str = "forward", **given: Any) -> Any:
+        """The output, what the last layer carries, and the log-probabilities (B,) of what layers sampled."""
+        output, carry, sampled = torch.zeros(()), None, []
         for layer in self.layers:
             query = query + output
-            attended = getattr(layer, form)(query, memory, carry=carry, **masks)
+            attended = getattr(layer, form)(query, memory, carry=carry, **given)
             output, carry = attended.output, attended.carry
-        return output, carry
+            sampled += [] if attended.log_prob is None else [attended.log_prob]
+        return output, carry, sampled
 
     def start(
-        self, batch_size: int, memory: Tensor | None = None, memory_valid: Tensor | None = None, hypotheses: int = 1
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        hypotheses: int = 1,
+        task: Tensor | None = None,
     ) -> State:
         """The states of all layers, in a state that `reorder` works on."""
         states, carry = [], None
         for layer in self.layers:
-            state, carry = layer.start(batch_size, memory, memory_valid, hypotheses=hypotheses, carry=carry)
+            state, carry = layer.start(batch_size, memory, memory_valid, hypotheses=hypotheses, carry=carry, task=task)
             states.append(state)
         return {"layers": states}
 

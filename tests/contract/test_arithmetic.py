@@ -22,13 +22,15 @@ def masks(case: Case) -> dict[str, Tensor]:
 @each()
 def test_gradients_reach_every_parameter_but_a_key_bias_that_cancels(case: Case) -> None:
     stack = make(case).double().train()
-    output, carry = stack.attend(
+    output, carry, sampled = stack.attend(
         tokens(2, 9, dtype=torch.float64), memory_for(case, 2, 9, dtype=torch.float64), **masks(case)
     )
     loss = (output[masks(case)["query_valid"]] * torch.randn(13, 32, dtype=torch.float64)).sum()
     for each_carried in tree_leaves(carry):  # what only a next layer would read
         if isinstance(each_carried, Tensor) and each_carried.requires_grad:
             loss = loss + (each_carried * torch.randn_like(each_carried)).sum()
+    for log_prob in sampled:
+        loss = loss + (log_prob * torch.randn_like(log_prob)).sum()
     loss.backward()
     largest = max(parameter.grad.abs().max() for parameter in stack.parameters() if parameter.grad is not None)
     for name, parameter in stack.named_parameters():

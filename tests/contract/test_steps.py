@@ -14,35 +14,46 @@ from tests.contract.stack import Stack, apart, make, memory_for, tokens
 CLOSE = 1e-4
 
 
-def whole(stack: Stack, query: Tensor, memory: Tensor | None, memory_valid: Tensor | None) -> Tensor:
+def whole(
+    stack: Stack, query: Tensor, memory: Tensor | None, memory_valid: Tensor | None, task: Tensor | None
+) -> Tensor:
     """`forward` over the hypotheses (B, N, T, D), each with its segment's memory."""
     count = query.shape[1]
     if memory is not None:
         memory = memory.repeat_interleave(count, dim=0)
         memory_valid = None if memory_valid is None else memory_valid.repeat_interleave(count, dim=0)
-    return stack(query.flatten(0, 1), memory, memory_valid=memory_valid).unflatten(0, query.shape[:2])
+    task = None if task is None else task.repeat_interleave(count, dim=0)
+    return stack(query.flatten(0, 1), memory, memory_valid=memory_valid, task=task).unflatten(0, query.shape[:2])
 
 
 def check_steps(
-    stack: Stack, query: Tensor, memory: Tensor | None, memory_valid: Tensor | None = None, index: Tensor | None = None
+    stack: Stack,
+    query: Tensor,
+    memory: Tensor | None,
+    memory_valid: Tensor | None = None,
+    index: Tensor | None = None,
+    task: Tensor | None = None,
 ) -> None:
     """Walks over query (B, N, T, D); with an index, reorders after half of it and walks over the rest."""
     length = query.shape[2]
     half = length if index is None else length // 2
-    state = stack.start(len(query), memory, memory_valid, hypotheses=query.shape[1])
+    state = stack.start(len(query), memory, memory_valid, hypotheses=query.shape[1], task=task)
     output, state = stack.walk(query[:, :, :half], state)
-    assert apart(output, whole(stack, query, memory, memory_valid)[:, :, :half]) < CLOSE, "steps differ from forward"
+    expected = whole(stack, query, memory, memory_valid, task)
+    assert apart(output, expected[:, :, :half]) < CLOSE, "steps differ from forward"
     if index is None:
         return
     state = reorder(state, index)
     if index.dim() == 1:  # segments
         kept, memory = query[index, :, :half], None if memory is None else memory[index]
         memory_valid = None if memory_valid is None else memory_valid[index]
+        task = None if task is None else task[index]
     else:
         kept = query[:, :, :half].take_along_dim(index[:, :, None, None], dim=1)
     query = torch.cat([kept, tokens(*kept.shape[:2], length - half)], dim=2)
     output, _ = stack.walk(query[:, :, half:], state)
-    assert apart(output, whole(stack, query, memory, memory_valid)[:, :, half:]) < CLOSE, "steps differ after reorder"
+    expected = whole(stack, query, memory, memory_valid, task)
+    assert apart(output, expected[:, :, half:]) < CLOSE, "steps differ after reorder"
 
 
 def length(case: Case) -> int:

@@ -39,6 +39,13 @@ def test_options_reach_the_roles_that_declare_them() -> None:
     assert [chosen[role][0].options for role in LAYERS] == [{"window_radius": 5}, {"window_radius": 3}, {}]
 
 
+def test_the_number_of_tasks_reaches_those_that_are_conditioned_on_one_unless_the_recipe_sets_it() -> None:
+    settings = AttentionSettings(name="camtl", options={"decoder.tasks": 5})
+    chosen = choose(settings, LAYERS, tasks=3)
+    assert [chosen[role][0].options for role in LAYERS] == [{"tasks": 3}, {"tasks": 5}, {}]
+    assert choose(settings, LAYERS)["encoder"][0].options == {"tasks": 1}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.attention.feature_sums import elu1
+from mtkit.attention.prefix_products import prefix_products
 from mtkit.attention.projected import HeadAttention
 from mtkit.errors import MtkitError, did_you_mean
 
@@ -266,25 +267,10 @@ class Luna(HeadAttention):
         q, k, v, a = self._tokens(query, self._packed_queries(packed))
         with torch.autocast(query.device.type, enabled=False):
             share = 1 / torch.arange(1, query.shape[1] + 1, device=q.device, dtype=q.dtype).unsqueeze(-1)  # (T, 1)
-            scores = prefix_products(q * self.scale, k, a, self.chunk) * share
+            scores = prefix_products(q * (self.scale * share), k, a, self.chunk)
             weights = F.dropout(scores.softmax(-1), self.dropout)
             heads = prefix_products(weights, a, v, self.chunk) * share
         return heads.type_as(query), v
-
-
-def prefix_products(x: Tensor, y: Tensor, z: Tensor, chunk: int) -> Tensor:
-    """x_t sum_{j<=t} y_j^T z_j for all t, (..., T, Z), from x and y (..., T, Y) and z (..., T, Z), in O(T).
-
-    Inside a chunk the products of x and y are written out under the triangle; what lies before the chunk comes from the
-    sums of the chunks before it, all of them found by one running sum over T / chunk states (Y, Z).
-    """
-    length = x.shape[-2]
-    chunk = min(chunk, length)
-    x, y, z = (F.pad(each, (0, 0, 0, -length % chunk)).unflatten(-2, (-1, chunk)) for each in (x, y, z))
-    inside = (x @ y.transpose(-1, -2)).tril() @ z
-    sums = y.transpose(-1, -2) @ z  # (..., n, Y, Z), one for each chunk
-    before = F.pad(sums[..., :-1, :, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
-    return (inside + x @ before).flatten(-3, -2)[..., :length, :]
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, valid: Tensor | None) -> Tensor:

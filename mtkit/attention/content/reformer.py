@@ -5,8 +5,8 @@ Departures: none in the encoder, where tokens sorted by bucket are cut into chun
 before it. In the decoder that would let later tokens choose which keys an earlier one sees; there a chunk is `chunk`
 neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes.
 Queries are keys (`q_proj` is both), keys have length 1, and scores are not divided by the square root of K. A pair that
-several rounds bring together counts once: the paper's correction log N_ij, which the authors' code leaves out. A token
-sees itself only where it sees nothing else.
+several rounds bring together counts once, in the first of them: what the paper's correction log N_ij comes to, which
+the authors' code leaves out. A token sees itself only where it sees nothing else.
 Cost: O(rounds T chunk) and the sorting; a step reads at most 2 chunk keys a round. Its state holds the last 2 chunk
 positions of every bucket besides keys and values.
 Options: lsh_buckets, 1 or even, whatever the length; chunk; rounds; across_buckets, whether chunks run across the
@@ -24,9 +24,11 @@ from torch.nn import functional as F
 from mtkit.attention.cache import append, start_cache, written
 from mtkit.attention.contract import ROLES, Attended, Site, State
 from mtkit.attention.dot_product import safe_softmax, widened
-from mtkit.attention.grouping import rank_in_group
+from mtkit.attention.engine import join_parts
 from mtkit.attention.pattern import random_key
 from mtkit.attention.projected import HeadAttention
+from mtkit.attention.sorted_chunks import sorted_chunks
+from mtkit.attention.windows import NOTHING_SEEN, attend_windows
 from mtkit.errors import MtkitError
 
 LAST_RESORT = -1e5
@@ -214,22 +216,13 @@ class Reformer(HeadAttention):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, valid: Tensor | None) -> Tensor:
         """The heads' outputs (B, H, T, V)."""
-        layout = _Sorted(buckets, self.chunk, self.across_buckets, self.site.causal)
-        visible, times = layout.pairs(valid)
-        scores = widened(layout.blocks(q) @ layout.windows(k))
-        scores = scores - times.clamp(min=1).type_as(scores).log()
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-        top = scores.detach().amax(-1, keepdim=True)
-        exponentials = (scores - top).exp().masked_fill(~visible, 0.0)  # (B, H, rounds, blocks, c, L)
-        dropped = F.dropout(exponentials, self.dropout) if self.dropout else exponentials
-        products = widened(dropped.type_as(v) @ layout.windows(v).transpose(-1, -2))
-        total, top, products = (
-            layout.unsorted(x) for x in (exponentials.sum(-1, keepdim=True), top, products)
-        )  # each (B, H, rounds, T, 1 or V)
-        share = (top - top.amax(2, keepdim=True)).exp()
-        total, products = (share * total).sum(2), (share * products).sum(2)
-        alone = total == 0
-        return torch.where(alone, v, (products / total.masked_fill(alone, 1.0)).type_as(v))
+        rows, parts = [x.flatten(0, 1) for x in (q, k, v)], []
+        for layout in sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal):
+            near = layout.blocks(rows[0]), layout.windows(rows[1]), layout.windows(rows[2])
+            outputs = attend_windows(*near, layout.hidden, scale=1.0, dropout=self.dropout)
+            parts.append((layout.unsorted(outputs[0]), layout.unsorted(outputs[1])))
+        heads, log_sum = join_parts(parts)
+        return torch.where(log_sum > NOTHING_SEEN, heads, rows[2]).view_as(v)
 
     def _listed(self, buckets: Tensor, state: State) -> tuple[Tensor, State]:
         """The positions that the newest token sees, each once, and the state with the token in its buckets' lists.
@@ -252,65 +245,3 @@ class Reformer(HeadAttention):
         latest.view(*sizes.shape[:-1], -1).scatter_(-1, own * places + rank % span, state["count"])
         sizes.scatter_add_(-1, own, torch.ones_like(own, dtype=sizes.dtype))
         return picks.masked_fill(again, -1), {**state, "latest": latest, "sizes": sizes}
-
-
-class _Sorted:
-    """Tokens sorted by bucket in every round, in blocks of a chunk, each beside the keys that may be visible to it."""
-
-    def __init__(self, buckets: Tensor, chunk: int, across_buckets: bool, causal: bool) -> None:
-        """buckets (B, H, rounds, T)."""
-        length = buckets.shape[-1]
-        self.length, self.causal, self.block = length, causal, min(chunk, length)
-        self.count = -(-length // self.block)
-        rest = self.count * self.block - length
-        # chunks that begin with their bucket begin inside a block, and reach one block further to either side
-        self.before = self.block * min(1 if across_buckets else 2, self.count - 1)
-        self.behind = rest + self.block * min(0 if across_buckets or causal else 1, self.count - 1)
-        self.width = self.before + self.block + self.behind - rest
-        self.order = buckets.argsort(dim=-1, stable=True)
-        place = torch.arange(length, device=buckets.device).expand_as(buckets)
-        self.place = torch.empty_like(place).scatter(-1, self.order, place)
-        if across_buckets:
-            self.chunks = self.place // chunk
-        else:  # numbered with gaps, so that the last chunk of a bucket is not just before the first of the next
-            self.chunks = buckets * (length + 1) + rank_in_group(buckets) // chunk
-
-    def pairs(self, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Which keys of a window each query sees, and in how many rounds, both (B, H, rounds, blocks, c, L)."""
-        token = self.order
-        if valid is not None:
-            token = token.masked_fill(~valid[:, None, None].expand_as(token).gather(-1, token), -1)
-        i, j = self._aligned(token)
-        visible = self._near(self.chunks) & (j >= 0) & (j < i if self.causal else j != i)
-        times = torch.zeros_like(visible, dtype=torch.int32)
-        for chunks in self.chunks.split(1, dim=2):
-            times += self._near(chunks)
-        return visible, times
-
-    def blocks(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) to sorted (B, H, rounds, blocks, c, K)."""
-        rest = self.count * self.block - self.length
-        return F.pad(self._gathered(x), (0, 0, 0, rest)).unflatten(3, (self.count, self.block))
-
-    def windows(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) to sorted (B, H, rounds, blocks, K, L)."""
-        return F.pad(self._gathered(x), (0, 0, self.before, self.behind)).unfold(3, self.width, self.block)
-
-    def unsorted(self, blocks: Tensor) -> Tensor:
-        """(B, H, rounds, blocks, c, V) to (B, H, rounds, T, V)."""
-        return blocks.flatten(3, 4)[:, :, :, : self.length].take_along_dim(self.place.unsqueeze(-1), dim=3)
-
-    def _near(self, chunks: Tensor) -> Tensor:
-        """Whether chunks (B, H, rounds or 1, T) put a key into the query's chunk or the one before it."""
-        i, j = self._aligned(chunks.expand_as(self.order).gather(-1, self.order))
-        return (i == j) | (i == j + 1)
-
-    def _aligned(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Sorted integers (B, H, rounds, T) of queries (..., c, 1) and their windows (..., 1, L), -1 for none."""
-        keys = F.pad(numbers, (self.before, self.behind), value=-1)
-        queries = keys.narrow(-1, self.before, self.count * self.block).unflatten(-1, (self.count, self.block))
-        return queries.unsqueeze(-1), keys.unfold(-1, self.width, self.block).unsqueeze(-2)
-
-    def _gathered(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) to sorted (B, H, rounds, T, K)."""
-        return x.unsqueeze(2).take_along_dim(self.order.unsqueeze(-1), dim=3)

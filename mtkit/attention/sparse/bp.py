@@ -34,6 +34,7 @@ from mtkit.attention.cache import append, start_cache
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.dot_product import attend_step, safe_softmax, scores_of, step_rows, weighted, widened
 from mtkit.attention.projected import HeadAttention
+from mtkit.attention.windows import FAR
 from mtkit.errors import MtkitError
 
 MEMORIES = ("carry", "local")
@@ -57,8 +58,8 @@ class Bp(HeadAttention):
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
     }
-    small: ClassVar[dict[str, Any]] = {"bp_k": 1, "bp_clip": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"bp_memory": "local"}, {"bp_k": 2})
+    small: ClassVar[dict[str, Any]] = {"bp_k": 3, "bp_clip": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"bp_memory": "local"}, {"bp_k": 1})
 
     def __init__(
         self, site: Site, *, bp_k: int = 4, bp_clip: int = 3, bp_labels: bool = True, bp_memory: str = "carry"
@@ -186,13 +187,15 @@ class Bp(HeadAttention):
         if self.labels is not None:
             label = torch.cat(labels, dim=-1).expand(batch, heads, -1, -1)
             together = together + (q @ self.labels.type_as(q).T).gather(-1, label)
-        weights = F.dropout(safe_softmax(together, seen), self.dropout).type_as(v)
+        # all heads share what is hidden, and no token is hidden from itself: adding is enough, and faster than masking
+        together = together + torch.where(seen, 0.0, FAR).type_as(together)
+        weights = F.dropout(together.softmax(-1), self.dropout).type_as(v)
         first, *others = weights.split([each.shape[-1] for each in scores], dim=-1)
         rows = widened(first[:, :, :length] * v[:, :, :length])
         for (window, _, values), share in zip(parts, others, strict=True):
             blocks = padded // window.block
             near = share.unflatten(2, (blocks, window.block)) @ window.nodes(values, blocks)
-            rows = rows + near.flatten(2, 3)[:, :, :length]
+            rows += near.flatten(2, 3)[:, :, :length]
         return rows.type_as(v)
 
     def _label(self, level: Any, slot: Any, right: bool) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtkit.attention import build
-from mtkit.attention.compressed.luna import Packed, prefix_products, softplus2
+from mtkit.attention.compressed.luna import Packed, softplus2
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
@@ -73,13 +73,6 @@ def test_the_activation_is_the_softplus_of_base_2() -> None:
     x = torch.linspace(-30, 30, 61, dtype=torch.float64)
     torch.testing.assert_close(softplus2(x), torch.log2(1 + 2**x), atol=1e-12, rtol=0)
     assert softplus2(torch.tensor([-1e4, 1e4])).tolist() == [0.0, 1e4]
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 5, 11, 64])
-def test_products_in_chunks_are_those_of_every_prefix(chunk: int) -> None:
-    x, y, z = (torch.randn(2, 3, 11, width, dtype=torch.float64) for width in (5, 5, 2))
-    expected = torch.cat([x[..., t : t + 1, :] @ y[..., : t + 1, :].mT @ z[..., : t + 1, :] for t in range(11)], dim=-2)
-    torch.testing.assert_close(prefix_products(x, y, z, chunk), expected)
 
 
 def test_a_segment_unpacks_no_more_slots_than_it_has_tokens() -> None:

@@ -165,7 +165,7 @@ def test_hashes_come_from_float32_under_autocast() -> None:
 def test_a_step_reads_two_chunks_a_round_and_keeps_lists_of_that_length() -> None:
     reformer = make(lsh_buckets=2, chunk=20, rounds=3)
     state, _ = reformer.start(2, hypotheses=3)
-    assert state["latest"].shape == (2, 3, 4, 3, 2, 16), "short at first"
+    assert state["latest"].shape == (2, 3, 4, 3, 2, 8), "short at first"
     for _ in range(100):
         _, state = reformer.step(torch.randn(2, 3, 32), state)
     assert state["latest"].shape == (2, 3, 4, 3, 2, 40)

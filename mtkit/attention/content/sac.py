@@ -1,0 +1,265 @@
+"""SAC: an LSTM chooses for each token the few others it attends to, and learns to by the reward of the translation.
+
+Paper: Li, Meng, Zhou, Han, Wu and Li, "SAC: Accelerating and Structuring Self-Attention via Sparse Adaptive
+Connection", NeurIPS 2020, arXiv 2003.09833.
+Departures: edges are chosen source by source, and never twice; a token's edge to itself is always there and none of
+those chosen. In the decoder a token chooses among those before it, from its own state alone, so that no choice depends
+on later tokens. In the cross role, an extension, target tokens choose source tokens and have no edge of their own.
+With share=model layers share the predictor, and each draws its own graph with it. The reward is the mean
+log-likelihood of a segment's target tokens, and the baseline is that of the training loop.
+Cost: attention O(edges T); the predictor scores all pairs, O(edges T^2 hidden) in time but O(T) in memory; a step at
+position t costs O(edges t hidden).
+Options: edges of a token; hidden width of the predictor; share, who has a predictor and a graph of its own: each layer,
+each head of each layer, or none, with one predictor for all layers and roles of the model whose widths and options
+agree; scan, where the LSTM starts: anew at every source, or once a segment (sequence, the paper's single run, edges x T
+steps one after the other); weight of the choices in the training loss, small because their gradient, a sum over all
+edges, is clipped together with that of the translation (Adam makes the same of any); entropy, weight of a bonus for
+undecided choices.
+In training edges are drawn, with noise that each update has of its own; in evaluation the likeliest are taken.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.cache import append, start_cache, written
+from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.dot_product import by_hypotheses, safe_softmax
+from mtkit.attention.edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
+from mtkit.attention.grouping import rows_at
+from mtkit.attention.pattern import hashed, random_key
+from mtkit.attention.projected import HeadAttention
+from mtkit.errors import MtkitError
+
+SHARE = ("layer", "head", "model")
+SCAN = ("source", "sequence")
+
+
+class Sac(HeadAttention):
+    """Softmax attention along the few edges that an LSTM chooses for each token, taught by reward."""
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Li et al. 2020, arXiv 2003.09833"
+    complexity = "O(T k), O(T² k) to predict"
+    growth = 2
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs for every edge
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"edges": 3, "hidden": 4}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"share": "head"},
+        {"share": "model"},
+        {"scan": "sequence"},
+        {"share": "head", "scan": "sequence"},
+    )
+
+    updates: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        edges: int = 10,
+        hidden: int = 64,
+        share: str = "layer",
+        scan: str = "source",
+        weight: float = 0.01,
+        entropy: float = 0.0,
+    ) -> None:
+        super().__init__(site)
+        for option, value, known in (("share", share, SHARE), ("scan", scan, SCAN)):
+            if value not in known:
+                raise MtkitError(f"sac has no {option} '{value}'; there are {', '.join(known)}")
+        if edges < 1 or hidden < 1:
+            raise MtkitError(f"sac needs edges >= 1 and hidden >= 1, not edges = {edges} and hidden = {hidden}")
+        if weight < 0 or entropy < 0:
+            raise MtkitError(f"sac needs weight >= 0 and entropy >= 0, not weight = {weight} and entropy = {entropy}")
+        self.weight, self.entropy = weight, entropy
+        target_width, graphs = site.memory_width or site.d_model, site.heads if share == "head" else 1
+        sequence = scan == "sequence"
+        self._shared = ("sac", site.d_model, target_width, hidden, edges, sequence, entropy > 0)
+        if share != "model" or self._shared not in site.shared:
+            self.own_predictor = EdgePredictor(
+                site.d_model,
+                target_width,
+                hidden=hidden,
+                edges=edges,
+                graphs=graphs,
+                sequence=sequence,
+                entropy=entropy > 0,
+            )
+        if share == "model" and self._shared not in site.shared:
+            site.shared[self._shared] = self.own_predictor
+        self._site_key = random_key(site.seed, ROLES.index(site.role), site.layer)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+
+    @property
+    def predictor(self) -> EdgePredictor:
+        """What chooses the edges: its own, or the model's, which is another layer's own."""
+        found = getattr(self, "own_predictor", None) or self.site.shared[self._shared]
+        assert isinstance(found, EdgePredictor)
+        return found
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over each token's edges: the best ones, or in training drawn ones, with their log-probability."""
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):  # choices alone have no gradient
+            candidates = self.predictor.candidates(source)
+            edges: Edges = self.predictor(
+                query, candidates, role=self.site.role, valid=valid, noise_key=self._noise_key()
+            )
+        k, v = self.keys_values(source)
+        heads = self._attend(self.queries(query), k, v, edges.targets)
+        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        if not self.training:
+            return Attended(self.joined(heads))
+        log_prob, entropy = (x if query_valid is None else x * query_valid[:, None] for x in edges[1:])
+        if self.entropy:
+            tokens = query.shape[0] * query.shape[1] if query_valid is None else query_valid.sum().clamp(min=1)
+            losses["entropy"] = -self.entropy * entropy.sum() / (tokens * entropy.shape[1])
+        return Attended(self.joined(heads), losses=losses, log_prob=self._weighted(log_prob.sum((1, 2))))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Keys, values and what the predictor knows of the tokens so far, or of the source, once for all hypotheses."""
+        p, predictor, like = self.projection, self.predictor, self.q_proj.weight
+        lstm = {}
+        if predictor.sequence:
+            shape = (batch_size, hypotheses, predictor.graphs, predictor.hidden)
+            lstm = {"hidden": like.new_zeros(shape), "cell": like.new_zeros(shape)}
+        if memory is not None:
+            k, v = self.keys_values(memory)
+            keys, inputs = predictor.candidates(memory)
+            shared = {"keys": k, "values": v, "edge_keys": keys, "edge_inputs": inputs, "valid": memory_valid}
+            return {"shared": shared, "count": 0, **lstm}, None
+        shapes = {
+            "keys": (p.key_heads, p.key_width),
+            "values": (p.value_heads, p.value_width),
+            "edge_keys": (predictor.graphs, predictor.hidden),
+            "edge_inputs": (predictor.graphs, 4 * predictor.hidden),
+        }
+        return {**start_cache(batch_size, hypotheses, like, **shapes), **lstm}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis chooses its best edges and attends along them."""
+        batch, hypotheses = query.shape[:2]
+        here = torch.full((1,), state["count"], device=query.device)
+        if "shared" in state:
+            rows, held, valid = query, state["shared"], state["shared"]["valid"]
+            state = {**state, "count": state["count"] + 1}
+        else:
+            rows, valid = query.flatten(0, 1).unsqueeze(1), None  # (B*N, 1, D): a segment of one token for each
+            known = (*self.keys_values(rows, here), *self.predictor.candidates(rows))
+            names = ("keys", "values", "edge_keys", "edge_inputs")
+            newest = zip(names, known, strict=True)
+            state = append(state, **{name: x.squeeze(2).unflatten(0, (batch, hypotheses)) for name, x in newest})
+            held = {name: written(state, name).flatten(0, 1) for name in names}
+        candidates = Candidates(held["edge_keys"], held["edge_inputs"])
+        free = free_candidates(here, candidates.keys.shape[2], self.site.role, valid)
+        opened, lstm = self.predictor.opened(rows), None
+        if self.predictor.sequence:
+            hidden, cell = (state[name].reshape(*rows.shape[:2], *state[name].shape[2:]) for name in ("hidden", "cell"))
+            lstm = hidden.transpose(1, 2), cell.transpose(1, 2)
+        targets, lstm = self.predictor.newest(opened, here, candidates, free, lstm)
+        if self.predictor.sequence:
+            after = (x.transpose(1, 2).reshape(state["hidden"].shape) for x in lstm)
+            state = {**state, **dict(zip(("hidden", "cell"), after, strict=True))}
+        q = self.queries(rows, here if self.positions is not None else None)
+        heads = self._attend(q, held["keys"], held["values"], targets, here)
+        return Attended(self.joined(by_hypotheses(heads, hypotheses))), state
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """New noise for training."""
+        self.updates.fill_(update)
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same with edges chosen one by one, each segment by itself, and a dense softmax over them."""
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        q, (k, v) = self.queries(query), self.keys_values(source)
+        heads, log_probs = [], []
+        for b in range(len(query)):
+            length = query.shape[1] if query_valid is None else int(query_valid[b].sum())
+            tokens = source[b] if valid is None else source[b, valid[b]]
+            seen = torch.zeros(self.predictor.graphs, query.shape[1], source.shape[1], dtype=torch.bool)
+            log_prob = query.new_zeros(())
+            for graph in range(self.predictor.graphs):
+                chosen, drawn = self.predictor.naive(
+                    query[b, :length], tokens, role=self.site.role, graph=graph, noise_key=self._noise_key()
+                )
+                log_prob = log_prob + drawn
+                for i, targets in enumerate(chosen):
+                    seen[graph, i, targets if self.site.role == "cross" else [*targets, i]] = True
+            outputs = []
+            for head in range(self.site.heads):
+                key, value = (x[b, head * x.shape[1] // self.site.heads] for x in (k, v))
+                weights = safe_softmax(q[b, head] @ key.T * self.scale, seen[head % len(seen)].to(q.device))
+                outputs.append(weights @ value)
+            heads.append(torch.stack(outputs))
+            log_probs.append(log_prob)
+        return Attended(self.joined(torch.stack(heads)), log_prob=torch.stack(log_probs) if self.training else None)
+
+    def _noise_key(self) -> Tensor | None:
+        """What the noise of this update hangs on; None in evaluation, which has none."""
+        return hashed(self.updates + self._site_key) if self.training else None
+
+    def _weighted(self, log_prob: Tensor) -> Tensor:
+        """The same number, its gradient times the weight."""
+        return log_prob if self.weight == 1 else log_prob.detach() + self.weight * (log_prob - log_prob.detach())
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, targets: Tensor, position: Tensor | None = None) -> Tensor:
+        """The heads' outputs (B, H, T, V) along edges to `targets` (B, G, T, edges), none where negative.
+
+        q (B, H, T, K), k (B, G', S, K), v (B, G', S, V); position (T,) of the queries, 0 to T - 1 if None.
+        """
+        if self.site.role != "cross":
+            i = torch.arange(q.shape[2], device=q.device) if position is None else position
+            targets = torch.cat([targets, i.view(-1, 1).expand(*targets.shape[:3], 1)], dim=-1)
+        there, at = targets >= 0, targets.clamp(min=0)
+        keys, values = (rows_at(self._spread(x, targets.shape[1]), at) for x in (k, v))  # (B, G', T, L, K)
+        rows = (q * self.scale).unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
+        scores = (rows @ keys.transpose(-1, -2)).transpose(2, 3).flatten(1, 2)  # (B, H, T, L)
+        weights = safe_softmax(scores, there)
+        dropped = (F.dropout(weights, self.dropout) if self.dropout else weights).type_as(values)
+        rows = dropped.unflatten(1, (values.shape[1], -1)).transpose(2, 3)
+        return (rows @ values).transpose(2, 3).flatten(1, 2)
+
+    def _spread(self, x: Tensor, graphs: int) -> Tensor:
+        """Keys or values of each head where each has its own graph, else of the groups of heads that share them."""
+        return x if graphs == 1 else x.repeat_interleave(self.site.heads // x.shape[1], dim=1)

@@ -1,0 +1,235 @@
+"""CA-MTL: a learned map over positions, modulated by the task, is added to the scores of the upper layers.
+
+Paper: Pilault, Elhattami and Pal, "Conditionally Adaptive Multi-Task Learning", ICLR 2021, arXiv 2009.09139,
+section 3.1. Here a task is a translation direction.
+Departures: the modulation starts at zero, so that training starts from full attention (the published code draws it).
+Each layer has a task embedding of its own. The number of blocks is an option, not tied to the model's width.
+Cost: O(T S) time and memory: the added map rules out the fused kernel; it is held once for each task, for all heads.
+O(max_length²/blocks) parameters a layer. A step costs O(t), of which the map takes one block's width.
+Options: tasks is their number. The map is block-diagonal with `blocks` blocks over max_length positions; task_dim is
+the width of the task embedding (None: d_model). apply_layers is top-half (the paper's) or all. per_block gives each
+block a modulation of every entry (the paper's equation) in place of one for each column that all blocks and rows share
+(its code); that takes task_dim times 2 max_length²/blocks parameters.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
+from mtkit.attention.key_values import KeyValueAttention
+from mtkit.errors import MtkitError
+
+LAYERS = ("top-half", "all")
+
+
+class CaMtl(KeyValueAttention):
+    """Scaled dot-product attention with a block-diagonal map of positions added to its scores, one for each task."""
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Pilault et al. 2021, arXiv 2009.09139"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[Mapping[str, Any]] = {"tasks": 3, "blocks": 20, "task_dim": 4}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"apply_layers": "all"},)
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        tasks: int = 1,
+        blocks: int = 8,
+        task_dim: int | None = None,
+        apply_layers: str = "top-half",
+        per_block: bool = False,
+    ) -> None:
+        super().__init__(site)
+        for name, value in (("tasks", tasks), ("blocks", blocks), ("task_dim", task_dim)):
+            if value is not None and value < 1:
+                raise MtkitError(f"camtl needs {name} >= 1, not {value}")
+        if apply_layers not in LAYERS:
+            raise MtkitError(f"camtl has no apply_layers '{apply_layers}'; there are {', '.join(LAYERS)}")
+        self.tasks = tasks
+        self.per_block = per_block
+        self.applies = apply_layers == "all" or site.layer >= site.layers // 2
+        if not self.applies:  # a layer of full attention
+            return
+        self.longest: int = site.max_length
+        self.block = -(-site.max_length // blocks)
+        task_dim = task_dim or site.d_model
+        modulated = site.max_length * self.block if per_block else self.block
+        self.task_embedding = nn.Embedding(tasks, task_dim)
+        self.task_proj = nn.Linear(task_dim, task_dim)
+        self.modulation = nn.Linear(task_dim, 2 * modulated)
+        self.map = nn.Parameter(torch.zeros(site.max_length, self.block))
+        nn.init.normal_(self.task_embedding.weight, std=task_dim**-0.5)
+        nn.init.xavier_uniform_(self.task_proj.weight)
+        for zero in (self.task_proj.bias, self.modulation.weight, self.modulation.bias):
+            nn.init.zeros_(zero)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """softmax(Q K^T / sqrt(K) + M(task)) V; task (B,), None for task 0.
+
+        Raises: MtkitError where T is more than `longest`, and (on the CPU) for a task that there is not.
+        """
+        maps = self._maps(task, query.shape[1]) if self.applies else None
+        return self._attended(query, query_valid, maps, need_weights)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty key and value cache, and under "shared" what each segment's task makes of the map."""
+        cache, _ = super().start(batch_size, hypotheses=hypotheses)
+        if not self.applies:
+            return {"cache": cache, "shared": {}}, None
+        task = self._checked(task).expand(batch_size)
+        return {"cache": cache, "shared": {"condition": self._condition(task)}}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same equation for the newest token of each hypothesis, with its row of M; O(t)."""
+        here, hypotheses = state["cache"]["count"], query.shape[1]
+        newest, cache = self.newest(query, state["cache"])
+        scores = scores_of(newest.q, newest.keys, self.scale)
+        if self.applies:
+            self._fits(here + 1)
+            column = here % self.block  # inside its own block; keys of the blocks before it get nothing
+            row = self._rows(state["shared"]["condition"], here, here + 1)[:, 0, : column + 1]
+            row = F.pad(row, (here - column, 0)).repeat_interleave(hypotheses, 0)  # (B*N, t)
+            scores = widened(scores) + row[:, None, None]
+        heads, weights = weigh(
+            scores,
+            newest.q,
+            newest.values,
+            scale=self.scale,
+            visible=None,
+            positions=self.positions,
+            query_position=newest.query_position,
+            key_position=newest.key_position,
+        )
+        output = self.joined(by_hypotheses(heads, hypotheses))
+        weights = by_hypotheses(weights, hypotheses)
+        state = {"cache": cache, "shared": state["shared"]}
+        return Attended(output, weights=weights if need_weights else None), state
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        task: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same with M written out for each segment, row by row."""
+        ids = [0] * len(query) if task is None else task.tolist()
+        maps = torch.stack([self._naive_map(each, query.shape[1]) for each in ids]) if self.applies else None
+        return self._attended(query, query_valid, maps, need_weights=True)
+
+    def _attended(self, query: Tensor, query_valid: Tensor | None, maps: Tensor | None, need_weights: bool) -> Attended:
+        """Attention with maps (B, T, T), or (1, T, T), added to the scores of all heads."""
+        q = self.queries(query)
+        k, v = self.keys_values(query)
+        scores = scores_of(q, k, self.scale)
+        if maps is not None:
+            scores = widened(scores) + maps.unsqueeze(1)
+        position = torch.arange(query.shape[1], device=query.device)
+        heads, weights = weigh(
+            scores,
+            q,
+            v,
+            scale=self.scale,
+            visible=visible_keys(q, k, self.site.causal, query_valid),
+            positions=self.positions,
+            query_position=position,
+            key_position=position,
+            dropout=self.dropout,
+        )
+        losses = self.losses(heads, v, weights, query_valid)
+        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+
+    def _naive_map(self, task: int, length: int) -> Tensor:
+        z = self.task_proj(self.task_embedding.weight[task])
+        size = (self.longest, self.block) if self.per_block else (1, self.block)
+        gamma, beta = self.modulation(z).view(2, *size).expand(2, self.longest, self.block)
+        rows = []
+        for t in range(length):
+            entries = (1 + gamma[t]) * self.map[t] + beta[t]
+            before = entries.new_zeros(t // self.block * self.block)
+            rows.append(torch.cat([before, entries, entries.new_zeros(length)])[:length])
+        return torch.stack(rows)
+
+    def _maps(self, task: Tensor | None, length: int) -> Tensor:
+        """M of each segment, (B, T, T), or (1, T, T) where all have task 0: built for each task, then picked."""
+        self._fits(length)
+        present = self._checked(task) if task is None else torch.arange(self.tasks, device=task.device)
+        rows = self._rows(self._condition(present), 0, length)
+        blocks = -(-length // self.block)
+        rows = F.pad(rows, (0, 0, 0, blocks * self.block - length))
+        squares = rows.unflatten(1, (blocks, self.block))  # (tasks, C, b, b)
+        diagonal = torch.diag_embed(squares.movedim(1, -1)).permute(0, 3, 1, 4, 2)  # (tasks, C, b, C, b)
+        maps = diagonal.flatten(3, 4).flatten(1, 2)[:, :length, :length]
+        return maps if task is None else maps.index_select(0, self._checked(task))
+
+    def _condition(self, task: Tensor) -> Tensor:
+        """What `_rows` needs of each task (B,): gamma and beta side by side, (B, 2 b); per block, z (B, task_dim)."""
+        with torch.autocast(task.device.type, enabled=False):
+            z: Tensor = self.task_proj(self.task_embedding(task))
+            return z if self.per_block else widened(self.modulation(z))
+
+    def _rows(self, condition: Tensor, first: int, last: int) -> Tensor:
+        """Rows `first` to `last` of M inside their blocks, (B, last - first, b), in float32 at least."""
+        if not self.per_block:
+            gamma, beta = condition.unsqueeze(1).chunk(2, -1)
+        else:
+            shape = (2, self.longest, self.block)
+            weight = self.modulation.weight.view(*shape, -1)[:, first:last]
+            bias = self.modulation.bias.view(shape)[:, first:last]
+            with torch.autocast(condition.device.type, enabled=False):
+                gamma, beta = widened(torch.einsum("prcz,bz->pbrc", weight, condition) + bias.unsqueeze(1))
+        return (1 + gamma) * widened(self.map[first:last]) + beta
+
+    def _checked(self, task: Tensor | None) -> Tensor:
+        """task, or (1,) of task 0. On a GPU its range is not read back: that would halt every update."""
+        if task is None:
+            return torch.zeros(1, dtype=torch.long, device=self.map.device)
+        if task.device.type == "cpu" and len(task) and not 0 <= int(task.min()) <= int(task.max()) < self.tasks:
+            wrong = next(each for each in task.tolist() if not 0 <= each < self.tasks)
+            raise MtkitError(f"camtl has no task {wrong}: it was built for tasks = {self.tasks}, counted from 0")
+        return task
+
+    def _fits(self, length: int) -> None:
+        if length > self.longest:
+            raise MtkitError(f"camtl was built for {self.longest} positions, not {length}: raise model.max_length")

@@ -1,0 +1,85 @@
+"""A recipe's file: found by its path, or by the name of one that comes with mtkit, and read."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mtkit.errors import RecipeError, did_you_mean
+
+FOLDER = Path(__file__).parent / "recipes"
+"""The recipes that come with mtkit."""
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with mtkit, by name."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)}
+
+
+def shipped_recipe(name: str) -> Path:
+    """The recipe of this name that comes with mtkit. Raises: RecipeError where there is none; it names the nearest."""
+    known = shipped_recipes()
+    if name not in known:
+        raise RecipeError(
+            f"no recipe '{name}' comes with mtkit{did_you_mean(name, list(known))}; there are: {', '.join(known)}"
+        )
+    return known[name]
+
+
+def find_recipe(path: Path) -> Path:
+    """`path`, or, where no such file is there and it is a plain name, the recipe of that name that comes with mtkit.
+
+    Raises: RecipeError for a plain name that is neither.
+    """
+    plain = path.name == str(path) and not path.suffix
+    return shipped_recipe(path.name) if plain and not path.exists() else path
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The nested settings in a YAML file, as they stand there.
+
+    Raises: RecipeError naming the file, and the line where there is one.
+    """
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise RecipeError(f"{where}: not a YAML recipe: {getattr(error, 'problem', None) or 'bad text'}") from error
+    if not isinstance(given, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of settings, as in `training: {{max_updates: 1000}}`")
+    return given
+
+
+def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
+    """The settings with environment variables, as $MTKIT_DATA or ${MTKIT_DATA}, filled in where `data` names paths.
+
+    Names of columns stay as they are: a dollar may be part of them. Raises: RecipeError for a variable that is not set.
+    """
+
+    def filled(name: str) -> str:
+        if name not in os.environ:
+            raise RecipeError(
+                f"{origin}: the environment variable {name} is not set; set it first, as in `export {name}=FOLDER`"
+            )
+        return os.environ[name]
+
+    return {**settings, "data": _filled(settings["data"], filled)} if "data" in settings else dict(settings)
+
+
+def _filled(given: Any, value_of: Callable[[str], str]) -> Any:
+    if isinstance(given, str):
+        return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), given)
+    if isinstance(given, list):
+        return [_filled(each, value_of) for each in given]
+    if isinstance(given, dict):
+        columns = ("source", "target") if "file" in given or "dataset" in given else ()
+        return {key: each if key in columns else _filled(each, value_of) for key, each in given.items()}
+    return given
