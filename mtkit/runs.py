@@ -1,13 +1,14 @@
 """Run folders: what one training leaves behind, and all that translation needs. A run folder can be moved.
 
 recipe.yaml          every setting, resolved
-run.json             versions, the exact command, sizes of the vocabularies
+run.json             versions, the exact command, sizes of the vocabularies, directions
 tokenizer/           the sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
 best.json            which checkpoint translates best
 metrics.jsonl, curves.png, translations/
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtkit.errors import RunError, did_you_mean
-from mtkit.recipe import Recipe, load_recipe
+from mtkit.recipe import Recipe, make_recipe
+from mtkit.recipe_file import read_settings
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizers
@@ -56,7 +58,8 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The settings that the run was trained with."""
-        return load_recipe(self.folder / "recipe.yaml")
+        path = self.folder / "recipe.yaml"
+        return make_recipe(read_settings(path), origin=str(path))  # its variables were filled in when it was written
 
     @cached_property
     def tokenizers(self) -> "Tokenizers":
@@ -64,6 +67,25 @@ class Run:
         from mtkit.data.tokenizer import Tokenizers
 
         return Tokenizers.load(self.folder / "tokenizer")
+
+    @property
+    def directions(self) -> list[str]:
+        """The translation directions that it was trained on, as en-de; most runs have one."""
+        names: list[str] = self.about.get("directions") or self.recipe.data.directions
+        return names
+
+    @property
+    def document_pieces(self) -> int | None:
+        """Source pieces that lines of a document may have together; None where it was trained on single segments."""
+        documents = self.recipe.data.documents
+        pieces: int | None = self.about.get("document_pieces", documents.pieces if documents else None)
+        return pieces
+
+    @property
+    def vocabulary(self) -> str:
+        """Fingerprint of the tokenizers: where it is the same, the same pieces have the same numbers."""
+        models = sorted((self.folder / "tokenizer").glob("*.model"))
+        return hashlib.sha256(b"".join(each.name.encode() + each.read_bytes() for each in models)).hexdigest()
 
     def checkpoint(self, which: str = "best") -> Path:
         """The folder of the checkpoint "best", "last", "average", or one by its name, "update-00001000".
@@ -94,12 +116,20 @@ class Run:
         from mtkit.model.build import build_model
 
         sizes = self.about["vocabularies"]
-        model = build_model(self.recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
+        model = build_model(
+            self.recipe,
+            source_vocabulary=sizes["source"],
+            target_vocabulary=sizes["target"],
+            tasks=len(self.directions),
+        )
+        load_weights(model, self.weights(checkpoint))
+        return model.to(device).eval()
+
+    def weights(self, checkpoint: str = "best") -> Path:
+        """The file with the weights that `load_model` takes."""
         folder = self.checkpoint(checkpoint)
         averaged = folder / "ema.safetensors"
-        path = averaged if averaged.exists() else folder / "model.safetensors"
-        load_weights(model, path)
-        return model.to(device).eval()
+        return averaged if averaged.exists() else folder / "model.safetensors"
 
 
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:

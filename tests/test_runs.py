@@ -49,6 +49,25 @@ def test_no_run_yet_says_what_to_type(tmp_path: Path, monkeypatch: pytest.Monkey
         find_run()
 
 
+def test_directions_and_documents_are_those_of_the_data(run: Path) -> None:
+    """What was prepared counts; the recipe tells of runs that do not say."""
+    assert find_run(run).directions == ["en-de"]
+    assert find_run(run).document_pieces is None
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(about | {"directions": ["en-fr", "fr-en"], "document_pieces": 90}))
+    assert find_run(run).directions == ["en-fr", "fr-en"]
+    assert find_run(run).document_pieces == 90
+
+
+def test_vocabularies_are_compared_by_content(run: Path) -> None:
+    (run / "tokenizer").mkdir()
+    none = find_run(run).vocabulary
+    (run / "tokenizer" / "joint.model").write_bytes(b"a")
+    one = find_run(run).vocabulary
+    (run / "tokenizer" / "joint.model").write_bytes(b"b")
+    assert len({none, one, find_run(run).vocabulary}) == 3
+
+
 def test_the_model_comes_back(run: Path) -> None:
     model = find_run(name="one").load_model()
     assert not model.training

@@ -24,12 +24,14 @@ def prepare(
     separate: Annotated[bool, typer.Option("--separate", help="A vocabulary for each side, not a joint one.")] = False,
     sentences: Annotated[int | None, typer.Option(help="Built-in corpus: sentences a document.")] = None,
     seed: Annotated[int | None, typer.Option(help="Built-in corpus: seed of the draw.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that encode; one for each core if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data prepared with other settings.")] = False,
 ) -> None:
     """Prepare text for training; bare, the built-in corpus, into mtkit-data.
 
-    Text files are plain UTF-8, one segment a line. The same command again does nothing; other settings or other text
-    need --overwrite or a --data folder of their own.
+    Text files are plain UTF-8, one segment a line, or gzipped (.gz). A recipe's data settings take more: tables, data
+    sets, several corpora, directions and test sides, documents, cleaning. The same command again does nothing; other
+    settings or other text need --overwrite or a --data folder of their own.
 
     Examples:
 
@@ -41,9 +43,11 @@ def prepare(
     """
     if train and not (sentences is None and seed is None):
         raise RecipeError("--sentences and --seed belong to the built-in corpus; leave them out, or leave --train out")
+    if workers is not None and workers < 1:
+        raise RecipeError(f"--workers {workers}: give 1 or more processes")
     given: dict[str, Any] = {
         "folder": data,
-        **{name: pair and {"source": pair[0], "target": pair[1]} for name, pair in _named(train, valid, test)},
+        **{name: pair and [{"source": pair[0], "target": pair[1]}] for name, pair in _named(train, valid, test)},
         "source_language": source_language,
         "target_language": target_language,
         "builtin": _present({"sentences": sentences, "seed": seed}),
@@ -51,6 +55,7 @@ def prepare(
     }
     from tqdm import tqdm
 
+    from mtkit.data.encode import usable_cores
     from mtkit.data.prepare import prepare as prepare_data
     from mtkit.data.report import summary
     from mtkit.recipe import load_recipe
@@ -60,6 +65,7 @@ def prepare(
     report = prepare_data(
         settings.data,
         overwrite=overwrite,
+        workers=workers or usable_cores(),
         progress=lambda items, what, total: tqdm(items, what, total, delay=2, unit_scale=True, leave=False),
     )
     typer.echo(summary(report, settings.model.max_length))

@@ -29,6 +29,9 @@ def train(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of the mechanism: window_radius=64, decoder.window_radius=64."),
     ] = None,
+    reversible: Annotated[
+        bool, typer.Option("--reversible", help="Reversible layers: activation memory independent of their number.")
+    ] = False,
     init_from: Annotated[
         str | None, typer.Option(metavar="RUN", help="Begin with the best weights of this run: its name or folder.")
     ] = None,
@@ -59,6 +62,7 @@ def train(
             preset=preset,
             seed=seed,
             data=_given(folder=data),
+            model=_given(reversible=reversible or None),
             attention=_given(
                 name=attention,
                 encoder=_layers(encoder_attention),

@@ -1,24 +1,25 @@
-"""`mtkit translate`: translate the test side, a file or standard input with a trained run."""
+"""`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.errors import MtkitError
+from mtkit.cli.translation_notes import Notes, note
+from mtkit.errors import DataError, MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
-    from mtkit.decoding.translate import Translation
+    from mtkit.decoding.segments import Directions
+    from mtkit.decoding.stream import Item, Work
+    from mtkit.decoding.translator import Translator
     from mtkit.recipe import DecodingSettings, Recipe
     from mtkit.runs import Run
 
 SAMPLES = 3
-NAMED = 10
-"""Line numbers that a note lists at most."""
 
 ONLY_WITH = {
     "beam": ("beam", "coverage_penalty"),
@@ -29,18 +30,40 @@ ONLY_WITH = {
 
 def translate(
     input: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Text to translate, one segment a line; - is standard input.")
+        str | None,
+        typer.Option(metavar="FILE", help="Text to translate, one segment a line (.gz too); - is standard input."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to write.  [default: standard output with --input]")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the run.  [default: the latest]")
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Folder of the run; several are an ensemble.  [default: the latest]"),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run under mtkit-runs.")] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name of the run under mtkit-runs; several are an ensemble."),
+    ] = None,
+    side: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Test side to translate, or valid; repeatable.  [default: all test sides]"),
+    ] = None,
+    direction: Annotated[
+        str | None, typer.Option(metavar="EN-FR", help="Direction of --input.  [default: the run's only one]")
+    ] = None,
+    documents: Annotated[
+        bool | None,
+        typer.Option(
+            "--documents/--sentences",
+            help="Lines of a document together, blank lines between documents, or each alone.  [default: as trained]",
+        ),
+    ] = None,
+    document_ids: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The document of each line of --input, one id a line.")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file with decoding settings.  [default: the run's]")] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the test side.  [default: the run's]")
+        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the test sides.  [default: the run's]")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, average, or one by its name.")] = "best",
     target: Annotated[
@@ -66,17 +89,32 @@ def translate(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
 ) -> None:
-    """Translate the prepared test side with the latest run, or any lines: N lines in, N lines out.
+    """Translate the prepared test sides with the latest run, or any lines: N lines in, N lines out.
 
-    Decoding settings are those of the run's recipe unless given.
+    Decoding settings are those of the run's recipe unless given. A killed translation of --input to --output goes on
+    where it was when the same command is typed again. Several runs translate by the mean of their probabilities.
 
-    Examples: mtkit translate; mtkit translate --input - < text.en > text.de
+    Examples:
+
+      mtkit translate --side test
+
+      mtkit translate --input - < text.en > text.de
+
+      mtkit translate --input text.en --output text.fr --direction en-fr --documents
+
+      mtkit translate --name one --name two --beam 5
     """
+    import torch
+
+    from mtkit.decoding.translator import Translator
     from mtkit.runs import find_run
 
-    if scores and input is None:
-        raise MtkitError("--scores writes scores beside the lines of --input; give --input FILE too")
-    found = find_run(run, name)
+    _check_options(
+        input,
+        {"--scores": scores, "--direction": direction, "--document-ids": document_ids},
+        {"--side": side, "--data": data},
+    )
+    runs = [find_run(each) for each in run or []] + [find_run(name=each) for each in name or []] or [find_run()]
     given = {
         "method": method,
         "beam": beam,
@@ -90,94 +128,162 @@ def translate(
         "seed": seed,
         "batch_tokens": batch_tokens,
     }
-    whole = _recipe(found, recipe, {key: value for key, value in given.items() if value is not None})
-    job = _Job(found, whole.decoding, checkpoint, device, dtype, threads)
-    if input is not None:
-        lines = _read(input)
-        _write(job.force(lines, _read(str(target))) if target else job.lines(lines, scores), output)
-        return
-    side = _held_out(found, data or whole.data.folder)
-    if target is not None:
-        _write(job.force(side.sources, _read(str(target))), output)
+    whole = _recipe(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
+    asked = True if document_ids is not None and documents is None else documents
+    joined = _joined(runs, asked, whole.decoding, scores=scores, forced=target is not None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype)
+    job = _Job(translator, output, joined)
+    if input is None:
+        sides = _held_out(runs[0], data or whole.data.folder, side or [])
+        if target is None:
+            job.held_out(sides, asked=bool(documents))
+        else:
+            job.force_side(sides, target)
+    elif target is not None:
+        job.force(input, target, direction)
     else:
-        job.held_out(side, output)
+        job.lines(input, direction, document_ids, scores=scores)
 
 
 class _Job:
-    """One run's model, ready to decode."""
+    """What a model is to translate, and where to."""
 
-    def __init__(
-        self, run: "Run", settings: "DecodingSettings", checkpoint: str, device: str, dtype: str, threads: int | None
-    ) -> None:
-        import torch
+    def __init__(self, translator: "Translator", output: Path | None, joined: bool) -> None:
+        self.translator, self.output, self.joined = translator, output, joined
 
-        from mtkit.decoding.device import find_device, find_dtype
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.run, self.settings = run, settings
-        self.dtype = find_dtype(dtype)
-        where = find_device(device)
-        self.model = run.load_model(checkpoint, str(where))
-        self.about = {
-            "checkpoint": run.checkpoint(checkpoint).name,
-            "device": str(where),
-            "dtype": dtype if self.dtype else "float32",
-            "threads": torch.get_num_threads(),
-            "settings": settings.model_dump(),
-        }
-
-    def lines(self, lines: Sequence[str], scores: bool) -> list[str]:
-        """The lines to write for translated lines."""
+    def lines(self, name: str, direction: str | None, ids: Path | None, *, scores: bool) -> None:
+        """Translate the lines of a file or of standard input."""
+        from mtkit.decoding.documents import parted_by_blank_lines
         from mtkit.decoding.held_out import n_best_lines
-        from mtkit.decoding.translate import translate_lines
 
-        with _progress(len(lines)) as on_progress:
-            found = translate_lines(
-                self.model, self.run.tokenizers, lines, self.settings, dtype=self.dtype, on_progress=on_progress
+        self.translator.directions(direction, 0)  # said before anything is read
+        notes = Notes(self.translator.model.longest_source)
+        items = zip(_read(name)) if ids is None else _with_ids(name, ids)
+
+        def work(first: int, chunk: "list[Item]") -> Iterable[str]:
+            lines = [item[0] for item in chunk]
+            documents: Sequence[int] | Sequence[str] | None = None
+            if self.joined:
+                documents = parted_by_blank_lines(lines) if ids is None else [item[1] for item in chunk]
+            found = self.translator.lines(
+                lines, direction=direction, documents=documents, first=first, on_progress=advance
             )
-        _notes(found, self.model.longest_source)
-        if self.settings.n_best > 1:
-            return list(n_best_lines(found))
-        return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in found]
+            notes.add(found, first)
+            if self.translator.settings.n_best > 1:
+                return n_best_lines(found, first)
+            return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in found]
 
-    def held_out(self, side: "HeldOut", output: Path | None) -> None:
-        """Translates the test side into the run's folder, and says where and how fast."""
-        from mtkit.decoding.held_out import save, timed
+        about = {"direction": direction, "documents": self.joined and (str(ids) if ids else "blank lines")}
+        with _progress(_count(name)) as advance:
+            self._write(items, work, {**about, "scores": scores}, advance)
+        notes.say()
 
-        with _progress(len(side.sources)) as on_progress:
-            found, speed = timed(
-                self.run, self.model, side.sources, self.settings, dtype=self.dtype, on_progress=on_progress
+    def force(self, name: str, target: Path, direction: str | None) -> None:
+        """Print the log-probability of given translations of lines."""
+        sources = list(_read(name))
+        self._force(sources, target, self.translator.directions(direction, len(sources)))
+
+    def force_side(self, sides: "Sequence[HeldOut]", target: Path) -> None:
+        """Print the log-probability of given translations of a side."""
+        if len(sides) > 1:
+            names = ", ".join(side.name for side in sides)
+            raise MtkitError(f"--target holds translations of one side; choose with --side: {names}")
+        self._force(sides[0].sources, target, sides[0].directions)
+
+    def _force(self, sources: Sequence[str], path: Path, directions: "Directions | None") -> None:
+        targets = list(_read(str(path)))
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources):,} source lines and {len(targets):,} target lines do not make pairs")
+
+        def work(first: int, chunk: "list[Item]") -> Iterable[str]:
+            found = self.translator.force(
+                [item[0] for item in chunk],
+                [item[1] for item in chunk],
+                directions and directions.part(first, len(chunk)),
+                first=first,
+                on_progress=advance,
             )
-        _notes(found, self.model.longest_source)
-        path = save(self.run, side, found, speed, self.about)
-        if output is not None:
-            _write([each.text for each, *_ in found], output)
-        for number in range(0, len(found), -(-len(found) // SAMPLES)):
-            typer.echo(f"source       {side.sources[number]}")
-            typer.echo(f"reference    {side.references[number]}")
-            typer.echo(f"translation  {found[number][0].text}\n")
-        numbers = speed.numbers()
-        typer.echo(
-            f"{len(found):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} segments/s, "
-            f"{numbers['tokens_per_second']:,.0f} tokens/s), checkpoint {self.about['checkpoint']}: {path}"
+            return [f"{each:.6f}" for each in found]
+
+        ways = directions.names_of_lines() if directions else [""] * len(sources)
+        with _progress(len(sources)) as advance:
+            self._write(zip(sources, targets, ways, strict=True), work, {"forced": True}, advance)
+
+    def held_out(self, sides: "Sequence[HeldOut]", *, asked: bool) -> None:
+        """Translate test sides into the run's folder, and say where and how fast."""
+        if self.output is not None and len(sides) > 1:
+            raise MtkitError(f"--output holds one side; choose with --side: {', '.join(each.name for each in sides)}")
+        for side in sides:
+            if asked and side.documents is None:
+                note(f"the side {side.name} has no documents, so its lines are translated one by one")
+            with _progress(len(side.sources), side.name) as advance:
+                found, speed, path = self.translator.held_out(side, joined=self.joined, on_progress=advance)
+            notes = Notes(self.translator.model.longest_source)
+            notes.add(found, 0)
+            notes.say()
+            if self.output is not None:
+                from mtkit.files import write_text
+
+                write_text(self.output, "".join(f"{each.text}\n" for each, *_ in found))
+            for number in range(0, len(found), -(-len(found) // SAMPLES)):
+                typer.echo(f"source       {side.sources[number]}")
+                typer.echo(f"reference    {side.references[number]}")
+                typer.echo(f"translation  {found[number][0].text}\n")
+            numbers = speed.numbers()
+            typer.echo(
+                f"{len(found):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} "
+                f"segments/s, {numbers['tokens_per_second']:,.0f} tokens/s), "
+                f"checkpoint {self.translator.about['checkpoint']}: {path}"
+            )
+
+    def _write(
+        self, items: "Iterable[Item]", work: "Work", about: dict[str, Any], advance: Callable[[int], object]
+    ) -> None:
+        from mtkit.decoding.stream import to_file, to_stream
+
+        if self.output is None:
+            to_stream(items, work, sys.stdout.buffer)
+        elif self.output.exists() and not self.output.is_file() and not self.output.is_dir():
+            with self.output.open("wb") as pipe:  # a device or a pipe, which no file must take the place of
+                to_stream(items, work, pipe)
+        else:
+            about = {**self.translator.identity, **about}
+            to_file(items, work, self.output, about, say=note, on_skip=advance)
+
+
+def _check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:
+    """Raises: MtkitError for an option that says nothing about lines of --input, or only about them."""
+    for option, value in with_input.items():
+        if value and input is None:
+            raise MtkitError(f"{option} is about the lines of --input; give --input FILE too")
+    for option, value in without.items():
+        if value and input is not None:
+            raise MtkitError(f"{option} is about prepared data; leave it out, or leave out --input")
+
+
+def _joined(
+    runs: "Sequence[Run]", asked: bool | None, settings: "DecodingSettings", *, scores: bool, forced: bool
+) -> bool:
+    """Whether lines of a document are translated together: as asked, or else where all runs were trained that way."""
+    from mtkit.decoding.translator import document_pieces
+
+    trained = document_pieces(runs) is not None
+    if asked and not trained:
+        raise MtkitError(
+            "--documents needs a run that was trained on documents (data.documents in its recipe); leave it out"
         )
-
-    def force(self, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
-        """The log-probability of each given translation."""
-        from mtkit.decoding.forced import log_probs_of_lines
-
-        with _progress(len(sources)) as on_progress:
-            found = log_probs_of_lines(
-                self.model,
-                self.run.tokenizers,
-                sources,
-                targets,
-                batch_tokens=self.settings.batch_tokens,
-                dtype=self.dtype,
-                on_progress=on_progress,
-            )
-        return [f"{each:.6f}" for each in found]
+    if not trained or asked is False:
+        return False
+    single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
+    for option, given in single.items():
+        if given and asked:
+            raise MtkitError(f"{option} is for lines that are translated one by one; give --sentences with it")
+        if given:
+            note(f"with {option}, lines are translated one by one, not by documents")
+            return False
+    return True
 
 
 def _recipe(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":
@@ -196,60 +302,42 @@ def _recipe(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":
     return recipe
 
 
-def _held_out(run: "Run", folder: Path) -> "HeldOut":
-    """The segments that a bare `mtkit translate` translates."""
+def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]":
+    """The sides of those names; without one, those that a bare `mtkit translate` translates."""
     from mtkit.data.prepared import open_prepared
     from mtkit.decoding.held_out import held_out
 
     prepared = open_prepared(folder)
-    side = held_out(prepared)
     if prepared.fingerprint != run.about.get("data"):
-        _note(f"{folder} holds other data than {run.folder} was trained on")
-    if side.name == "valid":
-        _note(f"{folder} has no test side, so the validation side is translated")
-    return side
+        note(f"{folder} holds other data than {run.folder} was trained on")
+    if not names and not prepared.tests:
+        note(f"{folder} has no test side, so the validation side is translated")
+    return [held_out(prepared, name) for name in dict.fromkeys(names or prepared.tests or ["valid"])]
 
 
-def _read(name: str) -> list[str]:
+def _read(name: str) -> Iterable[str]:
     from mtkit.data.readers import Lines, decoded
 
-    return list(decoded(sys.stdin.buffer, "standard input") if name == "-" else Lines(Path(name)))
+    return decoded(sys.stdin.buffer, "standard input") if name == "-" else Lines(Path(name))
 
 
-def _write(lines: Sequence[str], path: Path | None) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    if path is None:
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.buffer.flush()
-    else:
-        from mtkit.files import write_text
+def _with_ids(name: str, path: Path) -> "Iterator[Item]":
+    """Lines with the ids of their documents. Raises: DataError where they are not equally many."""
+    try:
+        yield from zip(_read(name), _read(str(path)), strict=True)
+    except ValueError as error:
+        raise DataError(f"{path} must have as many lines as the input: the id of each line's document") from error
 
-        write_text(path, text)
+
+def _count(name: str) -> int | None:
+    """How many lines there are, where a bar will show it and it can be known."""
+    return sum(1 for _ in _read(name)) if name != "-" and sys.stderr.isatty() else None
 
 
 @contextmanager
-def _progress(lines: int) -> Iterator[Callable[[int], object]]:
+def _progress(lines: int | None, what: str | None = None) -> Iterator[Callable[[int], object]]:
     """A bar on a terminal, when it takes a while."""
     from tqdm import tqdm
 
-    with tqdm(total=lines, unit=" lines", delay=2, disable=None, leave=False) as bar:
+    with tqdm(total=lines, desc=what, unit=" lines", delay=2, disable=None, leave=False) as bar:
         yield bar.update
-
-
-def _notes(translations: Sequence[Sequence["Translation"]], longest: int | None) -> None:
-    """Says on standard error what a user should know about some lines."""
-    cut = [number for number, each in enumerate(translations, start=1) if each[0].parts > 1]
-    if cut:
-        _note(f"lines longer than the model's {longest:,} pieces were translated in parts: {_listed(cut)}")
-    failed = [number for number, each in enumerate(translations, start=1) if each[0].score == float("-inf")]
-    if failed:
-        _note(f"the model gave no finite probabilities, so these lines are empty: {_listed(failed)}")
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - NAMED:,} more" if len(numbers) > NAMED else ""
-    return ", ".join(map(str, numbers[:NAMED])) + more
-
-
-def _note(message: str) -> None:
-    typer.echo(f"note: {message}", err=True)

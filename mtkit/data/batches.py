@@ -2,21 +2,26 @@
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.prepared import Side
+from mtkit.data.prepared import Side, Tokens
 from mtkit.data.tokenizer import BOS, EOS
 
 _BUCKET_GROWTH = 1.08
 """Each length bucket is at most this much wider than the one before, so padding stays low and order free."""
+
+Job = TypeVar("Job")
+
+Draw = Callable[[np.ndarray], tuple[Tokens, Tokens]]
+"""Another segmentation of the rows asked for: source and target, in the order of the rows."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +42,59 @@ class Batch:
     """Real target pieces, EOS counted: what the loss is a mean over."""
     lines: np.ndarray
     """(B,) int64: lines of the input files, counted from 1."""
+    task: Tensor | None = None
+    """(B,) int64: the direction of each segment, its place in `Prepared.directions`; None where there is only one."""
 
     def pinned(self) -> "Batch":
         """The batch in page-locked memory, from which CUDA copies without waiting."""
-        names = (field.name for field in fields(self) if field.type is Tensor)
-        pinned: dict[str, Any] = {name: getattr(self, name).pin_memory() for name in names}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        pinned: dict[str, Any] = {name: each.pin_memory() for name, each in values.items() if isinstance(each, Tensor)}
         return replace(self, **pinned)
 
+    @property
+    def size(self) -> int:
+        """Positions, padding counted, of the wider side: what memory grows with."""
+        return len(self.source) * max(self.source.shape[1], self.target_in.shape[1])
 
-def plan(side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int) -> list[np.ndarray]:
+    def halves(self) -> "tuple[Batch, Batch]":
+        """Its segments in two batches, each padded no wider than it needs; at least two segments are there."""
+        middle = (len(self.source) + 1) // 2
+        return self._part(slice(middle)), self._part(slice(middle, None))
+
+    def _part(self, rows: slice) -> "Batch":
+        source, target = (int(valid[rows].sum(1).max()) for valid in (self.source_valid, self.target_valid))
+        return Batch(
+            source=self.source[rows, :source],
+            source_valid=self.source_valid[rows, :source],
+            target_in=self.target_in[rows, :target],
+            target_out=self.target_out[rows, :target],
+            target_valid=self.target_valid[rows, :target],
+            target_tokens=int(self.target_valid[rows].sum()),
+            lines=self.lines[rows],
+            task=None if self.task is None else self.task[rows],
+        )
+
+
+def plan(
+    side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int, weights: Sequence[float] | None = None
+) -> list[np.ndarray]:
     """The rows of each batch of an epoch, in training order: a pure function of the arguments.
 
     A batch holds as many rows as keep rows times the wider side (end mark counted) within `batch_tokens`, or a single
     longer row. Rows with more than `max_length` tokens on a side, end mark counted, are left out. Every epoch shuffles
     the rows anew before they are sorted by length buckets of both sides, and then the batches.
+
+    `weights` are those of the corpora that `side.corpora` counts in: every row of a corpus of weight 2.5 is there twice
+    and half of them, another half each epoch, a third time.
     """
     source, target = side.source.lengths.astype(np.int64) + 1, side.target.lengths.astype(np.int64) + 1
     wider = np.maximum(source, target)
     rows = np.flatnonzero(wider <= max_length)
+    random = np.random.default_rng((seed, epoch))
+    if weights is not None and side.corpora is not None:
+        rows = _weighted(rows, side.corpora, weights, random)
     if len(rows) == 0:
         return []
-    random = np.random.default_rng((seed, epoch))
     rows = random.permutation(rows)
     edges = _edges(int(wider[rows].max()))
     bucket = np.searchsorted(edges, wider[rows])
@@ -69,26 +106,32 @@ def plan(side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: in
     return [batches[index] for index in random.permutation(len(batches))]
 
 
-def make_batch(side: Side, rows: np.ndarray) -> Batch:
-    """The batch of these rows, padded to the longest of them on each side."""
-    source, target = side.source.lengths[rows] + 1, side.target.lengths[rows] + 1
+def make_batch(side: Side, rows: np.ndarray, draw: Draw | None = None) -> Batch:
+    """The batch of these rows, padded to the longest of them on each side; in the segmentation of `draw` if given."""
+    tokens, places = (side.source, side.target), rows
+    if draw is not None:
+        tokens, places = draw(rows), np.arange(len(rows))
+    source, target = tokens[0].lengths[places] + 1, tokens[1].lengths[places] + 1
     width = int(target.max())
     return Batch(
-        source=torch.from_numpy(side.source.padded(rows, int(source.max()), None, EOS)),
+        source=torch.from_numpy(tokens[0].padded(places, int(source.max()), None, EOS)),
         source_valid=torch.from_numpy(np.arange(source.max()) < source[:, None]),
-        target_in=torch.from_numpy(side.target.padded(rows, width, BOS, None)),
-        target_out=torch.from_numpy(side.target.padded(rows, width, None, EOS)),
+        target_in=torch.from_numpy(tokens[1].padded(places, width, BOS, None)),
+        target_out=torch.from_numpy(tokens[1].padded(places, width, None, EOS)),
         target_valid=torch.from_numpy(np.arange(width) < target[:, None]),
         target_tokens=int(target.sum()),
         lines=side.lines[rows],
+        task=None if side.tasks is None else torch.from_numpy(side.tasks[rows].astype(np.int64)),
     )
 
 
-def prefetched(side: Side, batches: Iterable[np.ndarray], *, pin: bool = False, ahead: int = 8) -> Iterator[Batch]:
-    """The batches of a plan (or of what is left of one), made up to `ahead` in advance by a thread.
+def prefetched(
+    make: Callable[[Job], Batch], jobs: Iterable[Job], *, pin: bool = False, ahead: int = 8
+) -> Iterator[Batch]:
+    """What `make` gives for each job, as the rows of a plan's batches, made up to `ahead` in advance by a thread.
 
-    `pin` puts them in page-locked memory. The thread ends with the loop, also when that is left early; what goes wrong
-    in it is raised here.
+    `pin` puts the batches in page-locked memory. The thread ends with the loop, also when that is left early; what goes
+    wrong in it is raised here.
     """
     ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
     left = threading.Event()
@@ -102,8 +145,8 @@ def prefetched(side: Side, batches: Iterable[np.ndarray], *, pin: bool = False, 
 
     def work() -> None:
         try:
-            for rows in batches:
-                batch = make_batch(side, rows)
+            for job in jobs:
+                batch = make(job)
                 if not put(batch.pinned() if pin else batch):
                     return
             put(None)
@@ -130,6 +173,19 @@ def padding_share(side: Side, batches: list[np.ndarray]) -> float:
             real += int(lengths.sum()) + len(rows)
             padded += (int(lengths.max()) + 1) * len(rows)
     return 1 - real / padded if padded else 0.0
+
+
+def _weighted(
+    rows: np.ndarray, corpora: np.ndarray, weights: Sequence[float], random: np.random.Generator
+) -> np.ndarray:
+    """The rows as often as their corpus's weight says; which of them serve its fraction is drawn."""
+    chosen, corpus = [], corpora[rows]
+    for number, weight in enumerate(weights):
+        own = rows[corpus == number]
+        whole = int(weight)
+        part = random.permutation(own)[: round((weight - whole) * len(own))]
+        chosen += [np.tile(own, whole), part]
+    return np.concatenate(chosen)
 
 
 def _edges(longest: int) -> np.ndarray:

@@ -1,20 +1,27 @@
-"""Text pairs to Arrow files of token ids, chunk by chunk, counting on the way."""
+"""Segment pairs to pieces, chunk by chunk, by several processes; what comes out does not depend on how many."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import pyarrow as pa
 
-from mtkit.data.readers import read_pairs
-from mtkit.data.tokenizer import UNK, Tokenizers
-from mtkit.data_settings import TextPair
+from mtkit.data.cleaning import pair_hashes
+from mtkit.data.documents import Ragged
+from mtkit.data.readers import SegmentPair, first_suspicious
+from mtkit.data.tokenizer import Tokenizer, Tokenizers
+from mtkit.errors import DataError
 
-_CHUNK = 10_000
-"""Segments encoded, and written as one record batch, at a time."""
+_PAIRS, _CHARACTERS = 10_000, 4_000_000
+"""Segment pairs, and characters of them, that a chunk has at most: what is encoded, and written, at a time."""
 
 
 class Progress(Protocol):
@@ -28,64 +35,121 @@ def silent(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
     return items
 
 
-@dataclass
-class Count:
-    """What was counted while a side was written."""
-
-    lines: int = 0
-    rows: int = 0
-    empty: int = 0
-    words: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
-    pieces: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
-    unknown: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
-    bytes: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
-    longest: dict[str, int] = field(default_factory=lambda: {"source": 0, "target": 0})
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def write_side(
-    folder: Path, name: str, pair: TextPair, tokenizers: Tokenizers, lines: int, progress: Progress
-) -> Count:
-    """Encode and write one side in chunks; returns what was counted."""
-    from datasets.arrow_writer import ArrowWriter
+class Chunk(NamedTuple):
+    """Segment pairs that stand together in one corpus."""
 
-    with_text = name != "train"
-    columns = {"source": pa.list_(pa.int32()), "target": pa.list_(pa.int32()), "line": pa.int64()}
-    if with_text:
-        columns |= {"source_text": pa.string(), "target_text": pa.string()}
-    count = Count()
-    with ArrowWriter(schema=pa.schema(columns), path=str(folder / f"{name}.arrow")) as writer:
-        numbered = enumerate(progress(read_pairs(pair), f"encoding {name}", lines), start=1)
-        while chunk := list(islice(numbered, _CHUNK)):
-            writer.write_table(_encoded(chunk, tokenizers, count, with_text))
-        writer.finalize()
-    return count
+    corpus: int
+    direction: str
+    pairs: list[SegmentPair]
+    aligned: int
+    """How many of them, from the first, are looked at for sides that do not match."""
 
 
-def _encoded(
-    chunk: Sequence[tuple[int, tuple[str, str]]], tokenizers: Tokenizers, count: Count, with_text: bool
-) -> pa.Table:
-    """A chunk of numbered pairs as rows; without the raw text, those with an empty side are left out."""
-    lines = np.array([number for number, _ in chunk], dtype=np.int64)
-    texts = {side: [pair[index] for _, pair in chunk] for index, side in enumerate(("source", "target"))}
-    pieces = {side: getattr(tokenizers, side).encode_lines(texts[side]) for side in texts}
-    full = np.array([bool(source and target) for source, target in zip(*pieces.values(), strict=True)])
-    keep = np.ones(len(chunk), dtype=bool) if with_text else full
-    count.lines += len(chunk)
-    count.rows += int(keep.sum())
-    count.empty += int((~full).sum())
-    table = {}
-    for side, raw in texts.items():
-        kept = [each for each, stays in zip(pieces[side], keep, strict=True) if stays]
-        offsets = np.zeros(len(kept) + 1, dtype=np.int32)
-        np.cumsum([len(each) for each in kept], out=offsets[1:])
-        flat = np.fromiter(chain.from_iterable(kept), dtype=np.int32, count=int(offsets[-1]))
-        table[side] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))
-        count.words[side] += sum(len(text.split()) for text, stays in zip(raw, keep, strict=True) if stays)
-        count.pieces[side] += len(flat)
-        count.unknown[side] += int((flat == UNK).sum())
-        count.bytes[side] += int(getattr(tokenizers, side).is_byte[flat].sum())
-        count.longest[side] = max(count.longest[side], int(np.diff(offsets).max(initial=0)))
-    table["line"] = pa.array(lines[keep])
-    if with_text:
-        table |= {f"{side}_text": pa.array(texts[side], pa.string()) for side in texts}
-    return pa.table(table)
+@dataclass(frozen=True)
+class Encoded:
+    """A chunk's pieces, and what else is found out about its pairs."""
+
+    source: Ragged
+    target: Ragged
+    words: tuple[np.ndarray, np.ndarray]
+    """Of each source and target, parted at spaces."""
+    hashes: np.ndarray
+    identical: np.ndarray
+    """(pairs,) bool."""
+    suspicious: int | None
+    """Line of the input from where on the sides seem not to match."""
+
+
+def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, aligned: int) -> Iterator[Chunk]:
+    """The pairs of a corpus in chunks, each small enough to be held."""
+    held: list[SegmentPair] = []
+    characters = 0
+    for pair in pairs:
+        held.append(pair)
+        characters += len(pair.source) + len(pair.target)
+        if len(held) == _PAIRS or characters >= _CHARACTERS:
+            yield Chunk(corpus, direction, held, aligned)
+            held, characters = [], 0
+    if held:
+        yield Chunk(corpus, direction, held, aligned)
+
+
+def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Encoded:
+    """The pieces of a chunk, without marks, by `threads` threads (-1: all processors)."""
+    sources, targets = [pair.source for pair in chunk.pairs], [pair.target for pair in chunk.pairs]
+    off = first_suspicious((pair.source, pair.target) for pair in chunk.pairs[: chunk.aligned])
+    return Encoded(
+        source=_ragged(tokenizers.source, sources, threads),
+        target=_ragged(tokenizers.target, targets, threads),
+        words=(_words(sources), _words(targets)),
+        hashes=pair_hashes(chunk.direction, sources, targets),
+        identical=np.array([source.strip() == target.strip() for _, source, target, _ in chunk.pairs]),
+        suspicious=None if off is None else chunk.pairs[off - 1].line,
+    )
+
+
+class Encoder:
+    """Encodes chunks with the tokenizers in `folder`; a context, since with `workers` above 1 it holds processes."""
+
+    def __init__(self, folder: Path, workers: int = 1) -> None:
+        self._folder = folder
+        self._tokenizers = Tokenizers.load(folder)
+        self._workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        if self._workers > 1:
+            # spawned, for a fork of a process with threads may hang; and the same on every system
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def encode(self, parts: Iterable[Chunk]) -> Iterator[tuple[Chunk, Encoded]]:
+        """Each chunk with its pieces, in order; only a few are held at a time.
+
+        Raises: DataError where a process was killed.
+        """
+        if self._pool is None:
+            for chunk in parts:
+                yield chunk, encode_chunk(chunk, self._tokenizers)
+            return
+        waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
+        try:
+            for chunk in parts:
+                waiting.append((chunk, self._pool.submit(_work, self._folder, chunk)))
+                if len(waiting) > 2 * self._workers:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for first, future in waiting:
+                yield first, future.result()
+        except BrokenProcessPool as error:
+            raise DataError("a process that encodes text was killed; run the command again, or with --workers 1") from (
+                error
+            )
+
+
+def _work(folder: Path, chunk: Chunk) -> Encoded:
+    return encode_chunk(chunk, _loaded(folder), threads=1)
+
+
+@cache
+def _loaded(folder: Path) -> Tokenizers:
+    return Tokenizers.load(folder)
+
+
+def _ragged(tokenizer: Tokenizer, texts: list[str], threads: int) -> Ragged:
+    pieces = tokenizer.encode_lines(texts, threads)
+    lengths = np.array([len(each) for each in pieces], dtype=np.int32)
+    return Ragged(np.fromiter(chain.from_iterable(pieces), dtype=np.int32, count=int(lengths.sum())), lengths)
+
+
+def _words(texts: list[str]) -> np.ndarray:
+    return np.array([len(text.split()) for text in texts], dtype=np.int32)

@@ -4,18 +4,19 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mtkit import __version__
-from mtkit.data.encode import Progress, silent, write_side
-from mtkit.data.grammar.corpus import corpus
-from mtkit.data.prepared import FORMAT, SIDES, open_prepared, read_record
-from mtkit.data.readers import Lines, measure_pair
+from mtkit.data.cleaning import REASONS, Seen
+from mtkit.data.encode import Encoder, Progress, silent
+from mtkit.data.grammar.corpus import corpus as builtin_corpus
+from mtkit.data.prepared import FORMAT, open_prepared, read_record
+from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
+from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
-from mtkit.data_settings import DataSettings, TextPair
+from mtkit.data_settings import Corpus, DataSettings
 from mtkit.errors import DataError
 from mtkit.files import write_json, writing
 from mtkit.recipe import differences
@@ -23,8 +24,13 @@ from mtkit.recipe import differences
 LEAST_PAIRS = 32
 """Usable training pairs below which there is nothing to learn from."""
 
-_TOKENIZER_BYTES = 1 << 28
-"""Text that a sentencepiece model is trained on, at most: of a larger corpus every n-th line, the same each time."""
+_TOKENIZER_BYTES = 1 << 26
+"""Text that a sentencepiece model is trained on, at most: of a larger corpus every n-th pair, the same each time."""
+
+_ALONE = 20_000
+"""Segments up to which starting more processes takes longer than it saves."""
+
+Corpora = dict[str, Sequence[Corpus]]
 
 
 @dataclass(frozen=True)
@@ -38,19 +44,22 @@ class Report:
     """What prepared.json holds."""
 
 
-def prepare(settings: DataSettings, *, overwrite: bool = False, progress: Progress = silent) -> Report:
+def prepare(
+    settings: DataSettings, *, overwrite: bool = False, progress: Progress = silent, workers: int = 1
+) -> Report:
     """Prepare the data that `settings` describe in `settings.folder`; see `mtkit.data.prepared` for what lies there.
 
     Does nothing where the same settings and inputs, by their content, have been prepared already. Training pairs with
-    an empty side are left out and counted; validation and test sides are kept line by line, whatever they hold.
+    an empty side, and what `settings.cleaning` says, are left out and counted; validation and test sides are kept line
+    by line, whatever they hold. `workers` processes encode; what they write does not depend on how many.
 
     Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
     where the corpus is too small.
     """
     folder = settings.folder
-    pairs = _pairs(settings)
-    _check_place(folder, pairs)
-    inputs = _inputs(settings, pairs)
+    sides = _sides(settings)
+    _check_place(folder, sides)
+    inputs = _inputs(settings, sides, progress)
     identity = {"settings": _identity(settings), "inputs": {name: each["sha256"] for name, each in inputs.items()}}
     if (folder / "prepared.json").exists() and not overwrite:
         found = read_record(folder)
@@ -60,21 +69,25 @@ def prepare(settings: DataSettings, *, overwrite: bool = False, progress: Progre
                 f"give --overwrite to replace it, or another folder with --data"
             )
         return Report(folder, unchanged=True, record=open_prepared(folder).record)
-    if pairs:
-        lines = {name: inputs[f"{name} source"]["lines"] for name in pairs}
+    if sides:
+        lines = {name: [inputs[each]["lines"] for each in _names(name, corpora)] for name, corpora in sides.items()}
     else:
-        lines = {name: getattr(settings.builtin, name) for name in SIDES}
-    _check_size(settings, lines["train"])
+        lines = {name: [getattr(settings.builtin, name)] for name in ("train", "valid", "test")}
+    _check_size(settings, sum(lines["train"]))
     started = time.monotonic()
     with writing(folder) as temporary:
         temporary.mkdir()
-        if not pairs:
-            pairs = _write_builtin(settings, temporary / "text", progress)
-        tokenizers = _train_tokenizers(settings, pairs["train"], temporary / "tokenizer", progress)
-        sides = {
-            name: write_side(temporary, name, pair, tokenizers, lines[name], progress) for name, pair in pairs.items()
-        }
-        _check_size(settings, sides["train"].rows)
+        sides = sides or _write_builtin(settings, temporary / "text", progress)
+        size = sum(each["bytes"] for name, each in inputs.items() if name.startswith("train") and "bytes" in each)
+        tokenizers = _train_tokenizers(settings, sides["train"], size, temporary / "tokenizer", progress)
+        held_out, written = Seen(), {}
+        alone = sum(map(sum, lines.values())) <= _ALONE
+        with Encoder(temporary / "tokenizer", 1 if alone else workers) as encoder:
+            # the training side last: it is searched for what the others hold
+            for name in sorted(sides, key=lambda name: name == "train"):
+                writer = SideWriter(name, sides[name], settings, tokenizers, held_out)
+                written[name] = writer.write(temporary, lines[name], encoder, progress)
+        _check_size(settings, written["train"]["segments"], written["train"]["left_out"])
         record = {
             "format": FORMAT,
             "mtkit": __version__,
@@ -83,66 +96,91 @@ def prepare(settings: DataSettings, *, overwrite: bool = False, progress: Progre
             "identity": identity,
             "inputs": inputs,
             "vocabulary": {"source": tokenizers.source.size, "target": tokenizers.target.size},
-            "sides": {name: vars(count) for name, count in sides.items()},
+            "sides": {name: written[name] for name in sides},
             "seconds": round(time.monotonic() - started, 1),
         }
         write_json(temporary / "prepared.json", record)
     return Report(folder, unchanged=False, record=record)
 
 
-def _pairs(settings: DataSettings) -> dict[str, TextPair]:
-    """The text files of each side; none for the built-in corpus."""
-    given = {name: getattr(settings, name) for name in SIDES}
-    if settings.train is None and (settings.source_language, settings.target_language) != ("en", "de"):
+def _sides(settings: DataSettings) -> Corpora:
+    """The corpora of each side; none for the built-in corpus."""
+    if settings.train:
+        return {"train": settings.train, "valid": settings.valid, **settings.test}
+    if (settings.source_language, settings.target_language) != ("en", "de"):
         raise DataError(
             f"the built-in corpus translates en to de, not {settings.source_language} to {settings.target_language}; "
             f"give your own text with --train and --valid"
         )
-    return {name: pair for name, pair in given.items() if pair is not None}
+    return {}
 
 
-def _inputs(settings: DataSettings, pairs: dict[str, TextPair]) -> dict[str, dict[str, Any]]:
+def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
+    """What the corpora of a side are called in prepared.json."""
+    return [side] if len(corpora) == 1 else [f"{side} {number}" for number in range(1, len(corpora) + 1)]
+
+
+def _inputs(settings: DataSettings, sides: Corpora, progress: Progress) -> dict[str, dict[str, Any]]:
     """What identifies each input by its content, with where it lies."""
-    if not pairs:
+    if not sides:
         # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
-        drawn = corpus(settings.builtin)
+        drawn = builtin_corpus(settings.builtin)
         texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         return {"built-in corpus": {"sha256": digest}}
-    found = {}
-    for name, pair in pairs.items():
-        for side, path, facts in zip(("source", "target"), (pair.source, pair.target), measure_pair(pair), strict=True):
-            found[f"{name} {side}"] = {"path": str(path), **vars(facts)}
-    return found
+    return {
+        name: asdict(measure_corpus(corpus, progress))
+        for side, corpora in sides.items()
+        for name, corpus in zip(_names(side, corpora), corpora, strict=True)
+    }
 
 
 def _identity(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide what is prepared: text files count by content, so not by name."""
+    """The settings that decide what is prepared: text counts by content, so not by where it lies."""
     unused = {"folder", "train", "valid", "test"} | ({"builtin"} if settings.train else set())
-    return settings.model_dump(mode="json", exclude=unused)
+    sides = {"train": settings.train, "valid": settings.valid, **settings.test}
+    corpora = {
+        name: {
+            "direction": settings.direction_of(corpus),
+            "weight": corpus.weight,
+            "documents": corpus.documents is not None,
+        }
+        for side, each in sides.items()
+        for name, corpus in zip(_names(side, each), each, strict=True)
+    }
+    return {**settings.model_dump(mode="json", exclude=unused), "corpora": corpora}
 
 
-def _check_place(folder: Path, pairs: dict[str, TextPair]) -> None:
+def _check_place(folder: Path, sides: Corpora) -> None:
     """The folder is replaced whole, so it must be free or hold prepared data, and nothing else that is needed."""
     place = folder.resolve()
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is no prepared data; give another folder with --data")
     if Path.cwd().is_relative_to(place):
         raise DataError(f"{folder} is the folder that you are in; give one of its own with --data, as mtkit-data")
-    for path in (path for pair in pairs.values() for path in (pair.source, pair.target)):
+    for path in (path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)):
         if path.resolve().is_relative_to(place):
             raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")
 
 
-def _check_size(settings: DataSettings, pairs: int) -> None:
+def _paths(corpus: Corpus) -> list[Path]:
+    """The files and folders that a corpus is read from, as far as they are on this machine."""
+    if corpus.file is not None:
+        return [corpus.file]
+    if corpus.dataset is not None:
+        return [Path(corpus.dataset)]
+    documents = None if corpus.documents == EMPTY_LINES else corpus.documents
+    return [Path(str(path)) for path in (corpus.source, corpus.target, documents) if path is not None]
+
+
+def _check_size(settings: DataSettings, pairs: int, left_out: dict[str, int] | None = None) -> None:
     if pairs < LEAST_PAIRS:
-        where = (
-            f"{settings.train.source} and {settings.train.target} hold"
-            if settings.train
-            else "data.builtin.train gives"
-        )
+        gone = [f"{number:,} {REASONS[reason]}" for reason, number in (left_out or {}).items() if number]
+        besides = f"; left out: {', '.join(gone)}" if gone else ""
+        more = f" and {len(settings.train) - 1} more corpora" if len(settings.train) > 1 else ""
+        where = f"{name_of(settings.train[0])}{more} hold" if settings.train else "data.builtin.train gives"
         raise DataError(
-            f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least"
+            f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{besides}"
         )
 
 
@@ -162,44 +200,53 @@ def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_builtin(settings: DataSettings, folder: Path, progress: Progress) -> dict[str, TextPair]:
+def _write_builtin(settings: DataSettings, folder: Path, progress: Progress) -> Corpora:
     """Draw the built-in corpus into plain text files, from where it goes the way of all text."""
     folder.mkdir()
-    pairs = {}
-    for name, draw in corpus(settings.builtin).items():
-        pair = TextPair(source=folder / f"{name}.en", target=folder / f"{name}.de")
+    sides: Corpora = {}
+    for name, draw in builtin_corpus(settings.builtin).items():
+        paths = folder / f"{name}.en", folder / f"{name}.de"
         with (
-            pair.source.open("w", encoding="utf-8", newline="") as source,
-            pair.target.open("w", encoding="utf-8", newline="") as target,
+            paths[0].open("w", encoding="utf-8", newline="") as source,
+            paths[1].open("w", encoding="utf-8", newline="") as target,
         ):
             for segment in progress(draw(), f"drawing {name}", getattr(settings.builtin, name)):
                 source.write(segment.source + "\n")
                 target.write(segment.target + "\n")
-        pairs[name] = pair
-    return pairs
+        sides[name] = (Corpus(source=paths[0], target=paths[1]),)
+    return sides
 
 
-def _train_tokenizers(settings: DataSettings, pair: TextPair, folder: Path, progress: Progress) -> Tokenizers:
+def _train_tokenizers(
+    settings: DataSettings, corpora: Sequence[Corpus], size: int, folder: Path, progress: Progress
+) -> Tokenizers:
+    """The tokenizers of training corpora with `size` bytes of text."""
     folder.mkdir()
+    several = len(settings.directions) > 1
+    languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
 
-    def train(name: str, *paths: Path) -> Tokenizer:
+    def train(name: str, *sides: int) -> Tokenizer:
+        sample = _Sample(corpora, sides, every=max(1, -(-size // _TOKENIZER_BYTES)))
         for _ in progress([name], f"training the {name} tokenizer", None):
-            tokenizer = train_tokenizer(folder / f"{name}.model", _Sample(paths), settings.tokenizer)
+            tokenizer = train_tokenizer(folder / f"{name}.model", sample, settings.tokenizer, languages)
         return tokenizer
 
     if settings.tokenizer.joint:
-        joint = train("joint", pair.source, pair.target)
+        joint = train("joint", 0, 1)
         return Tokenizers(joint, joint)
-    return Tokenizers(train("source", pair.source), train("target", pair.target))
+    return Tokenizers(train("source", 0), train("target", 1))
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The lines of text files that a tokenizer is trained on: all, or every n-th of a large corpus."""
+    """The text that a tokenizer is trained on: one side or both of all pairs, or of every n-th of a large corpus."""
 
-    paths: tuple[Path, ...]
+    corpora: Sequence[Corpus]
+    sides: Sequence[int]
+    every: int
 
     def __iter__(self) -> Iterator[str]:
-        every = -(-sum(path.stat().st_size for path in self.paths) // _TOKENIZER_BYTES)
-        lines = chain.from_iterable(Lines(path) for path in self.paths)
-        return (line for number, line in enumerate(lines) if number % every == 0)
+        for side in self.sides:
+            pairs = (pair for corpus in self.corpora for pair in read_corpus(corpus))
+            sample = (pair for number, pair in enumerate(pairs) if number % self.every == 0)
+            yield from (pair.target if side else pair.source for pair in sample)

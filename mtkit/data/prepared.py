@@ -5,7 +5,10 @@ The folder, written by `mtkit.data.prepare`:
     prepared.json     format version, settings, input fingerprints, counts
     tokenizer/        joint.model, or source.model and target.model
     train.arrow       columns source and target (lists of int32) and line (int64), as an Arrow stream
-    valid.arrow       the same, and source_text and target_text as they were read; test.arrow likewise, if there is one
+    valid.arrow       the same, and source_text and target_text as they were read; so NAME.arrow for each test side
+
+Further columns where they are needed: task (int16, the direction; then the source begins with the tag of its target
+language), in train.arrow corpus (int16), in the others document (int64).
 """
 
 import json
@@ -22,10 +25,8 @@ from mtkit.data.tokenizer import PAD, Tokenizers
 from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the layout of the folder changes so that older ones cannot be read."""
-
-SIDES = ("train", "valid", "test")
 
 
 class Tokens:
@@ -91,7 +92,7 @@ class Texts(Sequence[str]):
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the data: train, valid or test, its rows in the order of the input files."""
+    """One side of the data: train, valid or a test side, its rows in the order of the input."""
 
     source: Tokens
     target: Tokens
@@ -100,6 +101,12 @@ class Side:
     source_text: Texts | None
     """As it was read, BLEU's reference among it; None for the training side."""
     target_text: Texts | None
+    tasks: np.ndarray | None = None
+    """(rows,) int16: the direction of each row, its place in `Prepared.directions`; None where there is only one."""
+    corpora: np.ndarray | None = None
+    """(rows,) int16: the training corpus of each row, its place in `DataSettings.train`; None where there is one."""
+    documents: np.ndarray | None = None
+    """(rows,) int64: the document of each row, counted from 0, in validation and test sides that have documents."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -119,7 +126,18 @@ class Prepared:
     """What prepared.json holds."""
     train: Side
     valid: Side
-    test: Side | None
+    tests: dict[str, Side]
+    """The test sides by name, in the order of the recipe."""
+
+    @property
+    def test(self) -> Side | None:
+        """The first test side."""
+        return next(iter(self.tests.values()), None)
+
+    @property
+    def directions(self) -> list[str]:
+        """What `Side.tasks` count in, as `en-de`; a single one in most data."""
+        return self.settings.directions
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -155,9 +173,9 @@ def open_prepared(folder: Path) -> Prepared:
     record = read_record(folder)
     try:
         settings = DataSettings.model_validate({**record["settings"], "folder": folder})
-        counts = {name: record["sides"][name]["rows"] for name in SIDES if name in record["sides"]}
-        sides = {name: _open_side(folder / f"{name}.arrow", rows) for name, rows in counts.items()}
-        return Prepared(folder, settings, record, sides["train"], sides["valid"], sides.get("test"))
+        sides = {name: _open_side(folder / f"{name}.arrow", side["rows"]) for name, side in record["sides"].items()}
+        train, valid = sides.pop("train"), sides.pop("valid")
+        return Prepared(folder, settings, record, train, valid, tests=sides)
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowInvalid) as error:
         raise DataError(
             f"the prepared data in {folder} is damaged ({_first_line(error)}); "
@@ -172,13 +190,21 @@ def _open_side(path: Path, rows: int) -> Side:
     batches = list(pa.ipc.open_stream(pa.BufferReader(whole)))
     if sum(batch.num_rows for batch in batches) != rows:
         raise ValueError(f"{path.name} does not hold {rows:,} rows")
-    has_text = "source_text" in batches[0].schema.names
+    names = batches[0].schema.names
+    has_text = "source_text" in names
+
+    def column(name: str) -> np.ndarray | None:
+        return np.concatenate([batch[name].to_numpy() for batch in batches]) if name in names else None
+
     return Side(
         source=_tokens(flat, whole.address, [batch["source"] for batch in batches]),
         target=_tokens(flat, whole.address, [batch["target"] for batch in batches]),
         lines=np.concatenate([batch["line"].to_numpy() for batch in batches]),
         source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches])) if has_text else None,
         target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches])) if has_text else None,
+        tasks=column("task"),
+        corpora=column("corpus"),
+        documents=column("document"),
     )
 
 

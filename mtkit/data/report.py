@@ -1,7 +1,9 @@
 """What `prepare` did, as a compact table for people."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
 
@@ -19,20 +21,96 @@ def summary(report: Report, max_length: int) -> str:
     else:
         head = f"{folder} prepared in {record['seconds']:.1f} s"
     rows = [("", "segments", *(f"{what} {each}" for what in ("words", "pieces", "pieces/word") for each in languages))]
-    rows += [_row(name, count) for name, count in record["sides"].items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for name, side in record["sides"].items():
+        rows += _rows(name, side, settings)
+    parts = [head, "", *_table(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
+    training = record["sides"]["train"]
+    if training["rows"] != training["segments"]:
+        joined = training["segments"] / max(training["rows"], 1)
+        parts.append(f"documents: {training['rows']:,} rows to train on, {joined:.1f} segments a row")
     too_long = open_prepared(folder).train.too_long(max_length)
-    left_out = f"left out of training: {record['sides']['train']['empty']:,} with an empty side, {too_long:,} too long"
-    left_out += f" (over {max_length:,} pieces)"
-    return "\n".join([head, "", *table, "", left_out, _vocabulary(record)])
+    parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
+    return "\n".join([*parts, _vocabulary(record)])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _rows(name: str, side: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A side, and below it its directions where there are several, and its corpora, likewise."""
+    rows = [_row(name, side)]
+    corpora = side["corpora"]
+    directions = list(dict.fromkeys(each["direction"] for each in corpora))
+    if len(directions) > 1:
+        for direction in directions:
+            mine = [each for each in corpora if each["direction"] == direction]
+            rows.append(_row(f"  {direction}", _summed(mine)))
+    if len(corpora) > 1:
+        given = (
+            settings["train" if name == "train" else "valid"] if name in ("train", "valid") else settings["test"][name]
+        )
+        for number, (count, corpus) in enumerate(zip(corpora, given, strict=True), start=1):
+            weight = f", weight {corpus['weight']:g}" if name == "train" and corpus["weight"] != 1 else ""
+            rows.append(_row(f"  corpus {number}{weight}", count))
+    return rows
 
 
 def _row(name: str, count: dict[str, Any]) -> tuple[str, ...]:
     sides = ("source", "target")
     numbers = [f"{count[what][side]:,}" for what in ("words", "pieces") for side in sides]
     ratios = [f"{count['pieces'][side] / max(count['words'][side], 1):.2f}" for side in sides]
-    return (name, f"{count['rows']:,}", *numbers, *ratios)
+    return (name, f"{count['segments']:,}", *numbers, *ratios)
+
+
+def _summed(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    numbers = {
+        what: {side: sum(each[what][side] for each in counts) for side in ("source", "target")}
+        for what in ("words", "pieces")
+    }
+    return {"segments": sum(each["segments"] for each in counts), **numbers}
+
+
+def _cleaning(sides: dict[str, Any]) -> list[str]:
+    """What is unusual about the lines of each side, as far as there is any, and what training does without."""
+    rows = [
+        (REASONS[reason], *(f"{side['found'][reason]:,}" for side in sides.values()), f"{left_out:,}")
+        for reason, left_out in sides["train"]["left_out"].items()
+        if any(side["found"][reason] for side in sides.values())
+    ]
+    if not rows:
+        lines = [
+            "cleaning: no pair is empty, a duplicate, in a held-out side, the same on both sides or out of proportion"
+        ]
+    else:
+        lines = _table([("cleaning: pairs", *(f"in {name}" for name in sides), "left out of train"), *rows])
+    for name, side in sides.items():
+        for number, corpus in enumerate(side["corpora"], start=1):
+            if line := corpus["suspicious_line"]:
+                which = f"corpus {number} of {name}" if len(side["corpora"]) > 1 else name
+                lines.append(f"warning: the sides of {which} seem not to match from about line {line:,}; look there")
+    return [*lines, ""]
+
+
+def _repairs(inputs: dict[str, Any]) -> list[str]:
+    """What was put right while the text was read, and what looks like line ends but is kept."""
+    names = {
+        "carriage_returns": "carriage returns at line ends dropped",
+        "byte_order_marks": "byte order marks dropped",
+        "inner_newlines": "newlines within a field made spaces",
+        "line_separators": "U+2028 and U+2029 kept within lines",
+    }
+    found = {what: sum(each.get(what, 0) for each in inputs.values()) for what in names}
+    told = [f"{number:,} {names[what]}" for what, number in found.items() if number]
+    return [f"text: {', '.join(told)}"] if told else []
 
 
 def _vocabulary(record: dict[str, Any]) -> str:

@@ -17,6 +17,12 @@ from mtkit.files import writing
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, unknown, beginning and end in every model."""
 
+BREAK = 4
+"""The id of the piece between the segments of a document. No text is cut into it."""
+
+_BREAK, _TAG = "< break>", "< 2{}>"
+"""How the break and the tag of a target language are spelt: as no text can, since spaces are rewritten first."""
+
 _MULTIPLE = 8
 """Vocabularies are a multiple of it: matrix products over the vocabulary run at full speed on tensor cores."""
 
@@ -58,15 +64,33 @@ class Tokenizer:
             raise DataError(f"{path} was not made by mtkit: its pad, unk, bos and eos are {ids}, not 0, 1, 2 and 3")
         return cls(processor)
 
+    @property
+    def processor(self) -> Any:
+        """The sentencepiece processor, for what only it can do."""
+        return self._processor
+
     def encode(self, text: str) -> list[int]:
         """The pieces of any text, without beginning and end; no text gives a special."""
         pieces: list[int] = self._processor.encode(text)
         return pieces
 
-    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """The pieces of each line, by all processors."""
-        pieces: list[list[int]] = self._processor.encode(list(lines))
+    def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
+        """The pieces of each line, by all processors or by so many threads."""
+        pieces: list[list[int]] = self._processor.encode(list(lines), num_threads=threads)
         return pieces
+
+    def tag(self, direction: str) -> int:
+        """The piece that asks for the target language of a direction, as `en-fr`; it goes before the source.
+
+        Raises: DataError where the model was made for a single direction, or for others.
+        """
+        language = direction.partition("-")[2]
+        piece: int = self._processor.piece_to_id(_TAG.format(language))
+        if piece == UNK:
+            raise DataError(
+                f"this data has no direction {direction}: its tokenizer knows no target language {language}"
+            )
+        return piece
 
     def piece(self, index: int) -> str:
         """A piece as sentencepiece spells it, U+2581 for a space."""
@@ -74,7 +98,7 @@ class Tokenizer:
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """One line of text from pieces: specials are dropped, bytes that are not UTF-8 become U+FFFD."""
+        """One line of text from pieces: specials, tags and breaks go, bytes that are not UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
         return text.replace("\n", " ")
 
@@ -100,8 +124,12 @@ class Tokenizers:
         return cls(Tokenizer.load(folder / "source.model"), Tokenizer.load(folder / "target.model"))
 
 
-def train_tokenizer(path: Path, lines: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
+def train_tokenizer(
+    path: Path, lines: Iterable[str], settings: TokenizerSettings, languages: Sequence[str] = ()
+) -> Tokenizer:
     """Train a sentencepiece model on `lines`, which may be gone through more than once, and write it to `path`.
+
+    It has a tag for each of the target `languages`, in their order.
 
     The vocabulary is the asked one rounded down to a multiple of 8, or the largest such that the text supports.
     The same lines and settings give the same file, on any number of processors.
@@ -109,13 +137,13 @@ def train_tokenizer(path: Path, lines: Iterable[str], settings: TokenizerSetting
     Raises: DataError where the vocabulary is too small for the text's characters, or the text for any vocabulary.
     """
     size = settings.vocabulary // _MULTIPLE * _MULTIPLE
-    model, supported = _attempt(lines, settings, size)
+    model, supported = _attempt(lines, settings, size, languages)
     lowered = supported is not None
     while supported is not None:
         size = min(supported, size - 1) // _MULTIPLE * _MULTIPLE
-        model, supported = _attempt(lines, settings, size)
+        model, supported = _attempt(lines, settings, size, languages)
     if lowered and settings.kind == "bpe":
-        model, _ = _attempt(lines, settings, min(size, _reached(model, lines)))
+        model, _ = _attempt(lines, settings, min(size, _reached(model, lines)), languages)
     with writing(path) as temporary:
         temporary.write_bytes(model)
     return Tokenizer.load(path)
@@ -130,11 +158,15 @@ def _reached(model: bytes, lines: Iterable[str]) -> int:
     tokenizer = Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
     characters = sum(len(tokenizer.piece(index)) == 1 for index in range(tokenizer.size))
     merges = tokenizer.size - characters
+    processor = tokenizer.processor
+    others = [processor.is_byte(piece) or processor.is_control(piece) for piece in range(merges)]
     last = max((piece for line in lines for piece in tokenizer.encode(line) if piece < merges), default=0)
-    return -(-(last + 1 + characters) // _MULTIPLE) * _MULTIPLE
+    return -(-(max(last, sum(others)) + 1 + characters) // _MULTIPLE) * _MULTIPLE
 
 
-def _attempt(lines: Iterable[str], settings: TokenizerSettings, size: int) -> tuple[bytes, int | None]:
+def _attempt(
+    lines: Iterable[str], settings: TokenizerSettings, size: int, languages: Sequence[str]
+) -> tuple[bytes, int | None]:
     """A model of `size` pieces; or no model and the size that sentencepiece says the text supports."""
     model = io.BytesIO()
     try:
@@ -155,6 +187,7 @@ def _attempt(lines: Iterable[str], settings: TokenizerSettings, size: int) -> tu
             unk_piece="< unk>",
             bos_piece="< s>",
             eos_piece="< /s>",
+            control_symbols=[_BREAK, *(_TAG.format(language) for language in languages)],
             max_sentence_length=_LONGEST_LINE,
             num_threads=_THREADS,
             minloglevel=2,

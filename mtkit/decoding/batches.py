@@ -1,25 +1,14 @@
 """Batches of source segments of similar length."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.decoding.search import EOS, PAD, SourceBatch
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What is translated at once: a line, or a part of one that was cut."""
-
-    line: int
-    """Index of the line, from 0."""
-    part: int
-    """Index of the part in its line, from 0."""
-    pieces: list[int]
-    """Source pieces, EOS at the end."""
+from mtkit.data.tokenizer import PAD
+from mtkit.decoding.search import SourceBatch
+from mtkit.decoding.segments import Segment
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int) -> list[list[int]]:
@@ -38,12 +27,20 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int) -> list[lis
     return batches
 
 
-def make_batch(segments: Sequence[Segment], longest_target: int | None, device: torch.device) -> SourceBatch:
-    """The segments, padded, on the device."""
+def make_batch(
+    segments: Sequence[Segment], longest_target: int | None, device: torch.device, first: int = 0
+) -> SourceBatch:
+    """The segments, padded, on the device; `first` is the number of the first line among all, from 0."""
     source = padded([segment.pieces for segment in segments], device)
-    keys = torch.tensor([(segment.line << 24) + segment.part for segment in segments], device=device)
+    keys = torch.tensor([(first + segment.line << 24) + segment.part for segment in segments], device=device)
     limits = [target_limit(len(segment.pieces), longest_target) for segment in segments]
-    return SourceBatch(source, limits, keys)
+    return SourceBatch(source, limits, keys, tasks_of([segment.task for segment in segments], device))
+
+
+def tasks_of(tasks: Sequence[int | None], device: torch.device) -> Tensor | None:
+    """The task of each segment (B,) on the device; None where there are none."""
+    known = [task for task in tasks if task is not None]
+    return torch.tensor(known, device=device) if known else None
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -58,8 +55,3 @@ def target_limit(source_pieces: int, longest_target: int | None) -> int:
     """The pieces that the translation of so many source pieces may have at most, EOS counted on both sides."""
     limit = 2 * source_pieces + 20
     return limit if longest_target is None else min(limit, longest_target)
-
-
-def with_end(pieces: list[int], longest: int | None) -> list[int]:
-    """The pieces and EOS, at most `longest` together."""
-    return [*(pieces if longest is None else pieces[: longest - 1]), EOS]

@@ -37,7 +37,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
 
     The model is in its own mode again afterwards. None stands for float32.
     """
-    training, device = model.training, model.output_weight.device
+    training, device = model.training, next(model.parameters()).device
     lower = dtype not in (None, torch.float32)
     model.train(False)
     try:

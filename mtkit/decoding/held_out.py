@@ -1,17 +1,18 @@
-"""Translating the side of the prepared data that a run was not trained on, into the run's folder.
+"""Translating the sides of the prepared data that a run was not trained on, into the run's folder.
 
 translations/test.txt            the best translation of each segment
 translations/test.nbest.txt      all of them, where more than one was asked for
 translations/test.source.txt     what was translated
 translations/test.reference.txt  what it is scored against
+translations/test.direction.txt  the direction of each segment, as en-fr, where the data has several
 translations/test.json           settings, checkpoint, time and speed; written last: with it the others are whole
 
-For the validation side, `valid` stands in the place of `test`.
+For other sides, their name stands in the place of `test`: that of a test side in the recipe, or `valid`.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -19,9 +20,11 @@ from typing import Any
 
 import mtkit
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.documents import Documents, source_budget
 from mtkit.decoding.search import Model
+from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import Translation, translate_lines
-from mtkit.errors import RunError
+from mtkit.errors import DataError, RunError, did_you_mean
 from mtkit.files import write_json, write_text
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -32,9 +35,33 @@ class HeldOut:
     """Segments with references that were not trained on."""
 
     name: str
-    """"test", or "valid" where the data has no test side."""
+    """The name of a test side, or "valid"."""
     sources: Sequence[str]
     references: Sequence[str]
+    directions: Directions | None = None
+    """Which way each is translated."""
+    documents: Documents | None = None
+    """Which of them are translated together, where the model was trained on documents and the side has them."""
+
+    def first(self, segments: int) -> "HeldOut":
+        """The first so many segments."""
+        directions, documents = self.directions, self.documents
+        return HeldOut(
+            self.name,
+            self.sources[:segments],
+            self.references[:segments],
+            directions and directions.part(0, segments),
+            documents and replace(documents, ids=documents.ids[:segments]),
+        )
+
+    def renamed(self, name: str) -> "HeldOut":
+        """The same segments under another name."""
+        return replace(self, name=name)
+
+    def how(self, settings: DecodingSettings, *, joined: bool = True) -> dict[str, Any]:
+        """What `translate_lines` is told of these segments; several translations of each are not made of `joined`."""
+        documents = self.documents if joined and settings.n_best == 1 else None
+        return {"directions": self.directions, "documents": documents}
 
 
 @dataclass(frozen=True)
@@ -56,22 +83,37 @@ class Speed:
         }
 
 
-def held_out(prepared: Prepared) -> HeldOut:
-    """The test side of prepared data, or the validation side where there is none."""
-    name, side = ("valid", prepared.valid) if prepared.test is None else ("test", prepared.test)
+def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
+    """A side of prepared data: the first test side, or the validation side where there is none, unless named.
+
+    Raises: DataError where there is none of that name; it names those there are.
+    """
+    sides = {**prepared.tests, "valid": prepared.valid}
+    name = next(iter(sides)) if name is None else name
+    if name not in sides:
+        raise DataError(
+            f"{prepared.folder} has no test side '{name}'{did_you_mean(name, list(sides))}; it has: {', '.join(sides)}"
+        )
+    side, budget = sides[name], source_budget(prepared)
     assert side.source_text is not None
     assert side.target_text is not None
-    return HeldOut(name, _lines(side.source_text), _lines(side.target_text))
+    return HeldOut(
+        name,
+        _lines(side.source_text),
+        _lines(side.target_text),
+        Directions(prepared.directions, [0] * len(side) if side.tasks is None else side.tasks.tolist()),
+        None if side.documents is None or budget is None else Documents(side.documents.tolist(), budget),
+    )
 
 
 def timed(
-    run: Run, model: Model, lines: Sequence[str], settings: DecodingSettings, **how: Any
+    run: Run, model: Model, side: HeldOut, settings: DecodingSettings, *, joined: bool = True, **how: Any
 ) -> tuple[list[list[Translation]], Speed]:
-    """What `translate_lines` gives with the same arguments, and how fast."""
+    """What `translate_lines` gives for a side with the same arguments, and how fast."""
     begin = monotonic()
-    found = translate_lines(model, run.tokenizers, lines, settings, **how)
+    found = translate_lines(model, run.tokenizers, side.sources, settings, **side.how(settings, joined=joined), **how)
     tokens = sum(len(translations[0].pieces) for translations in found)
-    return found, Speed(monotonic() - begin, len(lines), tokens)
+    return found, Speed(monotonic() - begin, len(side.sources), tokens)
 
 
 def save(
@@ -88,10 +130,10 @@ def save(
     _write_lines(path, [each[0].text for each in translations])
     _write_lines(folder / f"{side.name}.source.txt", side.sources)
     _write_lines(folder / f"{side.name}.reference.txt", side.references)
-    n_best = folder / f"{side.name}.nbest.txt"
-    n_best.unlink(missing_ok=True)
-    if len(translations[0]) > 1:
-        _write_lines(n_best, list(n_best_lines(translations)))
+    ways = side.directions.names_of_lines() if side.directions and len(side.directions.names) > 1 else []
+    _write_if_any(folder / f"{side.name}.direction.txt", ways)
+    several = len(translations[0]) > 1
+    _write_if_any(folder / f"{side.name}.nbest.txt", list(n_best_lines(translations)) if several else [])
     write_json(
         record,
         {
@@ -105,9 +147,12 @@ def save(
     return path
 
 
-def n_best_lines(translations: Sequence[Sequence[Translation]]) -> Iterator[str]:
-    """A line for each of several translations: line number from 1, score, text, with tabs between."""
-    for number, each in enumerate(translations, start=1):
+def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) -> Iterator[str]:
+    """A line for each of several translations: line number from 1, score, text, with tabs between.
+
+    `first` is the number of the first line among all, from 0.
+    """
+    for number, each in enumerate(translations, start=first + 1):
         for translation in each:
             yield f"{number}\t{translation.score:.6f}\t{translation.text}"
 
@@ -136,6 +181,13 @@ def reference_of(translations: Path) -> Path:
 def _lines(texts: Sequence[str]) -> list[str]:
     """Segments as lines of text."""
     return [text.replace("\n", " ") for text in texts]
+
+
+def _write_if_any(path: Path, lines: Sequence[str]) -> None:
+    """A file with these lines, or none where there are none."""
+    path.unlink(missing_ok=True)
+    if lines:
+        _write_lines(path, lines)
 
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from mtkit.data.tokenizer import Tokenizer, Tokenizers
-from mtkit.decoding.batches import Segment, make_batch, plan, with_end
-from mtkit.decoding.beam import beam_search
+from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
+from mtkit.decoding.batches import make_batch, plan
 from mtkit.decoding.device import decoding_with
-from mtkit.decoding.greedy import greedy_search
-from mtkit.decoding.sampling import sample
-from mtkit.decoding.search import EOS, Hypotheses, Model
-from mtkit.decoding.splitting import split
+from mtkit.decoding.documents import Documents, apart, joined
+from mtkit.decoding.search import Hypotheses, Model
+from mtkit.decoding.search.beam import beam_search
+from mtkit.decoding.search.greedy import greedy_search
+from mtkit.decoding.search.sampling import sample
+from mtkit.decoding.segments import Directions, Segment, Source
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 
@@ -30,13 +31,18 @@ class Translation:
     text: str
     """Without line ends; empty for a blank line."""
     score: float
-    """What it is ranked by: log P / length^alpha, plus the coverage penalty; -inf where the search found nothing."""
+    """What it is ranked by: log P / length^alpha, plus the coverage penalty; -inf where the search found nothing.
+    Of a line that was translated together with others, here and below, that of all of them."""
     log_prob: float
     """The model's log-probability, the end of the segment included."""
     pieces: tuple[int, ...]
     """Target pieces, EOS included."""
     parts: int = 1
     """In how many parts the line was translated: above 1 it was too long for the model, 0 means it was blank."""
+    together: int = 1
+    """How many lines of its document were joined, this one among them, to be translated at once."""
+    fell_back: bool = False
+    """Whether that translation did not come apart into as many lines, so that this line was translated alone."""
 
 
 BLANK = Translation(text="", score=0.0, log_prob=0.0, pieces=(), parts=0)
@@ -48,35 +54,50 @@ def translate_lines(
     lines: Sequence[str],
     settings: DecodingSettings,
     *,
+    directions: Directions | None = None,
+    documents: Documents | None = None,
+    first: int = 0,
     dtype: torch.dtype | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Translation]]:
     """The translations of each line, best first: one, or `settings.n_best`.
 
     Blank lines never reach the model. Lines that are too long for it are cut at sentence ends, and the translations of
-    the parts are joined by a space (`Translation.parts` tells). In float32 a line's result does not depend on others.
-    `dtype` is the arithmetic of the matrix products; None stands for float32.
+    the parts are joined by a space (`Translation.parts` tells). In float32 a line's result does not depend on others,
+    but for `documents`, whose lines are translated together; a line falls back to itself where that does not give as
+    many lines (`Translation.fell_back`).
+    `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
+    that are translated, from 0; sampling draws by it. `dtype` is the arithmetic of the matrix products; None stands for
+    float32.
 
-    Raises: MtkitError where the settings ask for a coverage penalty that the model cannot give.
+    Raises: MtkitError where the settings ask for a coverage penalty that the model cannot give, or for several
+    translations of lines that are translated together.
     """
     check_coverage(model, settings)
-    segments = list(segments_of(lines, tokenizers.source, model.longest_source))
-    batches = plan([len(segment.pieces) for segment in segments], settings.batch_tokens, hypotheses_of(settings))
-    results: list[list[list[Translation]]] = [[] for _ in lines]
-    for segment in segments:
-        results[segment.line].append([])
-    if on_progress is not None:
-        on_progress(sum(not parts for parts in results))
+    if documents is not None and settings.n_best > 1:
+        raise MtkitError(
+            f"decoding.n_best = {settings.n_best} is for lines that are translated one by one; "
+            "set it to 1, or translate without documents (--sentences)"
+        )
+    source = Source(tokenizers.source, model.longest_source, directions)
+    encoded = source.encode(lines)
+    work = _Work(model, tokenizers.target, settings, first, on_progress or (lambda lines: None))
+    results: list[list[Translation] | None] = [None if pieces else [BLANK] * settings.n_best for pieces in encoded]
+    work.on_progress(sum(translations is not None for translations in results))
     with decoding_with(model, dtype) as device:
-        for indices in batches:
-            batch = make_batch([segments[index] for index in indices], model.longest_target, device)
-            found = SEARCHES[settings.method](model, batch, settings)
-            for index, translations in zip(indices, _texts(found, tokenizers.target, settings.n_best), strict=True):
-                segment = segments[index]
-                results[segment.line][segment.part] = translations
-            if on_progress is not None:
-                on_progress(sum(segments[index].part == 0 for index in indices))
-    return [_line(parts, settings) for parts in results]
+        together = {}
+        if documents is not None:
+            groups = list(documents.groups(source, encoded))
+            together = {number: len(group) for group in groups for number in group}
+            work.documents(source, encoded, groups, results, device)
+        rest = [number for number, translations in enumerate(results) if translations is None]
+        parts = work.alone(list(source.segments(lines, encoded, rest)), device)
+    for number in rest:
+        whole = _line(parts.get(number, []), settings)
+        if number in together:
+            whole = [replace(each, together=together[number], fell_back=True) for each in whole]
+        results[number] = whole
+    return [translations for translations in results if translations is not None]
 
 
 def check_coverage(model: Model, settings: DecodingSettings) -> None:
@@ -98,21 +119,56 @@ def hypotheses_of(settings: DecodingSettings) -> int:
     return {"greedy": 1, "beam": settings.beam, "sample": settings.n_best}[settings.method]
 
 
-def segments_of(lines: Sequence[str], tokenizer: Tokenizer, longest: int | None) -> Iterator[Segment]:
-    """What there is to translate: nothing for a blank line, parts of one longer than `longest` pieces, EOS counted."""
+@dataclass(frozen=True)
+class _Work:
+    """What all batches have in common."""
 
-    def count(texts: Sequence[str]) -> list[int]:
-        return [len(pieces) for pieces in tokenizer.encode_lines(texts)]
+    model: Model
+    tokenizer: Tokenizer
+    settings: DecodingSettings
+    first: int
+    on_progress: OnProgress
 
-    encoded = tokenizer.encode_lines(lines)
-    for number, (line, pieces) in enumerate(zip(lines, encoded, strict=True)):
-        if not pieces or not line.strip():
-            continue
-        parts = [pieces]
-        if longest is not None and len(pieces) >= longest:
-            parts = tokenizer.encode_lines(split(line, longest - 1, count))
-        for part, part_pieces in enumerate(filter(None, parts)):
-            yield Segment(number, part, with_end(part_pieces, longest))
+    def batches(
+        self, segments: Sequence[Segment], device: torch.device
+    ) -> Iterator[list[tuple[int, list[Translation]]]]:
+        """Batch by batch, the indices of its segments and the `n_best` translations of each."""
+        lengths = [len(segment.pieces) for segment in segments]
+        for indices in plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings)):
+            batch = make_batch([segments[index] for index in indices], self.model.longest_target, device, self.first)
+            found = SEARCHES[self.settings.method](self.model, batch, self.settings)
+            yield list(zip(indices, _texts(found, self.tokenizer, self.settings.n_best), strict=True))
+
+    def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:
+        """For each line, the translations of each of its parts."""
+        parts: dict[int, list[list[Translation]]] = {}
+        for segment in segments:
+            parts.setdefault(segment.line, []).append([])
+        for batch in self.batches(segments, device):
+            for index, translations in batch:
+                parts[segments[index].line][segments[index].part] = translations
+            self.on_progress(sum(segments[index].part == 0 for index, _ in batch))
+        return parts
+
+    def documents(
+        self,
+        source: Source,
+        encoded: Sequence[list[int]],
+        groups: Sequence[Sequence[int]],
+        results: list[list[Translation] | None],
+        device: torch.device,
+    ) -> None:
+        """Puts the translations of the lines of each group in their places, where they come apart."""
+        segments = [joined(source, encoded, group) for group in groups]
+        for batch in self.batches(segments, device):
+            done = 0
+            for index, (whole, *_) in batch:
+                group = groups[index]
+                lines = apart(self.tokenizer, whole.pieces, len(group)) if math.isfinite(whole.score) else None
+                for number, (text, pieces) in zip(group, lines or (), strict=lines is not None):
+                    results[number] = [replace(whole, text=text, pieces=pieces, together=len(group))]
+                done += len(lines or ())
+            self.on_progress(done)
 
 
 def _texts(found: Hypotheses, tokenizer: Tokenizer, n_best: int) -> Iterator[list[Translation]]:

@@ -43,6 +43,8 @@ class Progress:
     """Global batches of `epoch` that are used up."""
     seconds: float = 0.0
     """Time trained, before all interruptions too."""
+    training_seconds: float = 0.0
+    """What of `seconds` went into updates: without validation and the writing of checkpoints."""
     tokens: int = 0
     """Target tokens trained on."""
     validated: int = -1
@@ -172,6 +174,7 @@ def read_progress(path: Path) -> Progress:
     """Where training stood when the checkpoint was written. Raises: RunError."""
     state = read_state(path)
     try:
+        state.setdefault("training_seconds", state["seconds"])  # in checkpoints from before it was counted
         progress = Progress(**{name: state[name] for name in Progress.__dataclass_fields__})
         return replace(progress, baseline=(float(progress.baseline[0]), float(progress.baseline[1])))
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -1,14 +1,16 @@
 """What each update trains on: a place in the data that is two numbers, and the batches from there on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch, plan, prefetched
+from mtkit.data.batches import Batch, make_batch, plan, prefetched
 from mtkit.data.prepared import Prepared, Side
+from mtkit.data.readers import name_of
+from mtkit.data.subword import Resegmentation, strength_of
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.training.distributed import World
@@ -44,6 +46,8 @@ class Inputs:
     """(N,): the token to predict at each place."""
     width: int
     """T: place // T is the segment."""
+    task: Tensor | None = None
+    """(B,): the direction of each segment; None where there is only one."""
 
 
 class Feed:
@@ -56,8 +60,17 @@ class Feed:
         self._longest = longest
         self._seed = recipe.seed
         self._world = world
-        given = prepared.settings.train
-        self._source_name = prepared.folder / "text" / "train.en" if given is None else given.source
+        corpora, text = prepared.settings.train, prepared.folder / "text" / "train.en"
+        self._weights = [corpus.weight for corpus in corpora]
+        self._source_names = [name_of(corpus, "source") for corpus in corpora] or [str(text)]
+        strength = strength_of(
+            prepared.settings.tokenizer,
+            dropout=recipe.training.subword_dropout,
+            alpha=recipe.training.subword_alpha,
+        )
+        self._resegmentation = (
+            Resegmentation(prepared.tokenizers, strength, longest=longest, seed=recipe.seed) if strength else None
+        )
         self.batches_per_epoch = len(self.plan(0))
         """Global batches of the first epoch; others may differ by a few."""
         self.updates_per_epoch = -(-self.batches_per_epoch // self._accumulate)
@@ -69,31 +82,67 @@ class Feed:
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The rows of every global batch of an epoch."""
-        return plan(self.side, batch_tokens=self._batch_tokens, max_length=self._longest, seed=self._seed, epoch=epoch)
+        return plan(
+            self.side,
+            batch_tokens=self._batch_tokens,
+            max_length=self._longest,
+            seed=self._seed,
+            epoch=epoch,
+            weights=self._weights,
+        )
 
-    def updates(self, epoch: int, batch: int) -> Iterator[Work]:
+    def largest(self) -> list[Batch]:
+        """This process's part of the batches of the first epoch that take the most memory: by tokens, and by width."""
+        lengths = np.maximum(self.side.source.lengths, self.side.target.lengths).astype(np.int64) + 1
+        mine = [rows for whole in self.plan(0) if len(rows := self._own(whole))]
+        sizes = [(len(rows) * int(lengths[rows].max()), int(lengths[rows].max())) for rows in mine]
+        places = {max(range(len(mine)), key=lambda place: (sizes[place][by], sizes[place])) for by in (0, 1) if mine}
+        return [make_batch(self.side, mine[place]) for place in sorted(places)]
+
+    def updates(self, epoch: int, batch: int) -> Generator[Work, None, None]:
         """Without end, from this place on; an epoch's last update takes the batches that are left."""
         while True:
             yield from self._rest_of(epoch, batch)
             epoch, batch = epoch + 1, 0
 
+    def _own(self, rows: np.ndarray) -> np.ndarray:
+        """This process's rows of a global batch: every n-th, so that all have neighbours in length and end together."""
+        return rows[self._world.rank :: self._world.size]
+
     def _rest_of(self, epoch: int, begin: int) -> Iterator[Work]:
-        world, whole = self._world, self.plan(epoch)
-        # rank r takes rows r, r + n, ...: neighbours in length go to different processes, so that they finish together
-        mine = [rows[world.rank :: world.size] for rows in whole[begin:]]
-        made = prefetched(self.side, [rows for rows in mine if len(rows)], pin=world.device.type == "cuda")
+        whole = self.plan(epoch)
+        own = [len(self._own(rows)) > 0 for rows in whole]
+        jobs = [(epoch, number) for number in range(begin, len(whole)) if own[number]]
+
+        def make(place: tuple[int, int]) -> Batch:
+            rows = self._own(whole[place[1]])
+            draw = None if self._resegmentation is None else self._resegmentation.of(self.side, *place)
+            return make_batch(self.side, rows, draw)
+
+        made = prefetched(make, jobs, pin=self._world.device.type == "cuda")
         for first in range(begin, len(whole), self._accumulate):
             rows = whole[first : first + self._accumulate]
-            own = mine[first - begin : first - begin + self._accumulate]
-            batches = [next(made) for each in own if len(each)]
             used = first + len(rows)
+            batches = [next(made) for _ in range(sum(own[first:used]))]
             place = (epoch, used) if used < len(whole) else (epoch + 1, 0)
-            yield Work(batches, count_tokens(self.side, rows), rows, *place)
+            yield Work(batches, self._count(batches, rows), rows, *place)
+
+    def _count(self, batches: Sequence[Batch], rows: Sequence[np.ndarray]) -> int:
+        """Target tokens of an update, over all processes; where pieces are drawn, each knows only those of its own."""
+        if self._resegmentation is None:
+            return count_tokens(self.side, rows)
+        return self._world.total(sum(batch.target_tokens for batch in batches))
 
     def name_lines(self, rows: Sequence[np.ndarray]) -> str:
         """The lines of the input files that these rows come from, as "lines 3, 8 and 12 of train.en"."""
-        numbers = np.sort(np.concatenate([self.side.lines[each] for each in rows]))
-        return f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} of {self._source_name}"
+        every = np.unique(np.concatenate(rows))
+        corpora = np.zeros(len(every), dtype=np.int64) if self.side.corpora is None else self.side.corpora[every]
+        named = []
+        for corpus in np.unique(corpora):
+            numbers = np.sort(self.side.lines[every[corpora == corpus]])
+            lines = f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+            named.append(f"{lines} of {self._source_names[corpus]}")
+        return ", ".join(named)
 
 
 def count_tokens(side: Side, batches: Sequence[np.ndarray]) -> int:
@@ -119,4 +168,5 @@ def to_device(batch: Batch, device: torch.device) -> Inputs:
         places=move(places),
         target=move(target),
         width=batch.target_in.shape[1],
+        task=None if batch.task is None else move(batch.task),
     )

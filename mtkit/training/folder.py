@@ -12,6 +12,7 @@ import yaml
 
 import mtkit
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.documents import source_budget
 from mtkit.errors import RunError
 from mtkit.files import write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
@@ -36,6 +37,8 @@ def open_folder(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "data": prepared.fingerprint,
+        "directions": prepared.directions,
+        "document_pieces": source_budget(prepared),
         "init_from": None if init_from is None else init_from.folder.name,
         "vocabularies": {
             "source": prepared.tokenizers.source.size,

@@ -63,12 +63,17 @@ def train(
     chosen = choose_device(device)
     # the data's own settings hold, whatever the recipe says of where the text comes from
     recipe = recipe.model_copy(update={"data": prepared.settings})
-    with World(chosen) as world, _fast_and_repeatable(world.device), Interruption() as interruption:
+    with World(chosen) as world, fast_and_repeatable(world.device), Interruption() as interruption:
         if not world.first:
             say = _silent
         say(describe_attention(recipe))
         tokenizers = prepared.tokenizers
-        model = build_model(recipe, source_vocabulary=tokenizers.source.size, target_vocabulary=tokenizers.target.size)
+        model = build_model(
+            recipe,
+            source_vocabulary=tokenizers.source.size,
+            target_vocabulary=tokenizers.target.size,
+            tasks=len(prepared.directions),
+        )
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
         if world.first:
             open_folder(folder, recipe, prepared, command=command, init_from=init_from)
@@ -93,7 +98,7 @@ class Training:
         self.recipe, self.prepared, self.folder = recipe, prepared, folder
         self.model, self.world, self.interruption = model, world, interruption
         self.precision = Precision(settings.precision, world.device)
-        self.updater = Updater(model, recipe, world, self.precision)
+        self.updater = Updater(model, recipe, world, self.precision, say=self._mention)
         self.feed = Feed(recipe, prepared, min(model.longest_source, model.longest_target), world)
         self.schedule = build_schedule(settings, recipe.model.d_model)
         self.limits = Limits(settings, self.feed.updates_per_epoch)
@@ -113,8 +118,11 @@ class Training:
         self.metrics = Metrics(self.folder, first) if self.world.first else None
         self.line = ProgressLine(self.say, update=first, total=self.recipe.training.max_updates, shown=self.world.first)
         self.interval = Interval()
+        work = self.feed.updates(self.progress.epoch, self.progress.batch)
         try:
-            work = self.feed.updates(self.progress.epoch, self.progress.batch)
+            if self.world.device.type == "cuda" and not self.limits.reached(self.progress):
+                # here or never: later batches are no larger, but for the pieces that subword regularisation adds
+                self.updater.rehearse(self.feed.largest())
             while True:
                 wish, seconds = self.world.agree(self.interruption.signal or 0, before + monotonic() - begin)
                 self.progress = replace(self.progress, seconds=seconds)
@@ -134,6 +142,7 @@ class Training:
                 "--accumulate by as much, under another --name"
             ) from error
         finally:
+            work.close()  # its thread ends here, not when an error's frames are forgotten
             self.line.close()
             if self.metrics is not None:
                 self.metrics.close()
@@ -167,7 +176,7 @@ class Training:
 
     def _update(self, work: Iterator[Work]) -> None:
         """Train on the next batches."""
-        settings, number = self.recipe.training, self.progress.update + 1
+        settings, number, begin = self.recipe.training, self.progress.update + 1, monotonic()
         with self.interval.waiting():
             batches = next(work)
         rate = self.schedule(number, self.limits.done(self.progress))
@@ -185,8 +194,13 @@ class Training:
         self.line.advance()
         if self.world.device.type == "cpu" or number % settings.log_every == 0:
             self._check_losses()
+        self.progress = replace(self.progress, training_seconds=self.progress.training_seconds + monotonic() - begin)
         if number % settings.log_every == 0:
             self._log(rate)
+
+    def _mention(self, line: str) -> None:
+        """A line for the user while the progress is shown."""
+        self.line.say(line)
 
     def _check_losses(self) -> None:
         """Raises: RunError, naming the lines, where a loss or gradient since the last look was not finite."""
@@ -295,7 +309,7 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextmanager
-def _fast_and_repeatable(device: torch.device) -> Iterator[None]:
+def fast_and_repeatable(device: torch.device) -> Iterator[None]:
     """The process's arithmetic as training wants it, and as it was afterwards."""
     deterministic, warn_only = (
         torch.are_deterministic_algorithms_enabled(),

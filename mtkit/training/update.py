@@ -1,6 +1,6 @@
 """One update: forward and backward passes over its batches, the sum over processes, the optimiser's step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtkit.data.batches import Batch
+from mtkit.errors import RunError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.training.averaging import MovingAverage
@@ -16,6 +18,7 @@ from mtkit.training.distributed import World
 from mtkit.training.feed import Inputs, Work, to_device
 from mtkit.training.loss import Baseline, token_loss
 from mtkit.training.optimizer import Precision, apply, build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.report import Say
 
 LOSS, NLL, EXTRA, REWARD, SEGMENTS = range(5)
 """Places in the totals of an update: sums over target tokens of the smoothed loss, of the nll and of what attentions
@@ -25,13 +28,24 @@ add; of the rewards and the number of segments where attentions sample."""
 class Updater:
     """Applies updates to a model; everything it measures stays on the device until it is read."""
 
-    def __init__(self, model: Transformer, recipe: Recipe, world: World, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        recipe: Recipe,
+        world: World,
+        precision: Precision,
+        say: Say = lambda line: None,
+    ) -> None:
+        """`say` takes a line for the user where memory turns out to be short."""
         self.model = model
         self.world = world
         self.precision = precision
         self.optimizer = build_optimizer(model, recipe.training)
         self.average: MovingAverage | None = None
         self.baseline = Baseline(world.device)
+        self.room: int | None = None
+        """The size of batch (`Batch.size`) that the memory is thought to hold, once it was too small for one."""
+        self._say = say
         self._settings = recipe.training
         self._seed = recipe.seed
         self._sums = torch.zeros(6, device=world.device)  # the five totals, and the gradient norms
@@ -45,11 +59,8 @@ class Updater:
 
     def run(self, work: Work, number: int, *, rate: float, total_updates: int) -> None:
         """Update `number` (1, 2, ...) at this learning rate; not applied where loss or gradient are not finite."""
-        seed_generators(self._seed, number, self.world.rank)
-        self.optimizer.zero_grad(set_to_none=True)
-        totals = torch.zeros(5, device=self.world.device)
-        for batch in work.batches:
-            self._accumulate(to_device(batch, self.world.device), work.tokens, totals)
+        totals = self._gradients(work.batches, work.tokens, number)
+        # other processes wait here alone, so that one may take its batches in parts without them
         self.world.sum_gradients(self.model, totals)
         norm, applied = apply(
             self.optimizer,
@@ -64,6 +75,22 @@ class Updater:
         if self.average is not None:
             self.average.follow(number)
         self.model.after_update(number, total_updates)
+
+    def rehearse(self, batches: Sequence[Batch]) -> None:
+        """Try what takes the most memory, before the first update: nothing is changed by it but `room`.
+
+        Raises: RunError where a single segment does not fit.
+        """
+        before = self._buffers()
+        trained = [] if self.optimizer.state else [each for each in self.model.parameters() if each.requires_grad]
+        moments = [torch.empty_like(each) for each in trained for _ in range(2)]  # the optimiser's, still to come
+        device = self.world.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for batch in batches:
+                self._gradients([batch], batch.target_tokens, 0)
+        del moments
+        self.optimizer.zero_grad(set_to_none=True)
+        self._put_back(before)
 
     def failed(self) -> int | None:
         """The first update whose loss or gradient was not finite, or None. Waits for the device."""
@@ -102,6 +129,64 @@ class Updater:
         if self.precision.scaler is not None and progress.scaler is not None:
             self.precision.scaler.load_state_dict(progress.scaler)
 
+    def _gradients(self, batches: Sequence[Batch], tokens: int, number: int) -> Tensor:
+        """The gradients and totals of this process's batches, with every batch in as many parts as memory asks for.
+
+        Where memory gives out, in whatever pass, all begins anew with that batch's halves: losses are sums over the
+        update's tokens, so the gradient is the same (but for dropout, which the parts draw for themselves).
+        """
+        before = self._buffers()
+        while True:
+            seed_generators(self._seed, number, self.world.rank)
+            self.optimizer.zero_grad(set_to_none=True)
+            totals = torch.zeros(5, device=self.world.device)
+            refused = next((each for each in self._parts(batches) if not self._fits(each, tokens, totals)), None)
+            if refused is None:
+                return totals
+            self.optimizer.zero_grad(set_to_none=True)
+            self._make_room(refused)
+            self._put_back(before)
+
+    def _parts(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """The batches, halved until there is room for each; a single segment is not halved."""
+        for batch in batches:
+            if self.room is not None and batch.size > self.room and len(batch.source) > 1:
+                yield from self._parts(batch.halves())
+            else:
+                yield batch
+
+    def _fits(self, batch: Batch, tokens: int, totals: Tensor) -> bool:
+        """Add a batch's gradients and totals; False where the memory does not hold it."""
+        try:
+            self._accumulate(to_device(batch, self.world.device), tokens, totals)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def _make_room(self, refused: Batch) -> None:
+        """Let batches be as small as half of this one. Raises: RunError where it is a single segment."""
+        if len(refused.source) == 1:
+            raise RunError(
+                f"the memory of {self.world.device} does not hold a single segment of {refused.source.shape[1]} source "
+                f"and {refused.target_in.shape[1]} target pieces (line {refused.lines[0]} of the training text); "
+                "lower model.max_length, or the size of the model, under another --name"
+            )
+        self._say(
+            f"the memory of {self.world.device} does not hold a batch of {len(refused.source)} segments and "
+            f"{refused.size:,} pieces a side; such batches are computed in halves, to the same gradient"
+        )
+        self.room = max(half.size for half in refused.halves())
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()  # what is cached in the sizes of the larger batch
+
+    def _buffers(self) -> list[Tensor]:
+        """What forward passes may move, as statistics that attentions gather."""
+        return [buffer.clone() for buffer in self.model.buffers()]
+
+    def _put_back(self, buffers: Sequence[Tensor]) -> None:
+        for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
     def _accumulate(self, inputs: Inputs, tokens: int, totals: Tensor) -> None:
         """Add a batch's gradients, each of its tokens weighing one of the update's `tokens`, and its `totals`."""
         model = self.model
@@ -111,6 +196,7 @@ class Updater:
                 inputs.target_in,
                 source_valid=inputs.source_valid,
                 target_valid=inputs.target_valid,
+                task=inputs.task,
             )
             hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
             loss = token_loss(hidden, model.output_weight, inputs.target, smoothing=self._settings.label_smoothing)

@@ -8,6 +8,7 @@ import torch
 
 from mtkit.data.batches import make_batch, plan
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
 from mtkit.evaluation.scores import score_corpus
@@ -81,8 +82,11 @@ def validate(
     try:
         nll = validation_loss(model, recipe, prepared, precision)
         rows = min(recipe.training.validate_segments or len(prepared.valid), len(prepared.valid))
-        sources, references = _texts(prepared, rows)
-        translated = translate_lines(model, prepared.tokenizers, sources, recipe.decoding, on_progress=go_on)
+        side = held_out(prepared, "valid").first(rows)
+        sources, references = side.sources, side.references
+        translated = translate_lines(
+            model, prepared.tokenizers, sources, recipe.decoding, on_progress=go_on, **side.how(recipe.decoding)
+        )
     except _InterruptedError:
         return None
     finally:
@@ -117,6 +121,7 @@ def validation_loss(model: Transformer, recipe: Recipe, prepared: Prepared, prec
                 inputs.target_in,
                 source_valid=inputs.source_valid,
                 target_valid=inputs.target_valid,
+                task=inputs.task,
             )
             hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
             total += token_loss(hidden, model.output_weight, inputs.target, smoothing=0.0).nll.sum()
@@ -126,11 +131,3 @@ def validation_loss(model: Transformer, recipe: Recipe, prepared: Prepared, prec
             f"no validation segment in {prepared.folder} has at most {longest} pieces; raise model.max_length"
         )
     return float(total) / tokens
-
-
-def _texts(prepared: Prepared, rows: int) -> tuple[list[str], list[str]]:
-    """Raw text of the first `rows` validation segments, as it was read."""
-    sources, references = prepared.valid.source_text, prepared.valid.target_text
-    assert sources is not None
-    assert references is not None
-    return sources[:rows], references[:rows]

@@ -40,12 +40,14 @@ def test_the_built_in_corpus_is_prepared_once(tmp_path: Path, recipe: Path) -> N
 
 
 def test_own_text_and_options_arrive(tmp_path: Path) -> None:
-    (tmp_path / "a.en").write_text("".join(f"the {number} dogs see a house\n" for number in range(50)))
-    (tmp_path / "a.fr").write_text("".join(f"les {number} chiens voient une maison\n" for number in range(50)))
-    pair = ("a.en", "a.fr")
+    (tmp_path / "a.en").write_text("".join(f"the {number} dogs see a house by the sea\n" for number in range(50)))
+    (tmp_path / "a.fr").write_text("".join(f"les {number} chiens voient une maison au bord\n" for number in range(50)))
+    (tmp_path / "b.en").write_text("a dog\n")
+    (tmp_path / "b.fr").write_text("un chien\n")
+    pair, other = ("a.en", "a.fr"), ("b.en", "b.fr")
     done = run(
-        tmp_path, "--train", *pair, "--valid", *pair, "--test", *pair, "--target-language", "fr", "--separate",
-        "--tokenizer", "unigram", "--vocabulary", "296", "--data", "own",
+        tmp_path, "--train", *pair, "--valid", *other, "--test", *other, "--target-language", "fr", "--separate",
+        "--tokenizer", "unigram", "--vocabulary", "304", "--data", "own",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     prepared = open_prepared(tmp_path / "own")
@@ -63,6 +65,7 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
         (("--train", "a", "b", "--valid", "a", "b", "--seed", "3"), "belong to the built-in corpus"),
         (("--tokenizer", "words"), "data.tokenizer.kind"),
         (("--vocabulary", "0"), "data.tokenizer.vocabulary"),
+        (("--workers", "0"), "--workers 0"),
         (("--recipe", "none.yaml"), "none.yaml"),
     ],
 )
@@ -72,6 +75,23 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_corpora_come_from_a_recipe_and_the_command_line_replaces_them(tmp_path: Path) -> None:
+    for name, words in (("a", "the dogs see a house"), ("b", "a cat sat on the mats"), ("v", "cats")):
+        for side in ("en", "de"):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{words} {number} {side}\n" for number in range(40)))
+    corpora = "".join(f"    - {{source: {name}.en, target: {name}.de}}\n" for name in "ab")
+    sides = "  valid: {source: v.en, target: v.de}\n  test: {one: {source: v.en, target: v.de}}\n"
+    (tmp_path / "two.yaml").write_text(f"data:\n  tokenizer: {{vocabulary: 320}}\n  train:\n{corpora}{sides}")
+    both = run(tmp_path, "--recipe", "two.yaml", "--data", "both", "--workers", "2")
+    assert both.returncode == 0, both.stderr
+    assert "corpus 2" in both.stdout
+    one = run(tmp_path, "--recipe", "two.yaml", "--data", "one", "--train", "a.en", "a.de", "--test", "b.en", "b.de")
+    assert one.returncode == 0, one.stderr
+    assert (len(open_prepared(tmp_path / "both").train), len(open_prepared(tmp_path / "one").train)) == (80, 40)
+    assert list(open_prepared(tmp_path / "both").tests) == ["one"]
+    assert list(open_prepared(tmp_path / "one").tests) == ["test"]
 
 
 def test_help_has_examples(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 OPTIONS = {
     "recipe", "data", "name", "preset", "attention", "encoder-attention", "decoder-attention", "cross-attention",
     "attention-option", "init-from", "max-updates", "max-epochs", "max-minutes", "batch-tokens", "accumulate",
-    "peak-rate", "seed", "precision", "device", "threads", "help",
+    "peak-rate", "seed", "precision", "device", "threads", "reversible", "help",
 }  # fmt: skip
 
 
@@ -58,13 +58,14 @@ def test_options_go_where_they_belong(call: Any) -> None:
         "--attention", "longformer", "--decoder-attention", "band,band,band", "--preset", "small", "--seed", "7",
         "--attention-option", "window_radius=64", "--attention-option", "decoder.window_radius=[1, 2]",
         "--max-updates", "9", "--max-epochs", "3", "--max-minutes", "0.5", "--batch-tokens", "512", "--accumulate", "2",
-        "--peak-rate", "1e-3", "--precision", "float32", "--data", "elsewhere",
+        "--peak-rate", "1e-3", "--precision", "float32", "--data", "elsewhere", "--reversible",
     )  # fmt: skip
     recipe = seen["recipe"]
     assert seen["folder"] == Path("mtkit-runs/longformer-band-full")
     assert seen["prepared"] == Path("elsewhere")
     assert recipe.seed == 7
     assert recipe.model.d_model == 256
+    assert recipe.model.reversible
     assert recipe.attention.name == "longformer"
     assert recipe.attention.decoder == ["band", "band", "band"]
     assert recipe.attention.options == {"window_radius": 64, "decoder.window_radius": [1, 2]}

@@ -11,6 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
+from mtkit.decoding import stream, translator
 from mtkit.errors import DataError, MtkitError, RecipeError
 from tests.decoding.trained import make_run, sentences
 
@@ -108,6 +109,13 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "-", "--device", "abacus"], MtkitError, "no device 'abacus'"),
         (["--input", "-", "--dtype", "int8"], MtkitError, "no dtype 'int8'"),
         (["--scores"], MtkitError, "--input"),
+        (["--direction", "en-de"], MtkitError, "--input"),
+        (["--document-ids", "test.source"], MtkitError, "--input"),
+        (["--input", "-", "--side", "test"], MtkitError, "--side"),
+        (["--side", "tset"], DataError, "did you mean 'test'"),
+        (["--input", "-", "--direction", "en-fr"], MtkitError, "it knows: en-de"),
+        (["--input", "-", "--documents"], MtkitError, "trained on documents"),
+        (["--input", "-", "--document-ids", "test.source"], MtkitError, "trained on documents"),
         (["--target", "train.source"], DataError, "7 source lines and 200 target lines"),
     ],
 )
@@ -143,3 +151,130 @@ def test_a_reader_who_has_had_enough_ends_it_silently(folder: Path) -> None:
     done = subprocess.run(command, input=text, stdout=writing, stderr=subprocess.PIPE, check=False, cwd=folder)
     os.close(writing)
     assert done.stderr == b""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of two directions, trained on documents, with two test sides."""
+    folder = tmp_path_factory.mktemp("wide")
+    make_run(folder, directions=("en-de", "en-fr"), documents=20, sides=("flickr", "coco"))
+    return folder
+
+
+def test_every_test_side_is_translated_and_a_side_can_be_chosen(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(wide)
+    there = wide / "mtkit-runs" / "one" / "translations"
+    result = typed("--side", "coco", "--side", "valid", "--method", "greedy")
+    assert {each.stem for each in there.glob("*.json")} == {"coco", "valid"}
+    result = typed("--method", "greedy")
+    assert {each.stem for each in there.glob("*.json")} == {"coco", "valid", "flickr"}
+    assert "flickr.txt" in result.stdout
+    assert (there / "flickr.direction.txt").read_text() == "en-de\n" * 7 + "en-fr\n" * 7
+    lines = (there / "flickr.txt").read_text().split("\n")
+    assert len(lines) == 15
+    assert lines[3] == lines[10] == ""  # blank lines part the documents
+    with pytest.raises(MtkitError, match="--side: flickr, coco"):
+        typed("--output", "out.txt")
+    with pytest.raises(MtkitError, match="--side: flickr, coco"):
+        typed("--target", "flickr.target.en-de")
+
+
+def test_lines_go_one_way_of_several(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(wide)
+    with pytest.raises(MtkitError, match="--direction: en-de, en-fr"):
+        typed("--input", "-")
+    typed("--side", "flickr", "--sentences")
+    both = (wide / "mtkit-runs" / "one" / "translations" / "flickr.txt").read_text().split("\n")[:-1]
+    for number, direction in enumerate(("en-de", "en-fr")):
+        found = lines_of(typed("--input", f"flickr.source.{direction}", "--direction", direction, "--sentences"))
+        assert found == both[7 * number : 7 * number + 7]
+    forced = ["--input", "flickr.source.en-fr", "--target", "flickr.target.en-fr", "--direction"]
+    assert lines_of(typed(*forced, "en-fr")) != lines_of(typed(*forced, "en-de"))
+
+
+def test_documents_are_translated_together_as_trained(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes apart with a model that is not trained, so all is said to have been translated one by one."""
+    monkeypatch.chdir(wide)
+    command = ["--input", "flickr.source.en-de", "--direction", "en-de"]
+    default, alone = typed(*command), typed(*command, "--sentences")
+    assert "did not come apart" in default.stderr
+    assert alone.stderr == ""
+    assert len(lines_of(default)) == len(lines_of(alone)) == 7
+    Path("ids.txt").write_text("a\na\nb\nb\nb\nc\nd\n")
+    assert "did not come apart" in typed(*command, "--document-ids", "ids.txt").stderr
+    Path("ids.txt").write_text("a\nb\nc\nd\ne\nf\ng\n")
+    assert typed(*command, "--document-ids", "ids.txt").stderr == ""
+    Path("ids.txt").write_text("a\n")
+    with pytest.raises(DataError, match=r"ids\.txt must have as many lines"):
+        typed(*command, "--document-ids", "ids.txt")
+    assert "one by one" in typed(*command, "--scores").stderr
+    with pytest.raises(MtkitError, match="--sentences"):
+        typed(*command, "--documents", "--n-best", "2")
+
+
+def test_a_killed_translation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 3)
+    command = ["--input", "test.source", "--method", "sample", "--n-best", "2", "--output"]
+    typed(*command, "whole.txt")
+    monkeypatch.setattr(stream, "CHUNK", 100)
+    typed(*command, "at-once.txt")
+    assert Path("whole.txt").read_text() == Path("at-once.txt").read_text()
+    monkeypatch.setattr(stream, "CHUNK", 3)
+    translate = translator.translate_lines
+    firsts: list[int] = []
+
+    def dying(*arguments: object, first: int, **rest: object) -> object:
+        firsts.append(first)
+        if len(firsts) == 2:
+            raise KeyboardInterrupt
+        return translate(*arguments, first=first, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(translator, "translate_lines", dying)
+    assert CliRunner().invoke(app, ["translate", *command, "killed.txt"]).exit_code != 0
+    assert not Path("killed.txt").exists()
+    result = typed(*command, "killed.txt")
+    assert "going on after line 3" in result.stderr
+    assert firsts == [0, 3, 3, 6]
+    assert Path("killed.txt").read_text() == Path("whole.txt").read_text()
+
+
+def test_chunks_keep_line_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 2)
+    long = "The tree and the house. " * 9
+    result = typed("--input", "-", stdin=f"a\nb\nc\n{long}\n".encode())
+    assert "translated in parts: 4\n" in result.stderr
+    scored = lines_of(typed("--input", "test.source", "--target", "test.target"))
+    monkeypatch.setattr(stream, "CHUNK", 100)
+    assert lines_of(typed("--input", "test.source", "--target", "test.target")) == scored
+    monkeypatch.setattr(stream, "CHUNK", 2)
+    Path("long.txt").write_text(f"a\nb\n{long}\n")
+    with pytest.raises(DataError, match="source line 3"):
+        typed("--input", "long.txt", "--target", "long.txt")
+
+
+def test_output_to_a_device_leaves_the_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    typed("--input", "test.source", "--output", str(tmp_path / "pipe"))
+    assert os.read(reading, 10_000).count(b"\n") == 7
+    os.close(reading)
+
+
+def test_several_runs_are_an_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "two"
+    make_run(folder)
+    monkeypatch.chdir(folder)
+    alone = lines_of(typed("--input", "test.source"))
+    assert lines_of(typed("--input", "test.source", "--name", "one", "--run", "mtkit-runs/one")) == alone
+    make_run(folder, name="two", seed=2, attention="linear")
+    ensemble = ["--name", "one", "--name", "two"]
+    together = lines_of(typed("--input", "test.source", *ensemble))
+    assert len(together) == 7
+    assert together not in (alone, lines_of(typed("--input", "test.source", "--name", "two")))
+    typed(*ensemble)
+    there = folder / "mtkit-runs" / "one" / "translations"
+    assert (there / "test+two.txt").read_text() == "".join(f"{line}\n" for line in together)
+    assert len(json.loads((there / "test+two.json").read_text())["ensemble"]) == 2
+    make_run(tmp_path / "wide", directions=("en-de", "en-fr"))
+    with pytest.raises(MtkitError, match="different tokenizers"):
+        typed("--name", "one", "--run", str(tmp_path / "wide" / "mtkit-runs" / "one"))

@@ -7,20 +7,20 @@ import pytest
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data_settings import DataSettings, Grammar, TextPair, TokenizerSettings
+from mtkit.data_settings import Corpus, DataSettings, Grammar, TokenizerSettings
 
-WritePair = Callable[[str, bytes, bytes], TextPair]
+WritePair = Callable[[str, bytes, bytes], Corpus]
 
 
 @pytest.fixture
 def write_pair(tmp_path: Path) -> WritePair:
     """Writes two files of raw bytes and gives their pair."""
 
-    def write(name: str, source: bytes, target: bytes) -> TextPair:
-        pair = TextPair(source=tmp_path / f"{name}.en", target=tmp_path / f"{name}.de")
-        pair.source.write_bytes(source)
-        pair.target.write_bytes(target)
-        return pair
+    def write(name: str, source: bytes, target: bytes) -> Corpus:
+        paths = tmp_path / f"{name}.en", tmp_path / f"{name}.de"
+        paths[0].write_bytes(source)
+        paths[1].write_bytes(target)
+        return Corpus(source=paths[0], target=paths[1])
 
     return write
 

@@ -1,11 +1,13 @@
 import time
 import tracemalloc
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import make_batch, padding_share, plan, prefetched
+from mtkit.data.batches import Batch, make_batch, padding_share, plan, prefetched
 from mtkit.data.prepared import Prepared, Side, Tokens
 from mtkit.data.tokenizer import BOS, EOS, PAD
 
@@ -85,6 +87,64 @@ def test_millions_of_rows_are_planned_at_once() -> None:
     assert sum(map(len, batches)) + side.too_long(1_024) == len(side)
 
 
+def mixed(side: Side) -> Side:
+    """The side with its rows dealt to three corpora, one after the other."""
+    return replace(side, corpora=(np.arange(len(side)) % 3).astype(np.int16))
+
+
+def test_weights_say_how_often_an_epoch_goes_through_a_corpus(side: Side) -> None:
+    rows = [
+        np.concatenate(
+            plan(mixed(side), batch_tokens=2_048, max_length=1_024, seed=1, epoch=epoch, weights=[1, 2.25, 0.5])
+        )
+        for epoch in (0, 1)
+    ]
+    times = [np.bincount(each, minlength=len(side)) for each in rows]
+    whole, more, half = (times[0][corpus::3] for corpus in range(3))
+    assert (whole == 1).all()
+    assert set(more) == {2, 3}
+    assert (more == 3).sum() == round(0.25 * len(more))
+    assert set(half) == {0, 1}
+    assert half.sum() == round(0.5 * len(half))
+    # another half each epoch, unrelated to the one before
+    both = (half * times[1][2::3]).sum()
+    assert 0.2 * len(half) < both < 0.3 * len(half)
+
+
+def test_weights_of_one_change_nothing_but_the_draw(side: Side) -> None:
+    rows = np.concatenate(
+        plan(mixed(side), batch_tokens=2_048, max_length=60, seed=1, epoch=0, weights=[1.0, 1.0, 1.0])
+    )
+    assert len(np.unique(rows)) == len(rows) == len(side) - side.too_long(60)
+    tiny = mixed(side_of(np.array([3, 3, 3]), np.array([3, 3, 3])))
+    assert plan(tiny, batch_tokens=99, max_length=9, seed=1, epoch=0, weights=[0.1, 0.1, 0.1]) == []
+
+
+def test_the_halves_of_a_batch_are_the_batches_of_their_rows(builtin: Prepared) -> None:
+    rows = np.array([4, 0, 9, 2, 7])
+    side = replace(builtin.train, tasks=(np.arange(len(builtin.train)) % 2).astype(np.int16))
+    batch = make_batch(side, rows)
+    for half, wanted in zip(batch.halves(), (make_batch(side, rows[:3]), make_batch(side, rows[3:])), strict=True):
+        assert_same(half, wanted)
+        assert half.size < batch.size
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    for name in ("source", "source_valid", "target_in", "target_out", "target_valid", "task"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert one.target_tokens == other.target_tokens
+    assert one.lines.tolist() == other.lines.tolist()
+
+
+def test_a_batch_holds_the_direction_of_each_segment_where_there_are_several(builtin: Prepared) -> None:
+    rows = np.array([4, 1, 9])
+    assert make_batch(builtin.train, rows).task is None
+    side = replace(builtin.train, tasks=(np.arange(len(builtin.train)) % 2).astype(np.int16))
+    task = make_batch(side, rows).task
+    assert task is not None
+    assert (task.dtype, task.tolist()) == (torch.int64, [0, 1, 1])
+
+
 def test_a_batch_holds_its_rows_shifted_for_the_decoder(builtin: Prepared) -> None:
     side, rows = builtin.train, np.array([4, 0, 9])
     batch = make_batch(side, rows)
@@ -114,20 +174,20 @@ def test_an_empty_segment_is_its_end_mark_alone() -> None:
 
 def test_prefetched_batches_are_the_plan_in_order(builtin: Prepared) -> None:
     batches = plan(builtin.train, batch_tokens=512, max_length=100, seed=1, epoch=0)
-    lines = [batch.lines.tolist() for batch in prefetched(builtin.train, batches[3:], ahead=2)]
+    lines = [batch.lines.tolist() for batch in prefetched(partial(make_batch, builtin.train), batches[3:], ahead=2)]
     assert lines == [builtin.train.lines[rows].tolist() for rows in batches[3:]]
 
 
 def test_leaving_early_ends_the_thread(builtin: Prepared) -> None:
     import threading
 
-    for _ in prefetched(builtin.train, [np.array([0])] * 1_000, ahead=2):
+    for _ in prefetched(partial(make_batch, builtin.train), [np.array([0])] * 1_000, ahead=2):
         break
     assert not [thread for thread in threading.enumerate() if thread.name == "mtkit-batches"]
 
 
 def test_what_goes_wrong_in_the_thread_is_raised(builtin: Prepared) -> None:
-    made = prefetched(builtin.train, [np.array([0]), np.array([10**9])])
+    made = prefetched(partial(make_batch, builtin.train), [np.array([0]), np.array([10**9])])
     next(made)
     with pytest.raises(IndexError):
         next(made)
@@ -135,7 +195,8 @@ def test_what_goes_wrong_in_the_thread_is_raised(builtin: Prepared) -> None:
 
 def test_memory_stays_flat_over_epochs(side: Side) -> None:
     def epoch(number: int) -> None:
-        for _ in prefetched(side, plan(side, batch_tokens=65_536, max_length=200, seed=1, epoch=number)):
+        batches = plan(side, batch_tokens=65_536, max_length=200, seed=1, epoch=number)
+        for _ in prefetched(partial(make_batch, side), batches):
             pass
 
     tracemalloc.start()

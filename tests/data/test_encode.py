@@ -1,35 +1,63 @@
 from pathlib import Path
 
-from mtkit.data.encode import write_side
+import numpy as np
+import pytest
+
+from mtkit.data import encode
+from mtkit.data.encode import Encoder, chunks, encode_chunk
+from mtkit.data.readers import SegmentPair
 from mtkit.data.tokenizer import Tokenizers, train_tokenizer
 from mtkit.data_settings import TokenizerSettings
-from tests.data.conftest import WritePair
+
+PAIRS = [SegmentPair(line, f"two dogs {line}", f"zwei Hunde {line}") for line in range(1, 24)]
 
 
-def test_what_is_written_is_counted(tmp_path: Path, write_pair: WritePair) -> None:
-    tokenizer = train_tokenizer(tmp_path / "model", ["two dogs", "zwei Hunde"] * 20, TokenizerSettings())
-    pair = write_pair("side", "two dogs\n\ndogs 日\n".encode(), b"zwei Hunde\nzwei\nHunde")
-    tokenizers = Tokenizers(tokenizer, tokenizer)
-    train = write_side(tmp_path, "train", pair, tokenizers, 3, lambda items, what, total: items)
-    assert (train.lines, train.rows, train.empty) == (3, 2, 1)
-    assert (train.words["source"], train.words["target"]) == (4, 3)
-    assert train.bytes == {"source": 3, "target": 0}
-    assert train.unknown == {"source": 0, "target": 0}
-    valid = write_side(tmp_path, "valid", pair, tokenizers, 3, lambda items, what, total: items)
-    assert (valid.rows, valid.empty, valid.words["target"]) == (3, 1, 4)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    train_tokenizer(tmp_path / "joint.model", ["two dogs", "zwei Hunde"] * 20, TokenizerSettings())
+    return tmp_path
 
 
-def test_progress_goes_through_every_line(tmp_path: Path, write_pair: WritePair) -> None:
-    tokenizer = train_tokenizer(
-        tmp_path / "model", ["two dogs see a house", "zwei Hunde sehen ein Haus"] * 20, TokenizerSettings()
-    )
-    shown = []
+def test_chunks_hold_every_pair_in_order_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_PAIRS", 5)
+    made = list(chunks(PAIRS, 3, "en-de", 7))
+    assert [pair for chunk in made for pair in chunk.pairs] == PAIRS
+    assert [len(chunk.pairs) for chunk in made] == [5, 5, 5, 5, 3]
+    assert {(chunk.corpus, chunk.direction, chunk.aligned) for chunk in made} == {(3, "en-de", 7)}
+    monkeypatch.setattr(encode, "_CHARACTERS", 30)
+    assert [len(chunk.pairs) for chunk in chunks(PAIRS[:6], 0, "en-de", 0)] == [2, 2, 2]
 
-    def progress(items, what, total):  # type: ignore[no-untyped-def]
-        for item in items:
-            shown.append((what, total))
-            yield item
 
-    pair = write_pair("side", b"a\nb\nc\n", b"a\nb\nc\n")
-    write_side(tmp_path, "valid", pair, Tokenizers(tokenizer, tokenizer), 3, progress)
-    assert shown == [("encoding valid", 3)] * 3
+def test_a_chunk_is_the_pieces_of_each_pair_alone(folder: Path) -> None:
+    tokenizers = Tokenizers.load(folder)
+    texts = [("two dogs", "zwei Hunde"), ("", "zwei"), ("dogs 日 ", "dogs 日")]
+    pairs = [SegmentPair(line, *both) for line, both in enumerate(texts, start=1)]
+    found = encode_chunk(next(chunks(pairs, 0, "en-de", 0)), tokenizers)
+    alone = [tokenizers.source.encode(pair.source) for pair in pairs]
+    assert found.source.flat.tolist() == [piece for each in alone for piece in each]
+    assert found.source.lengths.tolist() == [len(each) for each in alone]
+    assert [each.tolist() for each in found.words] == [[2, 0, 2], [2, 1, 2]]
+    assert found.identical.tolist() == [False, False, True]
+
+
+def test_sides_that_stop_matching_are_found_with_the_line(folder: Path) -> None:
+    sources = [f"on {'very ' * (line * 7 % 11)}old day {line} we met {line * 37} dogs" for line in range(100)]
+    targets = sources[:60] + sources[61:]
+    pairs = [SegmentPair(line, *both) for line, both in enumerate(zip(sources, targets, strict=False), start=1001)]
+    found = encode_chunk(next(chunks(pairs, 0, "en-de", len(pairs))), Tokenizers.load(folder))
+    assert found.suspicious is not None
+    assert abs(found.suspicious - 1061) < 4
+    assert encode_chunk(next(chunks(pairs, 0, "en-de", 50)), Tokenizers.load(folder)).suspicious is None
+
+
+def test_several_processes_give_what_one_gives_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "_PAIRS", 2)
+    results = []
+    for workers in (1, 2):
+        with Encoder(folder, workers) as encoder:
+            results.append(list(encoder.encode(chunks(PAIRS, 0, "en-de", 2))))
+    assert [chunk for chunk, _ in results[0]] == [chunk for chunk, _ in results[1]]
+    for (_, one), (_, other) in zip(*results, strict=True):
+        for name in ("source", "target"):
+            np.testing.assert_array_equal(getattr(one, name).flat, getattr(other, name).flat)
+        np.testing.assert_array_equal(one.hashes, other.hashes)

@@ -6,7 +6,7 @@ import pytest
 from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data_settings import DataSettings, Grammar, TextPair, TokenizerSettings
+from mtkit.data_settings import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
 from mtkit.errors import DataError, MtkitError
 from tests.data.conftest import WritePair
 
@@ -39,9 +39,9 @@ def test_the_same_again_does_nothing(settings: DataSettings) -> None:
 
 def test_text_is_known_by_content_not_by_name(settings: DataSettings, write_pair: WritePair) -> None:
     prepare(settings)
-    assert prepare(settings.model_copy(update={"train": write_pair("copy", SOURCE, TARGET)})).unchanged
-    with pytest.raises(DataError, match="train source: other content"):
-        prepare(settings.model_copy(update={"train": write_pair("other", SOURCE.upper(), TARGET)}))
+    assert prepare(settings.model_copy(update={"train": (write_pair("copy", SOURCE, TARGET),)})).unchanged
+    with pytest.raises(DataError, match="train: other content"):
+        prepare(settings.model_copy(update={"train": (write_pair("other", SOURCE.upper(), TARGET),)}))
 
 
 def test_other_settings_are_refused_with_the_differences_unless_told_to_overwrite(settings: DataSettings) -> None:
@@ -68,13 +68,14 @@ def test_empty_pairs_leave_training_but_not_the_other_sides(settings: DataSettin
     odd_target = b"eins\nzwei\ndrei\n\nvier"
     odd = settings.model_copy(
         update={
-            "train": write_pair("odd", SOURCE + odd_source, TARGET + odd_target),
-            "test": write_pair("test", odd_source, odd_target),
+            "train": (write_pair("odd", SOURCE + odd_source, TARGET + odd_target),),
+            "test": {"test": (write_pair("test", odd_source, odd_target),)},
+            "cleaning": Cleaning(overlap=False),
         }
     )
     record = prepare(odd).record
     opened = open_prepared(odd.folder)
-    assert record["sides"]["train"]["empty"] == 3
+    assert record["sides"]["train"]["left_out"]["empty"] == 3
     assert opened.train.lines.tolist() == [*range(1, 62), 65]
     assert opened.test is not None
     assert list(opened.test.source_text or ()) == ["one", "", " ", "two\u2028three", "\x00\x01"]
@@ -93,7 +94,7 @@ def test_without_test_files_there_is_no_test_side(settings: DataSettings) -> Non
         (b"a\nb\nc\n", b"x\ny\nz\n", "3 usable training pairs"),
         (SOURCE, b"\n" * 60, "0 usable training pairs"),
         (SOURCE, TARGET + b"mehr\n", "has 60 lines and .* has 61"),
-        (SOURCE, b"", "is empty"),
+        (SOURCE, b"", "has 0"),
         (SOURCE, TARGET.replace(b"12 Hunde", b"12 H\xe4nde"), "line 13: not UTF-8"),
     ],
 )
@@ -101,7 +102,7 @@ def test_bad_text_is_one_line_and_leaves_nothing(
     settings: DataSettings, write_pair: WritePair, source: bytes, target: bytes, message: str
 ) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        prepare(settings.model_copy(update={"train": write_pair("bad", source, target)}))
+        prepare(settings.model_copy(update={"train": (write_pair("bad", source, target),)}))
     assert "\n" not in str(caught.value)
     assert {path.suffix for path in settings.folder.parent.iterdir()} == {".en", ".de"}
 
@@ -119,7 +120,7 @@ def test_a_failure_in_the_middle_leaves_the_old_data(settings: DataSettings, mon
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "write_side", fail)
+    monkeypatch.setattr(module.SideWriter, "write", fail)
     with pytest.raises(MtkitError, match="No space left on device"):
         prepare(settings, overwrite=True)
     assert _files(settings.folder) == before
@@ -139,10 +140,9 @@ def test_folders_that_hold_something_else_are_never_replaced(
     with pytest.raises(DataError, match="folder that you are in"):
         prepare(settings.model_copy(update={"folder": Path()}))
     prepare(settings)
-    assert settings.train is not None
-    inside = TextPair(source=settings.folder / "train.arrow", target=settings.train.target)
+    inside = Corpus(source=settings.folder / "train.arrow", target=settings.train[0].target)
     with pytest.raises(DataError, match="lies in"):
-        prepare(settings.model_copy(update={"train": inside}), overwrite=True)
+        prepare(settings.model_copy(update={"train": (inside,)}), overwrite=True)
     assert os.path.exists(tmp_path / "photos" / "cat.png")
 
 
@@ -167,7 +167,7 @@ def test_a_built_in_corpus_too_small_to_train_on_is_refused(tmp_path: Path) -> N
 def test_real_text_is_prepared(tmp_path: Path) -> None:
     text = Path(os.environ["MTKIT_DATA"]) / "multi30k"
     pairs = {
-        side: TextPair(source=text / f"{name}.en", target=text / f"{name}.de")
+        side: Corpus(source=text / f"{name}.en", target=text / f"{name}.de")
         for side, name in (("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))
     }
     record = prepare(DataSettings.model_validate({"folder": tmp_path / "data", **pairs})).record

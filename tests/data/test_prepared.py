@@ -32,7 +32,7 @@ def test_tokens_are_those_of_the_text(builtin: Prepared) -> None:
 
 
 def test_many_record_batches_read_as_one(builtin: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_CHUNK", 7)
+    monkeypatch.setattr(encode, "_PAIRS", 7)
     settings = builtin.settings.model_copy(update={"folder": tmp_path / "data"})
     prepare(settings)
     other = open_prepared(tmp_path / "data")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
+from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
 from mtkit.data_settings import TokenizerSettings
 from mtkit.errors import DataError
 
@@ -37,7 +37,7 @@ def test_a_vocabulary_too_small_for_the_characters_is_refused_with_one_that_work
 
 
 def test_text_too_small_for_any_vocabulary_is_refused(tmp_path: Path) -> None:
-    lines = [f"line {number}" for number in range(50)]
+    lines = [f"line {number}" for number in range(30)]
     with pytest.raises(DataError, match="too small for a unigram vocabulary"):
         train_tokenizer(tmp_path / "m", lines, TokenizerSettings(kind="unigram"))
 
@@ -67,12 +67,13 @@ def test_the_same_text_gives_the_same_file(tmp_path: Path, kind: str) -> None:
         "😀 日本語",
         "<s> </s> <pad> <unk> <0x41>",
         "< s>",
+        "< break> < 2de>",
         "a\tb",
     ],
 )
 def test_any_text_comes_back_and_holds_no_special(tokenizer: Tokenizer, text: str) -> None:
     pieces = tokenizer.encode(text)
-    assert not {PAD, UNK, BOS, EOS} & set(pieces)
+    assert not {PAD, UNK, BOS, EOS, BREAK} & set(pieces)
     # nfkc writes U+0085 and its like, and a tab, as they are or as a space, and a space at an end goes
     assert tokenizer.decode(pieces).split() == text.split()
 
@@ -85,6 +86,19 @@ def test_lines_are_encoded_as_each_alone(tokenizer: Tokenizer) -> None:
 def test_decoding_drops_specials_and_gives_one_line(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([BOS, *tokenizer.encode("a red dog"), EOS, PAD, PAD]) == "a red dog"
     assert "\n" not in tokenizer.decode(tokenizer.encode("a\nb"))
+
+
+def test_tags_and_breaks_are_pieces_that_no_text_is_cut_into(tmp_path: Path) -> None:
+    made = train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(), ["de", "fr"])
+    tags = [made.tag("en-de"), made.tag("en-fr")]
+    assert made.tag("es-de") == tags[0]
+    assert len({PAD, UNK, BOS, EOS, BREAK, *tags}) == 7
+    for text in ("< 2de>", "<2fr> a", "< break>"):
+        assert not {BREAK, *tags} & set(made.encode(text))
+    dog, house = made.encode("a red dog"), made.encode("a house")
+    assert made.decode([tags[0], *dog, BREAK, *house]) == "a red dog a house"
+    with pytest.raises(DataError, match="no direction en-es"):
+        made.tag("en-es")
 
 
 def test_normalisation_is_the_chosen_one(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -2,8 +2,9 @@
 
 import torch
 
-from mtkit.decoding.batches import Segment, make_batch, plan, target_limit
-from mtkit.decoding.search import EOS, PAD
+from mtkit.data.tokenizer import EOS, PAD
+from mtkit.decoding.batches import make_batch, plan, target_limit
+from mtkit.decoding.segments import Segment
 
 
 def test_every_segment_comes_once_and_batches_keep_to_their_size() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mtkit.decoding.held_out import HeldOut, Speed, held_out, latest_translations, n_best_lines, reference_of, save
 from mtkit.decoding.translate import Translation
-from mtkit.errors import RunError
+from mtkit.errors import DataError, RunError
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
 
@@ -24,6 +24,27 @@ def test_the_test_side_is_taken_or_else_the_validation_side(tmp_path: Path) -> N
     assert list(both.sources) == (tmp_path / "both" / "test.source").read_text().split("\n")[:-1]
     assert list(both.references) == (tmp_path / "both" / "test.target").read_text().split("\n")[:-1]
     assert held_out(make_run(tmp_path / "one", test_side=False).prepared).name == "valid"
+
+
+def test_sides_are_named(tmp_path: Path) -> None:
+    prepared = make_run(tmp_path, sides=("flickr", "coco")).prepared
+    assert held_out(prepared).name == "flickr"
+    assert held_out(prepared, "coco").sources == (tmp_path / "coco.source").read_text().split("\n")[:-1]
+    assert held_out(prepared, "valid").sources == (tmp_path / "valid.source").read_text().split("\n")[:-1]
+    with pytest.raises(DataError, match="did you mean 'coco'"):
+        held_out(prepared, "cocoa")
+
+
+def test_directions_are_written_beside(tmp_path: Path) -> None:
+    trained = make_run(tmp_path, directions=("en-de", "en-fr"))
+    side = held_out(trained.prepared)
+    assert side.directions is not None
+    assert list(side.directions.tasks) == [0] * 7 + [1] * 7
+    path = save(trained.run, side.first(9), [[translation("x")]] * 9, Speed(1.0, 9, 9), {})
+    directions = path.with_suffix(".direction.txt")
+    assert directions.read_text() == "en-de\n" * 7 + "en-fr\n" * 2
+    save(trained.run, SIDE, [[translation("x")]] * 2, Speed(1.0, 2, 2), {})
+    assert not directions.exists()
 
 
 def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
@@ -52,5 +73,7 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
 
 
 def test_n_best_lines_name_their_line() -> None:
-    lines = list(n_best_lines([[translation("a"), translation("b", -2)], [translation("c\tc")]]))
+    several = [[translation("a"), translation("b", -2)], [translation("c\tc")]]
+    lines = list(n_best_lines(several))
+    assert [line[0] for line in n_best_lines(several, first=6)] == ["7", "7", "8"]
     assert lines == ["1\t-1.000000\ta", "1\t-2.000000\tb", "2\t-1.000000\tc\tc"]

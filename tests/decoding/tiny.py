@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtkit.decoding.search import BOS, EOS, PAD, SourceBatch
+from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.decoding.search import SourceBatch
 
 FIRST_WORD = EOS + 1
 
@@ -63,7 +64,13 @@ class TinyModel(nn.Module):
         return logits, {"hidden": hidden, "shared": state["shared"]}, weights if need_weights else None
 
     def forward(
-        self, source: Tensor, target_in: Tensor, *, source_valid: Tensor, target_valid: Tensor | None = None
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        *,
+        source_valid: Tensor,
+        target_valid: Tensor | None = None,
+        task: Tensor | None = None,
     ) -> Output:
         encoded = self.encode(source, source_valid)
         hidden = self.start(encoded)["hidden"]

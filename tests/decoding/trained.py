@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.decoding.documents import source_budget
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run
@@ -36,39 +37,85 @@ def sentences(count: int, seed: int) -> list[str]:
     return [" ".join(WORDS[draw(len(WORDS))] for _ in range(2 + draw(5))).capitalize() + "." for _ in range(count)]
 
 
-def make_run(folder: Path, *, test_side: bool = True, seed: int = 1) -> Trained:
-    """The run `folder`/mtkit-runs/one and its data `folder`/mtkit-data."""
+def make_run(
+    folder: Path,
+    *,
+    name: str = "one",
+    test_side: bool = True,
+    seed: int = 1,
+    directions: tuple[str, ...] = (),
+    documents: int | None = None,
+    sides: tuple[str, ...] = ("test",),
+    attention: str = "full",
+) -> Trained:
+    """The run `folder`/mtkit-runs/`name` and its data `folder`/mtkit-data, made unless it is there.
+
+    Each of `directions` has training, validation and test text of its own. `documents` is the piece budget of rows of
+    lines that blank lines part. `sides` are the test sides.
+    """
     folder.mkdir(exist_ok=True)
-    text: dict[str, dict[str, str]] = {}
-    for number, side in enumerate(("train", "valid", "test") if test_side else ("train", "valid")):
-        text[side] = {}
-        for language in ("source", "target"):
-            path = folder / f"{side}.{language}"
-            path.write_text("".join(f"{line}\n" for line in sentences(200 if side == "train" else 7, 2 * number)))
-            text[side][language] = str(path)
+    text = {side: _corpora(folder, side, directions, documents is not None) for side in ("train", "valid")}
+    tests = {side: _corpora(folder, side, directions, documents is not None) for side in sides} if test_side else {}
     recipe = make_recipe(
         {
             "seed": seed,
-            "data": {"folder": str(folder / "mtkit-data"), **text, "tokenizer": {"vocabulary": 400}},
+            "data": {
+                "folder": str(folder / "mtkit-data"),
+                **text,
+                "test": tests,
+                "tokenizer": {"vocabulary": 400},
+                "documents": documents and {"pieces": documents},
+            },
             "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "max_length": LONGEST, "dropout": 0.0},
+            "attention": {"encoder": attention},
             "decoding": {"beam": 3},
         }
     )
     prepare(recipe.data)
     prepared = open_prepared(recipe.data.folder)
     sizes = {side: getattr(prepared.tokenizers, side).size for side in ("source", "target")}
-    model = build_model(recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
+    model = build_model(
+        recipe,
+        source_vocabulary=sizes["source"],
+        target_vocabulary=sizes["target"],
+        tasks=len(prepared.directions),
+    )
     with torch.no_grad():  # sharper than initialised, so that hypotheses differ by more than rounding
-        for name, value in model.named_parameters():
-            value.mul_(3.0 if "tokens" in name else 1.5)
-    run = folder / "mtkit-runs" / "one"
+        for parameter, value in model.named_parameters():
+            value.mul_(3.0 if "tokens" in parameter else 1.5)
+    run = folder / "mtkit-runs" / name
     checkpoint = run / "checkpoints" / "update-00000010"
     checkpoint.mkdir(parents=True)
     (run / "tokenizer").mkdir()
     for each in (recipe.data.folder / "tokenizer").glob("*.model"):
         (run / "tokenizer" / each.name).write_bytes(each.read_bytes())
     (run / "recipe.yaml").write_text(recipe.model_dump_json())
-    about = {"format": FORMAT, "vocabularies": sizes, "data": prepared.fingerprint}
+    about = {
+        "format": FORMAT,
+        "vocabularies": sizes,
+        "data": prepared.fingerprint,
+        "directions": prepared.directions,
+        "document_pieces": source_budget(prepared),
+    }
     (run / "run.json").write_text(json.dumps(about))
-    save_file({name: value.clone() for name, value in model.state_dict().items()}, checkpoint / "model.safetensors")
+    save_file({key: value.clone() for key, value in model.state_dict().items()}, checkpoint / "model.safetensors")
     return Trained(Run(run), prepared)
+
+
+def _corpora(folder: Path, side: str, directions: tuple[str, ...], documents: bool) -> list[dict[str, str]]:
+    """The text of a side, in each direction, as a recipe names it."""
+    corpora = []
+    for number, direction in enumerate(directions or (None,)):
+        corpus = {"source": f"{side}.source", "target": f"{side}.target"}
+        if direction is not None:
+            corpus = {key: f"{value}.{direction}" for key, value in corpus.items()} | {"direction": direction}
+        lines = sentences(200 if side == "train" else 7, {"train": 0, "valid": 2}.get(side, 4) + 10 * number)
+        if documents:
+            lines[3::4] = [""] * len(lines[3::4])
+            corpus["documents"] = "empty-lines"
+        for key in ("source", "target"):
+            path = folder / corpus[key]
+            path.write_text("".join(f"{line}\n" for line in lines))
+            corpus[key] = str(path)
+        corpora.append(corpus)
+    return corpora

@@ -27,8 +27,8 @@ def kept(checkpoints: Checkpoints) -> list[int]:
 
 def test_a_checkpoint_gives_back_exactly_what_was_saved(tmp_path: Path) -> None:
     progress = Progress(
-        update=7, epoch=2, batch=5, seconds=1 / 3, tokens=99, validated=7, bleu=0.1, best_bleu=0.3, stale=4,
-        baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
+        update=7, epoch=2, batch=5, seconds=1 / 3, training_seconds=1 / 7, tokens=99, validated=7, bleu=0.1,
+        best_bleu=0.3, stale=4, baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
     )  # fmt: skip
     tensors = {"model": {"w": torch.randn(4, 3), "n": torch.tensor(3)}, "optimizer": {"m/w": torch.randn(4, 3).t()}}
     path = Checkpoints(tmp_path, keep_last=1, keep_best=1).save(progress, tensors)

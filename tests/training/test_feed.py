@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -7,16 +8,24 @@ import torch
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.training.distributed import World
-from mtkit.training.feed import Feed, to_device
+from mtkit.training.feed import Feed, Work, to_device
 from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")
 
 
-def feed(prepared: Prepared, *, rank: int = 0, size: int = 1, accumulate: int = 3, batch_tokens: int = 200) -> Feed:
+def feed(
+    prepared: Prepared,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    accumulate: int = 3,
+    batch_tokens: int = 200,
+    **training: object,
+) -> Feed:
     world = World(CPU)
     world.rank, world.size = rank, size
-    recipe = tiny(training={"accumulate": accumulate, "batch_tokens": batch_tokens})
+    recipe = tiny(training={"accumulate": accumulate, "batch_tokens": batch_tokens, **training})
     return Feed(recipe, prepared, 1024, world)
 
 
@@ -36,6 +45,53 @@ def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
     rows = np.concatenate([each for work in epoch for each in work.rows])
     assert sorted(rows) == list(range(len(prepared.train)))
     assert (epoch[-1].epoch, epoch[-1].batch) == (1, 0)
+
+
+def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(prepared: Prepared) -> None:
+    source = feed(prepared, subword_dropout=0.2)
+    whole = list(islice(source.updates(0, 0), source.updates_per_epoch + 5))
+    place = whole[source.updates_per_epoch - 4]
+    again = list(islice(feed(prepared, subword_dropout=0.2).updates(place.epoch, place.batch), 8))
+    for ours, theirs in zip(again, whole[source.updates_per_epoch - 3 :], strict=True):
+        assert (ours.epoch, ours.batch, ours.tokens) == (theirs.epoch, theirs.batch, theirs.tokens)
+        assert all(torch.equal(a.source, b.source) for a, b in zip(ours.batches, theirs.batches, strict=True))
+    assert all(work.tokens == sum(batch.target_tokens for batch in work.batches) for work in whole)
+
+
+def test_processes_draw_the_same_pieces_as_one(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(World, "total", lambda self, count: count)
+    alone = list(islice(feed(prepared, subword_dropout=0.3).updates(0, 0), 6))
+    shares = [list(islice(feed(prepared, rank=r, size=2, subword_dropout=0.3).updates(0, 0), 6)) for r in range(2)]
+
+    def targets(works: list[Work], number: int) -> list[tuple[int, list[int]]]:
+        return [
+            (int(line), tokens[valid].tolist())
+            for batch in works[number].batches
+            for line, tokens, valid in zip(batch.lines, batch.target_out, batch.target_valid, strict=True)
+        ]
+
+    for number, work in enumerate(alone):
+        assert sorted(targets(alone, number)) == sorted(targets(shares[0], number) + targets(shares[1], number))
+        assert work.tokens == sum(share[number].tokens for share in shares)
+
+
+def test_the_largest_batches_are_those_with_most_tokens_and_with_the_widest_rows(prepared: Prepared) -> None:
+    source = feed(prepared)
+    sizes = [batch.size for work in islice(source.updates(0, 0), source.updates_per_epoch) for batch in work.batches]
+    largest = source.largest()
+    assert max(batch.size for batch in largest) == max(sizes)
+    lengths = np.maximum(prepared.train.source.lengths, prepared.train.target.lengths)
+    assert max(max(batch.source.shape[1], batch.target_in.shape[1]) for batch in largest) == lengths.max() + 1
+
+
+def test_lines_are_named_with_the_corpus_that_they_are_of(prepared: Prepared) -> None:
+    source = feed(prepared)
+    assert source.name_lines([np.array([4]), np.array([1])]) == f"lines 2, 5 of {prepared.folder}/text/train.en"
+    corpora = np.zeros(len(prepared.train), dtype=np.int16)
+    corpora[4:] = 1
+    source.side = replace(prepared.train, corpora=corpora)
+    source._source_names = ["a.en", "b.en"]
+    assert source.name_lines([np.array([4, 7]), np.array([1])]) == "line 2 of a.en, lines 5, 8 of b.en"
 
 
 @pytest.mark.parametrize("size", [2, 3])

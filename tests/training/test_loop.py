@@ -146,6 +146,26 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(
     assert updates == [8, 16, 24]
 
 
+def test_a_resumed_run_draws_the_pieces_that_an_unbroken_one_does(
+    finished: Path, prepared: Prepared, tmp_path: Path
+) -> None:
+    recipe = tiny(training={"subword_dropout": 0.2, "validate_segments": 1})
+    whole = run(recipe, prepared, tmp_path / "whole")
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        if line.startswith("update 12/24"):
+            signal.raise_signal(signal.SIGTERM)
+        said.append(line)
+
+    assert run(recipe, prepared, tmp_path / "broken", say=say).trained == 12
+    assert run(recipe, prepared, tmp_path / "broken").trained == 12
+    assert_same_numbers(tmp_path / "whole", tmp_path / "broken")
+    plain = read_progress(finished / "checkpoints" / "update-00000024")
+    assert whole.progress.tokens > plain.tokens, "dropped merges make more tokens"
+    assert whole.progress.batch == plain.batch, "of the same batches"
+
+
 def test_a_signal_during_validation_is_obeyed_and_the_validation_made_up_for(
     finished: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,12 @@ from torch.nn import functional as F
 
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
+from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.training.distributed import World
 from mtkit.training.feed import Work, count_tokens
 from mtkit.training.optimizer import Precision
-from mtkit.training.update import EXTRA, LOSS, NLL, SEGMENTS, Updater, seed_generators
+from mtkit.training.update import EXTRA, LOSS, NLL, REWARD, SEGMENTS, Updater, seed_generators
 from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")
@@ -36,12 +37,20 @@ class StandIn(nn.Module):
         self.loss_weight = 0.0
         self.samples = False
         self.followed: list[tuple[int, int]] = []
+        self.most_rows = 1_000
+        """Segments that fit in memory at a time."""
+        self.calls: list[int] = []
+        self.register_buffer("seen", torch.zeros(()))
 
     @property
     def output_weight(self) -> Tensor:
         return self.table.weight
 
     def forward(self, source: Tensor, target_in: Tensor, **_: Tensor | None) -> Output:
+        self.calls.append(len(source))
+        self.seen += len(source)
+        if len(source) > self.most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         output = Output(self.table(target_in))
         if self.loss_weight:
             output.losses = {"size": self.loss_weight * self.table.weight.square().mean()}
@@ -133,6 +142,22 @@ def _mean_nll(model: StandIn, work: Work) -> Tensor:
     return (nll * batch.target_valid).sum(1) / batch.target_valid.sum(1)
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_what_the_attentions_of_a_real_model_sample_is_trained_by_reward(prepared: Prepared, weight: float) -> None:
+    options = {"edges": 2, "hidden": 4, "share": "model", "weight": weight}
+    recipe = tiny(training={"clip_norm": 0.0}, attention={"name": "sac", "options": options})
+    size = prepared.tokenizers.target.size
+    model = build_model(recipe, source_vocabulary=size, target_vocabulary=size).train()
+    steps = Updater(model, recipe, World(CPU), Precision("float32", CPU))
+    steps.run(work_of(prepared, [0, 1, 2], [3]), 1, rate=0.0, total_updates=2)
+    predictors = [parameter for name, parameter in model.named_parameters() if "predictor" in name]
+    assert predictors
+    assert all((parameter.grad.abs().max() > 0) == (weight > 0) for parameter in predictors)
+    sums = steps.read()
+    assert sums[SEGMENTS] == 4
+    assert sums[REWARD] < 0
+
+
 def test_the_model_hears_of_every_update_and_measurements_add_up(prepared: Prepared) -> None:
     steps, model = updater(prepared, label_smoothing=0.0)
     work = work_of(prepared, [0, 1])
@@ -180,3 +205,113 @@ def test_the_real_model_trains_in_bfloat16_with_float32_weights(prepared: Prepar
     assert steps.failed() is None
     assert losses[-1] < 0.8 * losses[0]
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+ROWS = ([0, 1, 2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13])
+
+
+@pytest.mark.parametrize("most_rows", [1, 2, 3, 6])
+def test_a_batch_that_memory_does_not_hold_is_split_to_the_same_gradient(prepared: Prepared, most_rows: int) -> None:
+    whole, roomy = updater(prepared)
+    parts, short = updater(prepared)
+    roomy.loss_weight = short.loss_weight = 0.3
+    short.most_rows = most_rows
+    work = work_of(prepared, *ROWS)
+    for steps in (whole, parts):
+        steps.run(work, 1, rate=0.0, total_updates=1)
+    torch.testing.assert_close(gradients(short)[0], gradients(roomy)[0])
+    assert parts.read() == pytest.approx(whole.read(), rel=1e-5)
+    assert max(roomy.calls) == 7
+    assert parts.room is not None
+    # what forward passes gather is gathered once
+    assert short.seen == roomy.seen == 14
+
+
+class _FailsOnceInBackward(torch.autograd.Function):
+    """Memory gives out in the backward pass of what comes before it."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        if _FailsOnceInBackward.armed:
+            _FailsOnceInBackward.armed = False
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return gradient
+
+
+def test_gradients_of_a_backward_pass_that_ran_out_of_memory_do_not_count_twice(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, roomy = updater(prepared)
+    parts, short = updater(prepared)
+    forward = StandIn.forward
+
+    def fragile(self: StandIn, *arguments: Tensor, **options: Tensor | None) -> Output:
+        output = forward(self, *arguments, **options)
+        return Output(_FailsOnceInBackward.apply(output.hidden))
+
+    monkeypatch.setattr(StandIn, "forward", fragile)
+    work = work_of(prepared, [0, 1], [2, 3])
+    whole.run(work, 1, rate=0.0, total_updates=1)
+    _FailsOnceInBackward.armed = True
+    parts.run(work, 1, rate=0.0, total_updates=1)
+    assert not _FailsOnceInBackward.armed
+    torch.testing.assert_close(gradients(short)[0], gradients(roomy)[0])
+    assert short.seen == roomy.seen
+
+
+def test_batches_too_large_for_the_memory_are_split_ahead_from_then_on(prepared: Prepared) -> None:
+    said: list[str] = []
+    model = StandIn(prepared.tokenizers.target.size)
+    steps = Updater(model, tiny(), World(CPU), Precision("float32", CPU), say=said.append)  # type: ignore[arg-type]
+    model.most_rows = 4
+    steps.run(work_of(prepared, ROWS[0]), 1, rate=0.0, total_updates=2)
+    assert model.calls[:2] == [7, 4]
+    model.calls.clear()
+    steps.run(work_of(prepared, ROWS[0]), 2, rate=0.0, total_updates=2)
+    assert model.calls == [4, 3]
+    (line,) = said
+    assert "does not hold a batch of 7 segments" in line
+
+
+def test_a_single_segment_that_memory_does_not_hold_is_one_clear_error(prepared: Prepared) -> None:
+    steps, model = updater(prepared)
+    model.most_rows = 0
+    with pytest.raises(RunError, match=r"a single segment of \d+ source and \d+ target pieces \(line \d+ of") as error:
+        steps.run(work_of(prepared, [4, 5]), 1, rate=0.0, total_updates=1)
+    assert "\n" not in str(error.value)
+    assert model.calls == [2, 1]
+
+
+def test_a_rehearsal_changes_nothing_but_the_room(prepared: Prepared) -> None:
+    size = prepared.tokenizers.target.size
+
+    def trained(rehearsed: bool) -> dict[str, Tensor]:
+        attention = {"attention": {"encoder": "routing", "options": {"clusters": 2}}}
+        model = build_model(tiny(**attention), source_vocabulary=size, target_vocabulary=size)
+        steps = Updater(model, tiny(), World(CPU), Precision("float32", CPU))
+        torch.manual_seed(5)
+        for number in (1, 2):
+            if rehearsed:
+                steps.rehearse(work_of(prepared, [5, 6, 7, 8]).batches)
+            steps.run(work_of(prepared, [0, 1, 2, 3]), number, rate=0.01, total_updates=9)
+        assert steps.room is None
+        return {**model.state_dict(), "random": torch.rand(3)}
+
+    plain, rehearsed = trained(False), trained(True)
+    assert all(torch.equal(plain[name], rehearsed[name]) for name in plain)
+
+
+def test_a_rehearsal_finds_the_room_before_the_first_update(prepared: Prepared) -> None:
+    steps, model = updater(prepared)
+    model.most_rows = 3
+    steps.rehearse(work_of(prepared, [0, 1, 2, 3, 4]).batches)
+    assert steps.room is not None
+    assert model.calls == [5, 3, 2]
+    assert model.seen == 0
+    assert not gradients(model)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mtkit.decoding.penalties import coverage_penalty, normalised
+from mtkit.decoding.search.penalties import coverage_penalty, normalised
 
 
 def test_length_penalty_divides_by_a_power_of_the_length() -> None:

@@ -1,5 +1,6 @@
 """What all searches share: the model they ask, the batch they get, the hypotheses they give, when segments leave."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -7,9 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import BOS, EOS, PAD
-
-__all__ = ["BOS", "EOS", "PAD", "Hypotheses", "Model", "SourceBatch", "restrict", "still_running"]
+from mtkit.data.tokenizer import EOS, PAD
 
 NEVER_GENERATED = EOS
 """Pieces below this id, PAD, UNK and BOS, are never generated."""
@@ -22,7 +21,7 @@ WORTHWHILE = 0.75
 
 
 class Model(Protocol):
-    """What decoding needs of a model; `mtkit.model.transformer.Transformer` has it."""
+    """What a search needs of a model; `mtkit.model.transformer.Transformer` has it, and so has an ensemble of them."""
 
     has_weights: bool
     training: bool
@@ -31,15 +30,27 @@ class Model(Protocol):
     def longest_source(self) -> int | None: ...
     @property
     def longest_target(self) -> int | None: ...
-    @property
-    def output_weight(self) -> Tensor: ...
-    def encode(self, source: Tensor, source_valid: Tensor | None = None) -> Any: ...
-    def forward(
-        self, source: Tensor, target_in: Tensor, *, source_valid: Tensor | None, target_valid: Tensor | None
-    ) -> Any: ...
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any: ...
     def start(self, encoded: Any, *, hypotheses: int = 1) -> Any: ...
     def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]: ...
+    def parameters(self) -> Iterator[Any]: ...
     def train(self, mode: bool = True) -> Any: ...
+
+
+class Network(Model, Protocol):
+    """A model that is one network, and so can be asked about all positions of a given translation at once."""
+
+    @property
+    def output_weight(self) -> Tensor: ...
+    def forward(
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        *,
+        source_valid: Tensor | None,
+        target_valid: Tensor | None,
+        task: Tensor | None,
+    ) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class SourceBatch:
     """For each segment, the pieces a hypothesis may have at most, EOS counted: its own, whatever the batch."""
     keys: Tensor
     """(B,) integers that tell segments apart; sampling draws by them, so that a draw does not depend on the batch."""
+    task: Tensor | None = None
+    """(B,) the direction of each segment, where the model knows several."""
 
     @cached_property
     def valid(self) -> Tensor:
@@ -90,6 +103,11 @@ class Hypotheses:
         order = self.scores.argsort(dim=1, descending=True, stable=True)
         pieces = self.pieces.gather(1, order[..., None].expand_as(self.pieces))
         return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order))
+
+
+def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
+    """The state of the model before the first piece of each segment's hypotheses."""
+    return model.start(model.encode(batch.source, batch.valid, task=batch.task), hypotheses=hypotheses)
 
 
 def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> None:

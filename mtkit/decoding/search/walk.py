@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import reorder
-from mtkit.decoding.ngrams import forbid_repeats
-from mtkit.decoding.penalties import normalised
-from mtkit.decoding.search import BOS, EOS, PAD, Hypotheses, Model, SourceBatch, restrict, still_running
+from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch, begin, restrict, still_running
+from mtkit.decoding.search.ngrams import forbid_repeats
+from mtkit.decoding.search.penalties import normalised
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]
 """(logits (B', N, V), segments (B',), step) to the chosen pieces (B', N); logits of forbidden pieces are -inf."""
@@ -25,7 +26,7 @@ def walk(
     pieces = torch.full((size, hypotheses, batch.longest), PAD, device=device)
     log_probs = torch.zeros(size, hypotheses, device=device)
 
-    state = model.start(model.encode(batch.source, batch.valid), hypotheses=hypotheses)
+    state = begin(model, batch, hypotheses)
     rows = torch.arange(size, device=device)  # the segments that are still decoded
     token = torch.full((size, hypotheses), BOS, device=device)
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)

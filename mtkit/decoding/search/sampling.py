@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from mtkit.decoding.noise import uniform
-from mtkit.decoding.search import Hypotheses, Model, SourceBatch
-from mtkit.decoding.selection import best
-from mtkit.decoding.walk import walk
+from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch
+from mtkit.decoding.search.noise import uniform
+from mtkit.decoding.search.selection import best
+from mtkit.decoding.search.walk import walk
 from mtkit.recipe import DecodingSettings
 
 

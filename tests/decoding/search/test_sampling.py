@@ -2,8 +2,8 @@
 
 import torch
 
-from mtkit.decoding.sampling import draw, sample
-from mtkit.decoding.search import EOS
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.search.sampling import draw, sample
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import TinyModel, batch_of, log_prob_of, random_sources
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mtkit.decoding.noise import uniform
+from mtkit.decoding.search.noise import uniform
 
 
 def test_numbers_are_uniform_and_independent() -> None:

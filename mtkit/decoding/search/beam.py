@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import reorder
-from mtkit.decoding.ngrams import forbid_repeats
-from mtkit.decoding.penalties import coverage_penalty, normalised
-from mtkit.decoding.search import BOS, EOS, PAD, Hypotheses, Model, SourceBatch, restrict, still_running
-from mtkit.decoding.selection import best
+from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch, begin, restrict, still_running
+from mtkit.decoding.search.ngrams import forbid_repeats
+from mtkit.decoding.search.penalties import coverage_penalty, normalised
+from mtkit.decoding.search.selection import best
 from mtkit.recipe import DecodingSettings
 
 
@@ -28,7 +29,7 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
     beam, with_coverage = settings.beam, settings.coverage_penalty > 0
     alive = _Alive.start(batch, beam, with_coverage)
     ended = _Ended.start(batch, beam)
-    state = model.start(model.encode(batch.source, batch.valid), hypotheses=beam)
+    state = begin(model, batch, beam)
     for step in range(batch.longest):
         logits, state, weights = model.step(alive.token, state, need_weights=with_coverage)
         if weights is not None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from mtkit.decoding.greedy import greedy_search
-from mtkit.decoding.search import BOS, EOS
+from mtkit.data.tokenizer import BOS, EOS
+from mtkit.decoding.search.greedy import greedy_search
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import TinyModel, batch_of, log_prob_of, random_sources
 

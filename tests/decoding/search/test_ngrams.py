@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtkit.decoding.ngrams import forbid_repeats
+from mtkit.decoding.search.ngrams import forbid_repeats
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtkit.decoding.selection import best
+from mtkit.decoding.search.selection import best
 
 
 @pytest.mark.parametrize("count", [7, 64, 640, 641, 5000, 5003])

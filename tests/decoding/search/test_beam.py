@@ -6,9 +6,10 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from mtkit.decoding.beam import beam_search
-from mtkit.decoding.greedy import greedy_search
-from mtkit.decoding.search import EOS, Hypotheses
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.search import Hypotheses
+from mtkit.decoding.search.beam import beam_search
+from mtkit.decoding.search.greedy import greedy_search
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import FIRST_WORD, TinyModel, batch_of, log_prob_of, random_sources
 

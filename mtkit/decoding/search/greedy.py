@@ -1,7 +1,7 @@
 """Greedy decoding: the most likely piece, each time."""
 
-from mtkit.decoding.search import Hypotheses, Model, SourceBatch
-from mtkit.decoding.walk import walk
+from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch
+from mtkit.decoding.search.walk import walk
 from mtkit.recipe import DecodingSettings
 
 

@@ -1,0 +1,64 @@
+"""What `mtkit translate` says on standard error about some of the lines."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from mtkit.decoding.translate import Translation
+
+NAMED = 10
+"""Line numbers that a note lists at most."""
+
+
+class Notes:
+    """Gathers, chunk by chunk, the lines that a user should know about."""
+
+    def __init__(self, longest: int | None) -> None:
+        """`longest` pieces are what the model takes at most."""
+        self._longest = longest
+        self._cut, self._failed, self._joined, self._fell_back = _Listed(), _Listed(), _Listed(), _Listed()
+
+    def add(self, translations: "Sequence[Sequence[Translation]]", first: int) -> None:
+        """Take in the translations of lines, the first of which is number `first` from 0."""
+        for number, (best, *_) in enumerate(translations, start=first + 1):
+            self._cut.add(number, best.parts > 1)
+            self._failed.add(number, best.score == float("-inf"))
+            self._joined.add(number, best.together > 1)
+            self._fell_back.add(number, best.fell_back)
+
+    def say(self) -> None:
+        """Print what there is to say."""
+        if self._cut.count:
+            note(f"lines longer than the model's {self._longest:,} pieces were translated in parts: {self._cut}")
+        if self._failed.count:
+            note(f"the model gave no finite probabilities, so these lines are empty: {self._failed}")
+        if self._fell_back.count:
+            note(
+                f"of {self._joined.count:,} lines that were joined with others of their document, "
+                f"{self._fell_back.count:,} were translated one by one, as their joined translation did not come "
+                f"apart into as many lines: {self._fell_back}"
+            )
+
+
+class _Listed:
+    """Line numbers: how many, and the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[int] = []
+
+    def add(self, number: int, applies: bool) -> None:
+        self.count += applies
+        if applies and len(self._first) < NAMED:
+            self._first.append(number)
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self._first):,} more" if self.count > len(self._first) else ""
+        return ", ".join(map(str, self._first)) + more
+
+
+def note(message: str) -> None:
+    """Say something on standard error."""
+    typer.echo(f"note: {message}", err=True)

@@ -1,0 +1,101 @@
+"""Cleaning: what is unusual about segment pairs, and which of them are left out of training; all of it is counted."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from mtkit.data_settings import Cleaning
+
+REASONS = {
+    "empty": "with an empty side",
+    "overlap": "also in a validation or test side",
+    "duplicates": "seen before",
+    "identical": "with both sides the same",
+    "length_ratio": "with sides of very different length",
+    "over_long": "over data.cleaning.max_pieces",
+}
+"""What pairs are counted for, in the order in which they are left out: a pair that is left out has one reason."""
+
+_RATIO = 4.0
+"""Length ratio beyond which pairs are counted where the settings name none."""
+
+_SHORT = 10
+"""Pieces up to which a ratio says nothing: "No." may well be five words elsewhere."""
+
+
+def pair_hashes(direction: str, sources: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+    """(pairs,) uint64, the same for the same direction and text, whatever its spaces."""
+    digests = (
+        blake2b(f"{direction}\n{' '.join(source.split())}\n{' '.join(target.split())}".encode(), digest_size=8).digest()
+        for source, target in zip(sources, targets, strict=True)
+    )
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+class Seen:
+    """The hashes met so far, 8 bytes each: sorted runs, each more than twice as long as the next."""
+
+    def __init__(self) -> None:
+        self._runs: list[np.ndarray] = []
+
+    def add(self, hashes: np.ndarray) -> np.ndarray:
+        """(n,) bool: which of them were met before, among themselves too. Takes them all in."""
+        again = np.ones(len(hashes), dtype=bool)
+        again[np.unique(hashes, return_index=True)[1]] = False
+        again |= self.hold(hashes)
+        run = np.sort(hashes[~again])
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
+        if len(run):
+            self._runs.append(run)
+        return again
+
+    def hold(self, hashes: np.ndarray) -> np.ndarray:
+        """(n,) bool: which of them were met before."""
+        found = np.zeros(len(hashes), dtype=bool)
+        for run in self._runs:
+            found |= run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes
+        return found
+
+
+def examine(
+    hashes: np.ndarray,
+    identical: np.ndarray,
+    lengths: tuple[np.ndarray, np.ndarray],
+    settings: Cleaning,
+    seen: Seen,
+    held_out: Seen | None,
+) -> dict[str, np.ndarray]:
+    """(pairs,) bool for each of `REASONS`: which pairs it applies to.
+
+    `lengths`: the pieces of both sides; `held_out`: the pairs of the validation and test sides, None for those.
+    """
+    shorter, longer = np.minimum(*lengths), np.maximum(*lengths)
+    most = np.inf if settings.max_pieces is None else settings.max_pieces
+    return {
+        "empty": shorter == 0,
+        "overlap": np.zeros(len(hashes), dtype=bool) if held_out is None else held_out.hold(hashes),
+        "duplicates": seen.add(hashes),
+        "identical": identical & (shorter > 0),
+        "length_ratio": (longer > _SHORT) & (shorter > 0) & (longer > (settings.length_ratio or _RATIO) * shorter),
+        "over_long": longer > most,
+    }
+
+
+def left_out(found: dict[str, np.ndarray], settings: Cleaning) -> dict[str, np.ndarray]:
+    """The pairs that training does without, each under the first of its reasons."""
+    applies = {
+        "empty": True,
+        "overlap": settings.overlap,
+        "duplicates": settings.duplicates,
+        "identical": settings.identical,
+        "length_ratio": settings.length_ratio is not None,
+        "over_long": settings.max_pieces is not None,
+    }
+    gone = np.zeros_like(found["empty"])
+    result = {}
+    for reason, pairs in found.items():
+        result[reason] = pairs & ~gone if applies[reason] else np.zeros_like(gone)
+        gone |= result[reason]
+    return result

@@ -1,0 +1,21 @@
+"""Reading parallel text: text files, tables and data sets, as streams of segment pairs."""
+
+from mtkit.data.readers.alignment import first_suspicious
+from mtkit.data.readers.corpora import name_of, read_corpus
+from mtkit.data.readers.documents import EMPTY_LINES, SegmentPair
+from mtkit.data.readers.facts import Facts, measure, measure_corpus
+from mtkit.data.readers.text import Lines, Repairs, decoded
+
+__all__ = [
+    "EMPTY_LINES",
+    "Facts",
+    "Lines",
+    "Repairs",
+    "SegmentPair",
+    "decoded",
+    "first_suspicious",
+    "measure",
+    "measure_corpus",
+    "name_of",
+    "read_corpus",
+]

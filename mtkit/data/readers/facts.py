@@ -1,0 +1,78 @@
+"""What a corpus holds: counted, checked and fingerprinted in one pass."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtkit.data.readers.corpora import name_of, read_corpus
+from mtkit.data.readers.text import Lines, Repairs
+from mtkit.data_settings import Corpus
+from mtkit.errors import DataError
+
+if TYPE_CHECKING:
+    from mtkit.data.encode import Progress
+
+_CHUNK = 10_000
+_SEPARATORS = ("\u2028", "\u2029")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a corpus, or one text file, holds."""
+
+    name: str
+    """Where it comes from, for people."""
+    lines: int
+    """Segment pairs, or lines of the one file."""
+    bytes: int
+    """Bytes of the text in UTF-8, of both sides together, with one for the end of each line."""
+    sha256: str
+    """Hexadecimal digits of a hash of the text and the documents: the same whether it lies in text files, gzipped or
+    not, or in columns, and whatever had to be put right."""
+    carriage_returns: int
+    """Carriage returns dropped at the end of a line or of a field."""
+    byte_order_marks: int
+    """Byte order marks dropped at the start of a file."""
+    inner_newlines: int
+    """Fields with a newline, which became a space."""
+    line_separators: int
+    """Characters U+2028 and U+2029, which look like ends of lines and stay in the text."""
+
+
+def measure(path: Path) -> Facts:
+    """The facts of one text file. Raises: DataError where it is missing, damaged, empty or not UTF-8."""
+    repairs = Repairs()
+    return _facts(str(path), ((line,) for line in Lines(path, repairs)), repairs)
+
+
+def measure_corpus(corpus: Corpus, progress: "Progress | None" = None) -> Facts:
+    """The facts of a corpus, from one pass over it.
+
+    Raises: DataError where it cannot be read to the end, as `read_corpus` does, or holds nothing.
+    """
+    repairs, name = Repairs(), name_of(corpus)
+    pairs: Iterable[Any] = read_corpus(corpus, repairs)
+    if progress is not None:
+        pairs = progress(pairs, f"reading {name}", None)
+    return _facts(name, (pair[1:] for pair in pairs), repairs)
+
+
+def _facts(name: str, rows: Iterator[Sequence[str | int | None]], repairs: Repairs) -> Facts:
+    """Facts of rows of fields; what hashes alike is alike, for no field has a newline in it."""
+    lines, size, separators, digest = 0, 0, 0, hashlib.sha256()
+    while chunk := list(islice(rows, _CHUNK)):
+        lines += len(chunk)
+        text = "".join(f"{field}\n" for row in chunk for field in row[:2])
+        encoded = text.encode()
+        size += len(encoded)
+        digest.update(encoded)
+        digest.update(
+            "".join(f"{document}\n" for row in chunk for document in row[2:] if document is not None).encode()
+        )
+        separators += sum(text.count(each) for each in _SEPARATORS)
+    if lines == 0:
+        raise DataError(f"{name} is empty; give text with one segment a line")
+    return Facts(name, lines, size, digest.hexdigest(), line_separators=separators, **vars(repairs))

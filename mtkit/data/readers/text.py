@@ -1,0 +1,91 @@
+"""Text files as lines: plain or gzipped UTF-8 in which only "\\n" ends a line."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from mtkit.errors import DataError
+
+_BOM = b"\xef\xbb\xbf"
+_BUFFER = 1 << 20
+
+
+@dataclass
+class Repairs:
+    """What was put right while text was read; the readers count here as they go."""
+
+    carriage_returns: int = 0
+    """Carriage returns dropped at the end of a line or of a field."""
+    byte_order_marks: int = 0
+    """Byte order marks dropped at the start of a file."""
+    inner_newlines: int = 0
+    """Fields with a newline, which became a space, or was dropped at the end."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a UTF-8 text file, or of a gzipped one (.gz), read anew by each loop and never held together.
+
+    Only "\\n" ends a line; a "\\r" before it, and a byte order mark at the start of the file, are dropped, and counted
+    in `repairs`.
+
+    Raises: DataError, while reading, naming the file and the line that is not UTF-8, or the damaged .gz file.
+    """
+
+    path: Path
+    repairs: Repairs = field(default_factory=Repairs, compare=False)
+
+    def __iter__(self) -> Iterator[str]:
+        with opened(self.path) as file:
+            yield from decoded(file, str(self.path), self.repairs)
+
+
+def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None) -> Iterator[str]:
+    """The lines of a binary file or stream called `name`, as `Lines` gives them, and with its errors."""
+    repairs = repairs or Repairs()
+    for number, line in enumerate(lines, start=1):
+        text = line.removesuffix(b"\n")
+        if text.endswith(b"\r"):
+            text = text[:-1]
+            repairs.carriage_returns += 1
+        if number == 1 and text.startswith(_BOM):
+            text = text[len(_BOM) :]
+            repairs.byte_order_marks += 1
+        try:
+            yield text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
+                f"convert the file, as with `iconv -f latin1 -t utf-8`"
+            ) from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The file at `path` as bytes, unpacked where its name ends in .gz.
+
+    Raises: DataError where it is missing, a folder or unreadable; within the block, where a .gz file is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            yield _unpacked(file) if path.suffix == ".gz" else file
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder, not a text file") from error
+    except FileNotFoundError as error:
+        raise DataError(f"no file {path}; check the name") from error
+    except EOFError as error:
+        raise DataError(f"{path} ends in the middle of its gzip data; fetch or copy it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is no sound gzip file ({error}); fetch it again, or give it its right name") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO:
+    # a GzipFile finds the ends of lines by itself far more slowly than a buffer around it does
+    return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER))

@@ -1,0 +1,201 @@
+"""A side of the data to an Arrow file, in a stream: read, encode, clean, join, write, and count on the way."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mtkit.data.cleaning import REASONS, Seen, examine, left_out
+from mtkit.data.documents import Ragged, Segments, joined
+from mtkit.data.encode import Chunk, Encoded, Encoder, Progress, chunks
+from mtkit.data.readers import SegmentPair, read_corpus
+from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
+from mtkit.data_settings import Corpus, DataSettings
+
+_ALIGNED = 100_000
+"""Lines up to which all of a corpus is looked at for sides that do not match; beyond, some of each chunk."""
+
+_ALIGNED_IN_CHUNK = 1_000
+
+
+def _both() -> dict[str, int]:
+    return {"source": 0, "target": 0}
+
+
+def _reasons() -> dict[str, int]:
+    return dict.fromkeys(REASONS, 0)
+
+
+@dataclass
+class Count:
+    """What was counted while a side, or one corpus of it, was written; words and pieces are those that were kept."""
+
+    lines: int = 0
+    segments: int = 0
+    """Lines that were kept."""
+    words: dict[str, int] = field(default_factory=_both)
+    pieces: dict[str, int] = field(default_factory=_both)
+    unknown: dict[str, int] = field(default_factory=_both)
+    bytes: dict[str, int] = field(default_factory=_both)
+    longest: dict[str, int] = field(default_factory=_both)
+    found: dict[str, int] = field(default_factory=_reasons)
+    """Lines that each reason applies to, kept or not."""
+    left_out: dict[str, int] = field(default_factory=_reasons)
+    suspicious_line: int | None = None
+    """The line from where on the two sides of the corpus seem not to match."""
+
+    def add(
+        self, encoded: Encoded, found: dict[str, np.ndarray], gone: dict[str, np.ndarray], keep: np.ndarray
+    ) -> None:
+        """Count a chunk, of which the pairs that `keep` is True for stay."""
+        self.lines += len(keep)
+        self.segments += int(keep.sum())
+        for reason in REASONS:
+            self.found[reason] += int(found[reason].sum())
+            self.left_out[reason] += int(gone[reason].sum())
+        if self.suspicious_line is None:
+            self.suspicious_line = encoded.suspicious
+        for side, words in zip(("source", "target"), encoded.words, strict=True):
+            self.words[side] += int(words[keep].sum())
+
+    def add_pieces(self, side: str, pieces: Ragged, is_byte: np.ndarray) -> None:
+        """Count the pieces of the segments that were kept."""
+        self.pieces[side] += len(pieces.flat)
+        self.unknown[side] += int((pieces.flat == UNK).sum())
+        self.bytes[side] += int(is_byte[pieces.flat].sum())
+        self.longest[side] = max(self.longest[side], int(pieces.lengths.max(initial=0)))
+
+
+def total(counts: Sequence[Count]) -> dict[str, Any]:
+    """The counts of a side from those of its corpora."""
+    whole = Count()
+    for name, value in vars(whole).items():
+        parts = [getattr(count, name) for count in counts]
+        if isinstance(value, int):
+            setattr(whole, name, sum(parts))
+        elif isinstance(value, dict):
+            gathered: Callable[..., int] = max if name == "longest" else sum
+            setattr(whole, name, {key: gathered([part[key] for part in parts]) for key in value})
+    return {name: value for name, value in vars(whole).items() if name != "suspicious_line"}
+
+
+class SideWriter:
+    """Writes one side; `write` gives what prepared.json says of it."""
+
+    def __init__(
+        self, name: str, corpora: Sequence[Corpus], settings: DataSettings, tokenizers: Tokenizers, held_out: Seen
+    ) -> None:
+        """`held_out`: takes in the pairs of validation and test sides, which come first; training looks there."""
+        self.name, self._corpora, self._settings, self._tokenizers = name, corpora, settings, tokenizers
+        self._training = name == "train"
+        self._seen, self._held_out = Seen(), held_out
+        self._directions = [settings.direction_of(corpus) for corpus in corpora]
+        self._counts = [Count() for _ in corpora]
+        self._documents = -1
+        self._last: object = None
+        several = len(settings.directions) > 1
+        self._tags = np.array([tokenizers.source.tag(each) for each in settings.directions]) if several else None
+        self._with_documents = not self._training and any(corpus.documents is not None for corpus in corpora)
+
+    def write(self, folder: Path, lines: Sequence[int], encoder: Encoder, progress: Progress) -> dict[str, Any]:
+        """Write the side of `lines` lines a corpus to a file in `folder`; what was counted."""
+        rows = 0
+        table = self._joined if self._training and self._settings.documents else self._single
+        path = folder / f"{self.name}.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, self._schema()) as writer:
+            for part in table(encoder.encode(self._chunks(lines, progress))):
+                writer.write_batch(part)
+                rows += part.num_rows
+        corpora = [
+            {"direction": each, **vars(count)} for each, count in zip(self._directions, self._counts, strict=True)
+        ]
+        return {"rows": rows, **total(self._counts), "corpora": corpora}
+
+    def _schema(self) -> pa.Schema:
+        columns = {"source": pa.list_(pa.int32()), "target": pa.list_(pa.int32()), "line": pa.int64()}
+        if self._tags is not None:
+            columns["task"] = pa.int16()
+        if self._training and len(self._corpora) > 1:
+            columns["corpus"] = pa.int16()
+        if self._with_documents:
+            columns["document"] = pa.int64()
+        if not self._training:
+            columns |= {"source_text": pa.string(), "target_text": pa.string()}
+        return pa.schema(columns)
+
+    def _chunks(self, lines: Sequence[int], progress: Progress) -> Iterator[Chunk]:
+        for index, corpus in enumerate(self._corpora):
+            what = f"encoding {self.name}" + (f" {index + 1}/{len(self._corpora)}" if len(self._corpora) > 1 else "")
+            aligned = lines[index] if lines[index] <= _ALIGNED else _ALIGNED_IN_CHUNK
+            yield from chunks(
+                progress(read_corpus(corpus), what, lines[index]), index, self._directions[index], aligned
+            )
+
+    def _kept(self, chunk: Chunk, encoded: Encoded) -> tuple[Segments, np.ndarray]:
+        """A chunk's segments that stay, and which of its pairs they are."""
+        lengths = (encoded.source.lengths, encoded.target.lengths)
+        cleaning, held_out = self._settings.cleaning, self._held_out if self._training else None
+        found = examine(encoded.hashes, encoded.identical, lengths, cleaning, self._seen, held_out)
+        none = {reason: np.zeros(len(chunk.pairs), dtype=bool) for reason in found}
+        gone = left_out(found, cleaning) if self._training else none
+        keep = ~np.logical_or.reduce(list(gone.values()))
+        if not self._training:
+            self._held_out.add(encoded.hashes)
+        count = self._counts[chunk.corpus]
+        count.add(encoded, found, gone, keep)
+        task = self._settings.directions.index(chunk.direction)
+        segments = Segments(
+            encoded.source,
+            encoded.target,
+            np.array([pair.line for pair in chunk.pairs], dtype=np.int64),
+            np.array([self._document(chunk.corpus, pair) for pair in chunk.pairs], dtype=np.int64),
+            np.full(len(chunk.pairs), chunk.corpus, dtype=np.int16),
+            np.full(len(chunk.pairs), task, dtype=np.int16),
+        ).only(keep)
+        count.add_pieces("source", segments.source, self._tokenizers.source.is_byte)
+        count.add_pieces("target", segments.target, self._tokenizers.target.is_byte)
+        return segments, keep
+
+    def _document(self, corpus: int, pair: SegmentPair) -> int:
+        """The running number of a pair's document; where a corpus has none, each pair is one."""
+        place = (corpus, pair.line if self._corpora[corpus].documents is None else pair.document)
+        if place != self._last:
+            self._documents, self._last = self._documents + 1, place
+        return self._documents
+
+    def _single(self, parts: Iterator[tuple[Chunk, Encoded]]) -> Iterator[pa.RecordBatch]:
+        for chunk, encoded in parts:
+            segments, keep = self._kept(chunk, encoded)
+            pairs = [pair for pair, stays in zip(chunk.pairs, keep, strict=True) if stays]
+            yield self._batch(segments, np.arange(len(segments)), pairs)
+
+    def _joined(self, parts: Iterator[tuple[Chunk, Encoded]]) -> Iterator[pa.RecordBatch]:
+        assert self._settings.documents is not None
+        segments = (self._kept(chunk, encoded)[0] for chunk, encoded in parts)
+        for part, firsts in joined(segments, self._settings.documents.pieces):
+            yield self._batch(part, firsts, ())
+
+    def _batch(self, segments: Segments, firsts: np.ndarray, pairs: Sequence[SegmentPair]) -> pa.RecordBatch:
+        rows = segments.rows(firsts, self._tags, BREAK)
+        columns = {
+            "source": _lists(rows.source),
+            "target": _lists(rows.target),
+            "line": pa.array(rows.lines),
+            "task": pa.array(rows.tasks),
+            "corpus": pa.array(rows.corpora),
+            "document": pa.array(rows.documents),
+        }
+        schema = self._schema()
+        if not self._training:
+            columns["source_text"] = pa.array([pair.source for pair in pairs], pa.string())
+            columns["target_text"] = pa.array([pair.target for pair in pairs], pa.string())
+        return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _lists(rows: Ragged) -> pa.ListArray:
+    offsets = np.zeros(len(rows.lengths) + 1, dtype=np.int32)
+    np.cumsum(rows.lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.flat))

@@ -1,0 +1,105 @@
+"""Subword regularisation: training text cut into other pieces each epoch, as a pure function of seed and place.
+
+Papers: Provilkov et al., "BPE-Dropout", ACL 2020, arXiv 1910.13267; Kudo, "Subword Regularization", ACL 2018, arXiv
+1804.10959. Both sides are drawn anew from the pieces themselves: they are joined to the normalised text that they
+spell, and sentencepiece samples another way to cut it. Control symbols (language tags, document breaks) and unknown
+pieces stay where they are, and what lies between them is drawn by itself.
+"""
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import sentencepiece
+
+from mtkit.data.batches import Draw
+from mtkit.data.prepared import Side, Tokens
+from mtkit.data.tokenizer import Tokenizer, Tokenizers
+from mtkit.data_settings import TokenizerSettings
+from mtkit.errors import RecipeError
+
+_SAMPLING = threading.Lock()
+"""sentencepiece's random generators take their seed from one place for the whole process."""
+
+
+class Sampler:
+    """Draws other segmentations for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, strength: float) -> None:
+        """`strength` is the probability that a merge is left out (bpe), or the power of probabilities (unigram)."""
+        self._processor, self._strength = tokenizer.processor, strength
+        fixed = (
+            self._processor.is_control(piece) or self._processor.is_unknown(piece) for piece in range(tokenizer.size)
+        )
+        self._fixed = np.fromiter(fixed, dtype=bool, count=tokenizer.size)
+
+    def draw(self, pieces: np.ndarray, seed: int) -> list[int]:
+        """Pieces that spell the same; the same ones for the same `seed` (below 2^31), in any thread and process."""
+        result: list[int] = []
+        with _SAMPLING:
+            sentencepiece.set_random_generator_seed(seed)
+            for begin, end in pairwise([-1, *np.flatnonzero(self._fixed[pieces]), len(pieces)]):
+                result += self._cut_anew(pieces[begin + 1 : end].tolist())
+                result += pieces[end : end + 1].tolist()
+        return result
+
+    def _cut_anew(self, pieces: list[int]) -> list[int]:
+        """The same pieces where their text is not what they were cut from: bytes that are no characters."""
+        text: str = self._processor.decode(pieces)
+        drawn: list[int] = self._processor.encode(text, enable_sampling=True, alpha=self._strength, nbest_size=-1)
+        return pieces if "\ufffd" in text or self._processor.decode(drawn) != text else drawn
+
+
+class Resegmentation:
+    """What the settings of a training ask for, for both sides of its text."""
+
+    def __init__(self, tokenizers: Tokenizers, strength: float, *, longest: int, seed: int) -> None:
+        """A row that would have more than `longest` pieces on a side, end mark counted, keeps that side as it is."""
+        self._source = Sampler(tokenizers.source, strength)
+        self._target = self._source if tokenizers.joint else Sampler(tokenizers.target, strength)
+        self._longest, self._seed = longest, seed
+
+    def of(self, side: Side, epoch: int, batch: int) -> Draw:
+        """For the rows of a batch of an epoch: a row's pieces depend on seed, epoch, batch and row alone.
+
+        Batches are planned by the lengths that the data has; those drawn are longer, so that a batch holds somewhat
+        more tokens than `batch_tokens`.
+        """
+        return partial(self._rows, side, epoch, batch)
+
+    def _rows(self, side: Side, epoch: int, batch: int, rows: np.ndarray) -> tuple[Tokens, Tokens]:
+        source, target = [], []
+        for row in rows.tolist():
+            seeds = np.random.SeedSequence((self._seed, epoch, batch, row)).generate_state(2) >> 1
+            source.append(self._row(self._source, side.source[row], int(seeds[0])))
+            target.append(self._row(self._target, side.target[row], int(seeds[1])))
+        return _tokens(source), _tokens(target)
+
+    def _row(self, sampler: Sampler, pieces: np.ndarray, seed: int) -> Sequence[int] | np.ndarray:
+        drawn = sampler.draw(pieces, seed)
+        return drawn if len(drawn) < self._longest else pieces
+
+
+def strength_of(tokenizer: TokenizerSettings, *, dropout: float, alpha: float) -> float:
+    """How strongly text is cut otherwise, 0 for not at all: by `dropout` for bpe, by `alpha` for unigram.
+
+    Raises: RecipeError where the setting of the other kind is given.
+    """
+    names = {"bpe": ("subword_dropout", "subword_alpha"), "unigram": ("subword_alpha", "subword_dropout")}
+    given = {"subword_dropout": dropout, "subword_alpha": alpha}
+    own, other = names[tokenizer.kind]
+    if given[other]:
+        raise RecipeError(
+            f"training.{other} = {given[other]} does not go with a {tokenizer.kind} tokenizer; set training.{own}"
+        )
+    return given[own]
+
+
+def _tokens(rows: Sequence[Sequence[int] | np.ndarray]) -> Tokens:
+    """A column of these rows."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int32)
+    # one element at least: padding is gathered from some place
+    flat = np.concatenate([*(np.asarray(row, dtype=np.int32) for row in rows), np.zeros(1, dtype=np.int32)])
+    return Tokens(flat, np.cumsum(lengths, dtype=np.int64) - lengths, lengths)

@@ -1,0 +1,88 @@
+"""Translating several lines of a document at once: joined by break pieces, and cut at them again."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from mtkit.data.prepared import Prepared
+from mtkit.data.tokenizer import BREAK, EOS, Tokenizer
+from mtkit.decoding.segments import Segment, Source
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Which lines belong together, and how much of them is translated at once."""
+
+    ids: Sequence[int] | Sequence[str]
+    """For each line, the id of its document; a new document begins where the id changes."""
+    pieces: int
+    """Source pieces that joined lines may have at most, breaks counted."""
+
+    def groups(self, source: Source, encoded: Sequence[list[int]]) -> Iterator[list[int]]:
+        """The lines to translate together, by their numbers: neighbours in a document, two at least.
+
+        Blank lines are in no group. A line joins none where the model could not take the pieces of both.
+        """
+        budget = self.pieces if source.longest is None else min(self.pieces, source.longest)
+        real = (number for number, pieces in enumerate(encoded) if pieces)
+        for _, document in groupby(real, key=lambda number: (self.ids[number], source.task(number))):
+            group: list[int] = []
+            size = 0
+            for number in document:
+                size += 1 + len(encoded[number])
+                if group and size > budget:
+                    yield from _several(group)
+                    group = []
+                if not group:
+                    size = len(encoded[number])
+                group.append(number)
+            yield from _several(group)
+
+
+def joined(source: Source, encoded: Sequence[list[int]], group: Sequence[int]) -> Segment:
+    """The lines of a group as one segment, with a break between each two."""
+    pieces = list(encoded[group[0]])
+    for number in group[1:]:
+        pieces += [BREAK, *encoded[number]]
+    return source.segment(group[0], pieces)
+
+
+def apart(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:
+    """The text and the pieces, EOS behind them, of each of so many lines that were translated together.
+
+    None where the translation does not come apart in as many, or one of them is empty.
+    """
+    parts: list[list[int]] = [[]]
+    for piece in pieces:
+        if piece == BREAK:
+            parts.append([])
+        elif piece != EOS:
+            parts[-1].append(piece)
+    found = [(tokenizer.decode(part), (*part, EOS)) for part in parts]
+    return found if len(found) == lines and all(text.strip() for text, _ in found) else None
+
+
+def source_budget(prepared: Prepared) -> int | None:
+    """Source pieces that joined lines may have, for translations about as long as in training; None: nothing is joined.
+
+    Training rows keep to the budget on both sides. Here only the source is known, so where targets are longer on
+    average, there is less room.
+    """
+    if prepared.settings.documents is None:
+        return None
+    pieces = prepared.record["sides"]["train"]["pieces"]
+    return max(1, int(prepared.settings.documents.pieces * min(1.0, pieces["source"] / max(pieces["target"], 1))))
+
+
+def parted_by_blank_lines(lines: Sequence[str]) -> list[int]:
+    """Ids of the documents of lines among which blank ones stand between two documents."""
+    ids, document = [], 0
+    for line in lines:
+        document += not line.strip()
+        ids.append(document)
+    return ids
+
+
+def _several(group: list[int]) -> Iterator[list[int]]:
+    if len(group) > 1:
+        yield group

@@ -1,0 +1,109 @@
+"""What is translated at once: a line, a part of one that is too long for the model, or several of a document."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mtkit.data.tokenizer import EOS, Tokenizer
+from mtkit.decoding.splitting import split
+from mtkit.errors import MtkitError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is translated at once."""
+
+    line: int
+    """Index of its line, from 0; of several lines, of the first."""
+    part: int
+    """Index of the part in its line, from 0."""
+    pieces: list[int]
+    """Source pieces, after the tag of the direction where there are several, EOS at the end."""
+    task: int | None = None
+    """Index of the direction, where there are several."""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Which way lines are translated."""
+
+    names: Sequence[str]
+    """What the model was trained on, as en-fr, in its order."""
+    tasks: Sequence[int]
+    """For each line, the index of its direction."""
+
+    @classmethod
+    def alike(cls, names: Sequence[str], chosen: str | None, lines: int) -> "Directions":
+        """The same direction for all lines; None stands for the only one.
+
+        Raises: MtkitError for a direction that is not known, or none where there are several; it names them.
+        """
+        listed = ", ".join(names)
+        if chosen is None and len(names) > 1:
+            raise MtkitError(f"the run was trained on several directions; choose one with --direction: {listed}")
+        if chosen is not None and chosen not in names:
+            hint = did_you_mean(chosen, list(names))
+            raise MtkitError(f"the run was not trained on the direction '{chosen}'{hint}; it knows: {listed}")
+        return cls(names, [0 if chosen is None else names.index(chosen)] * lines)
+
+    def among(self, known: Sequence[str]) -> "Directions":
+        """The same, for a model that knows these directions; where there is one on both sides, it is the same one.
+
+        Raises: MtkitError for a line whose direction is not known.
+        """
+        if len(known) == len(self.names) == 1:
+            return Directions(known, self.tasks)
+        for name in dict.fromkeys(self.names_of_lines()):
+            if name not in known:
+                raise MtkitError(f"there are lines of the direction {name}, and the run knows: {', '.join(known)}")
+        return Directions(known, [known.index(name) for name in self.names_of_lines()])
+
+    def part(self, first: int, lines: int) -> "Directions":
+        """The directions of so many lines, from number `first` on."""
+        return Directions(self.names, self.tasks[first : first + lines])
+
+    def names_of_lines(self) -> list[str]:
+        """The direction of each line by name."""
+        return [self.names[task] for task in self.tasks]
+
+
+class Source:
+    """Source lines as pieces: what stands before them, and how long they may be."""
+
+    def __init__(self, tokenizer: Tokenizer, longest: int | None, directions: Directions | None) -> None:
+        """`longest` pieces are what the model takes at most, tag and EOS counted."""
+        self._tokenizer = tokenizer
+        self._directions = directions if directions is not None and len(directions.names) > 1 else None
+        names = self._directions.names if self._directions is not None else ()
+        self._tags = [tokenizer.tag(name) for name in names]
+        self.longest = None if longest is None else longest - 1 - bool(names)
+        """Pieces of text that the model takes at most."""
+
+    def task(self, line: int) -> int | None:
+        """The task of a line, where there are several."""
+        return None if self._directions is None else int(self._directions.tasks[line])
+
+    def segment(self, line: int, pieces: Sequence[int], part: int = 0) -> Segment:
+        """The segment of these pieces of text, cut where the model takes no more."""
+        task = self.task(line)
+        tag = [] if task is None else [self._tags[task]]
+        return Segment(line, part, [*tag, *pieces[: self.longest], EOS], task)
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """The pieces of each line, none of a blank one."""
+        encoded = self._tokenizer.encode_lines(lines)
+        return [pieces if line.strip() else [] for line, pieces in zip(lines, encoded, strict=True)]
+
+    def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
+        """What there is to translate of the lines of these numbers: nothing of a blank one, parts of one too long."""
+
+        def count(texts: Sequence[str]) -> list[int]:
+            return [len(pieces) for pieces in self._tokenizer.encode_lines(texts)]
+
+        for number in which:
+            if not encoded[number]:
+                continue
+            parts = [encoded[number]]
+            if self.longest is not None and len(encoded[number]) > self.longest:
+                parts = self._tokenizer.encode_lines(split(lines[number], self.longest, count))
+            for part, pieces in enumerate(filter(None, parts)):
+                yield self.segment(number, pieces, part)

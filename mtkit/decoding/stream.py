@@ -1,0 +1,147 @@
+"""Long work on lines, chunk by chunk: to a stream as it comes, or to a file that goes on where a kill stopped it."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mtkit.errors import MtkitError
+from mtkit.files import write_json
+
+CHUNK = 10_000
+"""Items worked on together; what is lost by a kill, at most."""
+
+Item = tuple[str, ...]
+"""An input line with what belongs to it, none of which has a line end; all items of an input have as many strings."""
+
+Work = Callable[[int, list[Item]], Iterable[str]]
+"""(number of the first item, from 0; items) to lines of output, which depend on nothing else."""
+
+
+def to_stream(items: Iterable[Item], work: Work, stream: BinaryIO) -> None:
+    """Write the output of each chunk as soon as it is there."""
+    for first, chunk in _chunks(items):
+        stream.write(_bytes(work(first, chunk)))
+        stream.flush()
+
+
+def to_file(
+    items: Iterable[Item],
+    work: Work,
+    path: Path,
+    about: Mapping[str, Any],
+    *,
+    say: Callable[[str], object],
+    on_skip: Callable[[int], object],
+) -> None:
+    """Write the output to `path`, which appears when it is whole.
+
+    Until then it grows, a chunk at a time, in `path`.partial, with `path`.partial.json beside it. The same call later,
+    after a kill, leaves out the chunks that are there; `on_skip` gets the number of their items. A chunk is there where
+    it held the same items, and those before it as well, and was made with the same `about`: all else that the output
+    depends on, as JSON can hold it. `say` gets a line for people where work goes on, or begins anew.
+
+    Raises: MtkitError where it cannot be written, or another process is at it.
+    """
+    partial, record = (path.with_name(f"{path.name}{suffix}") for suffix in (".partial", ".partial.json"))
+    about = json.loads(json.dumps(about, default=str))
+    if path.is_dir():
+        raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    todo, done = _chunks(items), list[dict[str, Any]]()
+    begun = False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("ab") as file:
+            _lock(file, path)
+            done = _done(record, about, partial.stat().st_size, say)
+            begun = True
+            waiting = _skip(done, todo, partial, say, on_skip)
+            file.truncate(done[-1]["bytes"] if done else 0)
+            for first, chunk in chain(waiting, todo):
+                file.write(_bytes(work(first, chunk)))
+                file.flush()
+                os.fsync(file.fileno())
+                done.append({"sha256": _digest(chunk), "bytes": os.fstat(file.fileno()).st_size})
+                write_json(record, {"about": about, "chunks": done})
+            os.fsync(file.fileno())
+            partial.replace(path)
+            done = []
+    except OSError as error:
+        raise MtkitError(
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
+        ) from error
+    finally:
+        if begun and not done:  # there is nothing to go on with
+            for each in (partial, record):
+                each.unlink(missing_ok=True)
+
+
+def _chunks(items: Iterable[Item]) -> Iterator[tuple[int, list[Item]]]:
+    """The items, some at a time, with the number of the first of them, from 0."""
+    iterator, first = iter(items), 0
+    while chunk := list(islice(iterator, CHUNK)):
+        yield first, chunk
+        first += len(chunk)
+
+
+def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> list[dict[str, Any]]:
+    """The chunks of a partial file that were made with the same `about`."""
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        there = [each for each in found["chunks"] if each["bytes"] <= size and each["sha256"]]
+        before = found["about"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError):
+        there, before = [], None
+    if before != about:
+        say(f"{record.with_suffix('')} was made with another model or other settings, so all is done anew")
+        return []
+    return there
+
+
+def _skip(
+    done: list[dict[str, Any]],
+    todo: Iterator[tuple[int, list[Item]]],
+    partial: Path,
+    say: Callable[[str], object],
+    on_skip: Callable[[int], object],
+) -> list[tuple[int, list[Item]]]:
+    """Goes past the chunks that are there, and strikes out of `done` what is not; gives the first one that is to do."""
+    there = 0
+    waiting: list[tuple[int, list[Item]]] = []
+    for first, chunk in todo:
+        if there == len(done) or done[there]["sha256"] != _digest(chunk):
+            waiting.append((first, chunk))
+            break
+        there += 1
+        on_skip(len(chunk))
+    if waiting and there < len(done):
+        say(f"{partial} was made of other text from line {waiting[0][0] + 1:,} on")
+    if waiting and there:
+        say(f"going on after line {waiting[0][0]:,}, where {partial} ends")
+    del done[there:]
+    return waiting
+
+
+def _digest(chunk: list[Item]) -> str:
+    digest = hashlib.sha256()
+    for item in chunk:
+        digest.update("".join(f"{each}\n" for each in item).encode())
+    return digest.hexdigest()
+
+
+def _bytes(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Held until the file is closed. Raises: MtkitError where another process holds it."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise MtkitError(f"another process is writing {path}; wait for it, or choose another file") from error

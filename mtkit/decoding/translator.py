@@ -1,0 +1,169 @@
+"""A trained run, or several as an ensemble, loaded and ready to translate."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtkit.data.tokenizer import Tokenizers
+from mtkit.decoding.device import find_device, find_dtype
+from mtkit.decoding.documents import Documents
+from mtkit.decoding.ensemble import Ensemble
+from mtkit.decoding.forced import log_probs_of_lines
+from mtkit.decoding.held_out import HeldOut, Speed, save, timed
+from mtkit.decoding.search import Model
+from mtkit.decoding.segments import Directions
+from mtkit.decoding.translate import OnProgress, Translation, translate_lines
+from mtkit.errors import MtkitError
+from mtkit.recipe import DecodingSettings
+from mtkit.runs import Run
+
+
+class Translator:
+    """One run's model, or those of several runs as one, with settings to decode by."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        settings: DecodingSettings,
+        *,
+        checkpoint: str = "best",
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> None:
+        """Loads the checkpoint of each run.
+
+        Raises: MtkitError for runs that do not share tokenizers and directions, and for a device or dtype that is not
+        there; RunError for a checkpoint that cannot be loaded.
+        """
+        self.runs, self.settings = runs, settings
+        self._dtype, where = find_dtype(dtype), find_device(device)
+        for other in runs[1:]:
+            _check_alike(runs[0], other)
+        models = [run.load_model(checkpoint, str(where)) for run in runs]
+        self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
+        self._weights = [run.weights(checkpoint) for run in runs]
+        self.about: dict[str, Any] = {
+            "checkpoint": " + ".join(run.checkpoint(checkpoint).name for run in runs),
+            "device": str(where),
+            "dtype": dtype if self._dtype else "float32",
+            "threads": torch.get_num_threads(),
+            "settings": settings.model_dump(),
+        }
+        if len(runs) > 1:
+            self.about["ensemble"] = [str(run.folder) for run in runs]
+
+    @property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers, which all runs share."""
+        return self.runs[0].tokenizers
+
+    @property
+    def document_pieces(self) -> int | None:
+        """Pieces that may be joined; None unless all runs were trained on documents."""
+        return document_pieces(self.runs)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides a translation besides the text, for comparing: weights by content, settings, arithmetic."""
+        return {
+            "weights": [_digest(path) for path in self._weights],
+            "vocabulary": self.runs[0].vocabulary,
+            "dtype": self.about["dtype"],
+            "settings": self.about["settings"],
+        }
+
+    def directions(self, chosen: str | None, lines: int) -> Directions:
+        """The same direction for so many lines. Raises: MtkitError as `Directions.alike`."""
+        return Directions.alike(self.runs[0].directions, chosen, lines)
+
+    def lines(
+        self,
+        lines: Sequence[str],
+        *,
+        direction: str | None = None,
+        documents: Sequence[int] | Sequence[str] | None = None,
+        first: int = 0,
+        on_progress: OnProgress | None = None,
+    ) -> list[list[Translation]]:
+        """The translations of lines of one direction; lines with neighbouring equal ids in `documents` are joined.
+
+        `first` is the number of the first line among all, from 0.
+        """
+        pieces = self.document_pieces
+        return translate_lines(
+            self.model,
+            self.tokenizers,
+            lines,
+            self.settings,
+            directions=self.directions(direction, len(lines)),
+            documents=None if documents is None or pieces is None else Documents(documents, pieces),
+            first=first,
+            dtype=self._dtype,
+            on_progress=on_progress,
+        )
+
+    def force(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        directions: Directions | None,
+        *,
+        first: int = 0,
+        on_progress: OnProgress | None = None,
+    ) -> list[float]:
+        """The log-probability of each given translation; None stands for the only direction."""
+        return log_probs_of_lines(
+            self.model,
+            self.tokenizers,
+            sources,
+            targets,
+            batch_tokens=self.settings.batch_tokens,
+            directions=directions and directions.among(self.runs[0].directions),
+            first=first,
+            dtype=self._dtype,
+            on_progress=on_progress,
+        )
+
+    def held_out(
+        self, side: HeldOut, *, joined: bool, on_progress: OnProgress | None = None
+    ) -> tuple[list[list[Translation]], Speed, Path]:
+        """Translates a side into the first run's folder, by documents if `joined`; gives the path of the text too.
+
+        An ensemble's has the names of the other runs in its own: test+two.
+        """
+        run = self.runs[0]
+        if side.directions is not None:
+            side = replace(side, directions=side.directions.among(run.directions))
+        found, speed = timed(
+            run, self.model, side, self.settings, joined=joined, dtype=self._dtype, on_progress=on_progress
+        )
+        name = "+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])])
+        return found, speed, save(run, side.renamed(name), found, speed, self.about)
+
+
+def document_pieces(runs: Sequence[Run]) -> int | None:
+    """Pieces that joined lines may have with all of these runs; None where one was not trained on documents."""
+    known = [run.document_pieces for run in runs]
+    return min((pieces for pieces in known if pieces is not None), default=None) if all(known) else None
+
+
+def _check_alike(one: Run, other: Run) -> None:
+    if one.vocabulary != other.vocabulary:
+        raise MtkitError(
+            f"{one.folder} and {other.folder} have different tokenizers; "
+            "an ensemble needs runs that were trained on the same prepared data"
+        )
+    if one.directions != other.directions:
+        raise MtkitError(
+            f"{one.folder} was trained on {', '.join(one.directions)} and {other.folder} on "
+            f"{', '.join(other.directions)}; an ensemble needs runs with the same directions"
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

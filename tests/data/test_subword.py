@@ -1,0 +1,151 @@
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtkit.data.batches import make_batch
+from mtkit.data.prepared import Prepared
+from mtkit.data.subword import Resegmentation, Sampler, strength_of
+from mtkit.data.tokenizer import EOS, UNK, Tokenizer, train_tokenizer
+from mtkit.data_settings import TokenizerSettings
+from mtkit.errors import RecipeError
+
+LINES = ["the cats sat on the mats", "the rats ran", "that cat ran at a rat", "strands and bands and sands"] * 30
+TEXT = "the strands sat on the mats and the cats ran"
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    settings = TokenizerSettings(kind=request.param, vocabulary=320)
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer") / "joint.model", LINES, settings)
+
+
+def draws(sampler: Sampler, pieces: list[int], count: int) -> list[tuple[int, ...]]:
+    return [tuple(sampler.draw(np.array(pieces, dtype=np.int32), seed)) for seed in range(count)]
+
+
+def test_other_pieces_spell_the_same_text(tokenizer: Tokenizer) -> None:
+    pieces = tokenizer.encode(TEXT)
+    found = draws(Sampler(tokenizer, 0.3), pieces, 50)
+    assert len(set(found)) > 15
+    assert {tokenizer.decode(each) for each in found} == {TEXT}
+
+
+def test_a_draw_is_a_function_of_its_seed_in_any_thread(tokenizer: Tokenizer) -> None:
+    pieces, results = tokenizer.encode(TEXT), []
+
+    def work() -> None:
+        results.append(draws(Sampler(tokenizer, 0.3), pieces, 40))
+
+    work()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(each == results[0] for each in results)
+    # whatever was drawn before
+    sampler = Sampler(tokenizer, 0.3)
+    assert draws(sampler, pieces, 40)[::-1] == [
+        tuple(sampler.draw(np.array(pieces), seed)) for seed in reversed(range(40))
+    ]
+
+
+def test_a_merge_is_left_out_with_the_probability_asked_for(tmp_path: Path) -> None:
+    """A word of two characters comes whole by two merges; by two others where the first of them was left out."""
+    lines = ["ab cd ef gh ij kl mn op qr st uv wx yz"] * 50
+    tokenizer = train_tokenizer(tmp_path / "joint.model", lines, TokenizerSettings(vocabulary=352))
+    pieces = tokenizer.encode("ab ab ab ab ab ab ab ab ab ab")
+    assert [tokenizer.piece(piece) for piece in pieces] == ["\u2581ab"] * 10
+    ways = sum(tokenizer.processor.piece_to_id(first) != UNK for first in ("\u2581a", "ab"))
+    for dropout in (0.0, 0.1, 0.6):
+        found = draws(Sampler(tokenizer, dropout), pieces, 400)
+        whole = sum(each.count(pieces[0]) for each in found) / 4_000
+        wanted = (1 - dropout) ** 2 * (1 + dropout if ways == 2 else 1)
+        assert whole == pytest.approx(wanted, abs=0.03)
+
+
+def test_without_dropout_the_pieces_are_those_of_encoding(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(tmp_path / "joint.model", LINES, TokenizerSettings(vocabulary=320))
+    for line in LINES[:4]:
+        pieces = tokenizer.encode(line)
+        assert draws(Sampler(tokenizer, 0.0), pieces, 3) == [tuple(pieces)] * 3
+
+
+def test_bytes_unknown_pieces_and_control_symbols_stay_exactly(tokenizer: Tokenizer) -> None:
+    sampler = Sampler(tokenizer, 0.3)
+    first, second = tokenizer.encode("the mats ☃ ran"), tokenizer.encode("cats 猫 sat")
+    assert tokenizer.is_byte[first].sum() == 3
+    row = [EOS, *first, EOS, UNK, *second, EOS, EOS]
+    found = draws(sampler, row, 60)
+    assert len(set(found)) > 5
+    for each in found:
+        assert [piece for piece in each if tokenizer.is_byte[piece]] == [
+            piece for piece in row if tokenizer.is_byte[piece]
+        ]
+        assert [piece for piece in each if piece in (EOS, UNK)] == [EOS, EOS, UNK, EOS, EOS]
+        begin, middle = each.index(EOS, 1), each.index(UNK)
+        assert tokenizer.decode(each[1:begin]) == "the mats ☃ ran"
+        assert tokenizer.decode(each[middle + 1 : -2]) == "cats 猫 sat"
+
+
+def test_bytes_that_are_no_character_and_empty_rows_stay_as_they_are(tokenizer: Tokenizer) -> None:
+    broken = tokenizer.encode("☃")[:-1]
+    assert set(draws(Sampler(tokenizer, 0.5), broken, 20)) == {tuple(broken)}
+    assert draws(Sampler(tokenizer, 0.5), [], 2) == [(), ()]
+
+
+def test_a_row_is_drawn_the_same_in_any_batch_mate_and_anew_each_epoch(builtin: Prepared) -> None:
+    side = builtin.train
+    drawn = Resegmentation(builtin.tokenizers, 0.2, longest=200, seed=1)
+
+    def sources(rows: list[int], epoch: int, batch: int = 3) -> list[tuple[int, ...]]:
+        made = make_batch(side, np.array(rows), drawn.of(side, epoch, batch))
+        lengths = made.source_valid.sum(1).tolist()
+        return [tuple(row[:length].tolist()) for row, length in zip(made.source, lengths, strict=True)]
+
+    rows = list(range(40))
+    together = sources(rows, 0)
+    assert sources(rows[1::2], 0) == together[1::2]
+    changed = sum(one != other for one, other in zip(together, sources(rows, 1), strict=True))
+    assert changed > 20
+    assert sources(rows, 0, batch=4) != together
+    assert (
+        Resegmentation(builtin.tokenizers, 0.2, longest=200, seed=2).of(side, 0, 3)(np.array(rows))[0].lengths.sum() > 0
+    )
+    plain = Counter(len(side.source[row]) + 1 for row in rows)
+    assert sum(map(len, together)) > sum(length * count for length, count in plain.items())
+
+
+def test_the_batch_says_how_many_target_tokens_were_drawn(builtin: Prepared) -> None:
+    side, rows = builtin.train, np.arange(20)
+    batch = make_batch(side, rows, Resegmentation(builtin.tokenizers, 0.4, longest=200, seed=1).of(side, 0, 0))
+    assert batch.target_tokens == int(batch.target_valid.sum()) > side.target.lengths[rows].sum() + len(rows)
+    for row in rows:
+        pieces = batch.target_out[row][batch.target_valid[row]].tolist()
+        assert pieces[-1] == EOS
+        assert builtin.tokenizers.target.decode(pieces) == builtin.tokenizers.target.decode(side.target[row].tolist())
+
+
+def test_rows_that_would_outgrow_the_model_keep_their_pieces(builtin: Prepared) -> None:
+    side, rows = builtin.train, np.arange(40)
+    longest = int(max(side.source.lengths[rows].max(), side.target.lengths[rows].max())) + 1
+    source, target = Resegmentation(builtin.tokenizers, 0.9, longest=longest, seed=1).of(side, 0, 0)(rows)
+    assert max(source.lengths.max(), target.lengths.max()) < longest
+    full = int(side.source.lengths[rows].argmax())
+    assert source[full].tolist() == side.source[full].tolist() or len(source[full]) < longest
+    kept = [row for row in rows if target[row].tolist() == side.target[row].tolist()]
+    assert kept, "at 0.9 nearly every long row outgrows the limit"
+
+
+def test_the_setting_of_the_other_kind_of_tokenizer_is_one_clear_error() -> None:
+    assert strength_of(TokenizerSettings(kind="bpe"), dropout=0.1, alpha=0.0) == 0.1
+    assert strength_of(TokenizerSettings(kind="unigram"), dropout=0.0, alpha=0.2) == 0.2
+    with pytest.raises(
+        RecipeError, match=r"subword_alpha = 0\.2 does not go with a bpe tokenizer; set training\.subword_dro"
+    ):
+        strength_of(TokenizerSettings(kind="bpe"), dropout=0.1, alpha=0.2)
+    with pytest.raises(RecipeError, match=r"subword_dropout = 0\.1 does not go with a unigram"):
+        strength_of(TokenizerSettings(kind="unigram"), dropout=0.1, alpha=0.0)

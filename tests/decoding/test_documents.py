@@ -1,0 +1,147 @@
+"""Lines of a document, translated together: N in, N out, whatever the model makes of the breaks."""
+
+from dataclasses import replace
+
+import pytest
+
+from mtkit.data.tokenizer import BREAK, Tokenizers
+from mtkit.decoding.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
+from mtkit.decoding.held_out import held_out
+from mtkit.decoding.segments import Directions, Source
+from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.errors import MtkitError
+from mtkit.recipe import DecodingSettings
+from tests.decoding.echo import Echo
+from tests.decoding.trained import Trained, make_run, sentences
+
+LINES = ["The dog sees a cat.", "A bird likes the tree.", "", "One house.", "The small river.", "Old friend.", " "]
+GREEDY = DecodingSettings(method="greedy")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make_run(tmp_path_factory.mktemp("run"), directions=("en-de", "en-fr"), documents=20)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(trained: Trained) -> Tokenizers:
+    return trained.run.tokenizers
+
+
+def translated(model: Echo, tokenizers: Tokenizers, lines: list[str], documents: Documents) -> list[Translation]:
+    seen: list[int] = []
+    found = translate_lines(model, tokenizers, lines, GREEDY, documents=documents, on_progress=seen.append)
+    assert sum(seen) == len(lines)
+    return [best for best, *_ in found]
+
+
+def test_blank_lines_part_documents() -> None:
+    assert parted_by_blank_lines(LINES) == [0, 0, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("budget", "longest", "groups"),
+    [
+        (100, None, [[0, 1], [3, 4, 5]]),
+        (11, None, [[0, 1], [3, 4]]),
+        (10, None, []),
+        (100, 12, [[0, 1], [3, 4]]),
+        (1, None, []),
+    ],
+)
+def test_neighbours_are_joined_up_to_the_budget(
+    tokenizers: Tokenizers, budget: int, longest: int | None, groups: list[list[int]]
+) -> None:
+    """Five pieces a line, a break between each two, and the end where the model's length counts."""
+    source = Source(tokenizers.source, longest, None)
+    encoded = [[9] * 5 if line.strip() else [] for line in LINES]
+    documents = Documents(parted_by_blank_lines(LINES), budget)
+    assert list(documents.groups(source, encoded)) == groups
+    for group in groups:
+        segment = joined(source, encoded, group)
+        assert segment.pieces.count(BREAK) == len(group) - 1
+        assert len(segment.pieces) == 6 * len(group)
+        assert segment.line == group[0]
+
+
+def test_other_documents_and_other_directions_are_not_joined(tokenizers: Tokenizers) -> None:
+    encoded = [[9]] * 6
+    source = Source(tokenizers.source, None, Directions(["en-de", "en-fr"], [0, 0, 0, 1, 1, 1]))
+    assert list(Documents("aabbbc", 99).groups(source, encoded)) == [[0, 1], [3, 4]]
+
+
+def test_as_many_lines_come_out_as_went_in(tokenizers: Tokenizers) -> None:
+    model = Echo(tokenizers.target.size)
+    found = translated(model, tokenizers, LINES, Documents(parted_by_blank_lines(LINES), 100))
+    assert [each.text for each in found] == [line.strip() for line in LINES]
+    assert [each.together for each in found] == [2, 2, 1, 3, 3, 3, 1]
+    assert not any(each.fell_back for each in found)
+    assert len(model.seen) == 2  # both documents, and no line alone
+    assert found[2].parts == found[6].parts == 0
+
+
+def test_what_does_not_come_apart_is_translated_line_by_line(tokenizers: Tokenizers) -> None:
+    stubborn = set(tokenizers.source.encode("house")) - set(tokenizers.source.encode("The dog sees a cat. A bird."))
+    model = Echo(tokenizers.target.size, stubborn=stubborn)
+    found = translated(model, tokenizers, LINES, Documents(parted_by_blank_lines(LINES), 100))
+    assert [each.text for each in found] == [line.strip() for line in LINES]
+    assert [each.fell_back for each in found] == [False, False, False, True, True, True, False]
+    assert [each.together for each in found] == [2, 2, 1, 3, 3, 3, 1]
+    assert len(model.seen) == 2 + 3
+
+
+def test_a_line_too_long_for_the_model_is_cut_as_ever(tokenizers: Tokenizers) -> None:
+    lines = ["The dog.", "The old dog sees a cat, and one bird finds the tree. " * 3, "A cat."]
+    found = translated(Echo(tokenizers.target.size, longest=24), tokenizers, lines, Documents([1, 1, 1], 100))
+    assert [each.text for each in found] == [line.strip() for line in lines]
+    assert found[1].parts > 1
+
+
+def test_a_translation_comes_apart_at_its_breaks(tokenizers: Tokenizers) -> None:
+    first, second = (tokenizers.target.encode(line) for line in LINES[:2])
+    assert apart(tokenizers.target, [*first, BREAK, *second, 3], 2) == [
+        (LINES[0], (*first, 3)),
+        (LINES[1], (*second, 3)),
+    ]
+    assert apart(tokenizers.target, [*first, BREAK, *second, 3], 3) is None
+    assert apart(tokenizers.target, [*first, BREAK, 3], 2) is None  # an empty line is not a translation
+    assert apart(tokenizers.target, [*first, 3], 2) is None
+
+
+def test_a_trained_model_gives_every_line_something(trained: Trained) -> None:
+    lines = sentences(30, seed=8)
+    model = trained.run.load_model()
+    ways = Directions(trained.run.directions, [number % 2 for number in range(30)])
+    for method in ("greedy", "beam", "sample"):
+        settings = DecodingSettings.model_validate({"method": method})
+        found = translate_lines(
+            model, trained.run.tokenizers, lines, settings, directions=ways, documents=Documents([1] * 30, 20)
+        )
+        assert len(found) == 30
+        assert all("\n" not in best.text for best, *_ in found)
+
+
+def test_longer_targets_leave_less_room(trained: Trained) -> None:
+    prepared = trained.prepared
+    for pieces, budget in (((100, 100), 20), ((100, 50), 20), ((100, 125), 16)):
+        sides = {"train": {"pieces": dict(zip(("source", "target"), pieces, strict=True))}}
+        assert source_budget(replace(prepared, record={"sides": sides})) == budget
+    alone = prepared.settings.model_copy(update={"documents": None})
+    assert source_budget(replace(prepared, settings=alone)) is None
+
+
+def test_several_translations_are_refused(tokenizers: Tokenizers) -> None:
+    settings = DecodingSettings(beam=2, n_best=2)
+    with pytest.raises(MtkitError, match="--sentences"):
+        translate_lines(Echo(tokenizers.target.size), tokenizers, ["a"], settings, documents=Documents([1], 9))
+
+
+def test_validation_and_translation_join_the_same_lines(trained: Trained) -> None:
+    side = held_out(trained.prepared, "valid")
+    assert side.documents is not None
+    assert list(side.documents.ids) == trained.prepared.valid.documents.tolist()  # type: ignore[union-attr]
+    assert side.documents.pieces == source_budget(trained.prepared)
+    assert side.how(GREEDY)["documents"] == side.documents
+    assert side.how(DecodingSettings(beam=2, n_best=2))["documents"] is None
+    assert side.how(GREEDY, joined=False)["documents"] is None
+    assert len(side.first(3).documents.ids) == len(side.first(3).sources) == 3  # type: ignore[union-attr]

@@ -1,0 +1,172 @@
+"""Output chunk by chunk, and going on after a kill."""
+
+import fcntl
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from mtkit.decoding import stream
+from mtkit.decoding.stream import Item, to_file, to_stream
+from mtkit.errors import MtkitError
+
+
+class KilledError(Exception):
+    """What stops the work in these tests."""
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 10)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "out.txt"
+
+
+def items(count: int, changed: int | None = None) -> list[Item]:
+    return [(f"line {number}" + "!" * (number == changed), "x\u2028") for number in range(count)]
+
+
+def expected(given: list[Item]) -> bytes:
+    return "".join(f"{number} {item[0]}\u0085\n" for number, item in enumerate(given)).encode()
+
+
+class Worker:
+    """Numbers lines, and fails at the first that is `killed_at`."""
+
+    def __init__(self, killed_at: int | None = None) -> None:
+        self.killed_at, self.firsts = killed_at, list[int]()
+
+    def __call__(self, first: int, chunk: list[Item]) -> Iterable[str]:
+        if self.killed_at is not None and first + len(chunk) > self.killed_at:
+            raise KilledError
+        self.firsts.append(first)
+        return [f"{first + number} {item[0]}\u0085" for number, item in enumerate(chunk)]
+
+
+def run(out: Path, given: list[Item], worker: Worker, about: object = 1) -> tuple[list[str], int]:
+    """What was said, and how many items were skipped."""
+    said: list[str] = []
+    skipped: list[int] = []
+    to_file(iter(given), worker, out, {"about": about}, say=said.append, on_skip=skipped.append)
+    return said, sum(skipped)
+
+
+def killed(out: Path, given: list[Item], at: int) -> None:
+    with pytest.raises(KilledError):
+        run(out, given, Worker(at))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 35])
+def test_all_of_it_is_there_in_order(out: Path, count: int) -> None:
+    assert run(out, items(count), Worker()) == ([], 0)
+    assert out.read_bytes() == expected(items(count))
+    assert [each.name for each in out.parent.iterdir()] == ["out.txt"]
+    buffer = io.BytesIO()
+    to_stream(iter(items(count)), Worker(), buffer)
+    assert buffer.getvalue() == out.read_bytes()
+
+
+def test_the_same_again_goes_on_where_it_was(out: Path) -> None:
+    killed(out, items(47), at=25)
+    worker = Worker()
+    said, skipped = run(out, items(47), worker)
+    assert worker.firsts == [20, 30, 40]
+    assert skipped == 20
+    assert "going on after line 20" in said[0]
+    assert out.read_bytes() == expected(items(47))
+    assert len(list(out.parent.iterdir())) == 1
+
+
+def test_half_a_chunk_behind_the_record_is_written_anew(out: Path) -> None:
+    killed(out, items(47), at=25)
+    partial = out.with_name("out.txt.partial")
+    partial.write_bytes(partial.read_bytes() + b"20 li")
+    run(out, items(47), Worker())
+    assert out.read_bytes() == expected(items(47))
+
+
+def test_a_file_shorter_than_its_record_says_is_written_anew_from_there(out: Path) -> None:
+    killed(out, items(47), at=35)
+    partial = out.with_name("out.txt.partial")
+    partial.write_bytes(partial.read_bytes()[:-3])
+    worker = Worker()
+    run(out, items(47), worker)
+    assert worker.firsts == [20, 30, 40]
+    assert out.read_bytes() == expected(items(47))
+
+
+def test_other_text_begins_anew_where_it_differs(out: Path) -> None:
+    killed(out, items(47), at=35)
+    given, worker = items(47, changed=14), Worker()
+    said, skipped = run(out, given, worker)
+    assert (worker.firsts, skipped) == ([10, 20, 30, 40], 10)
+    assert "other text from line 11 on" in said[0]
+    assert out.read_bytes() == expected(given)
+
+
+def test_shorter_text_leaves_nothing_behind(out: Path) -> None:
+    killed(out, items(47), at=45)
+    run(out, items(20), Worker())
+    assert out.read_bytes() == expected(items(20))
+
+
+@pytest.mark.parametrize("damage", ["about", "record"])
+def test_other_settings_and_damaged_records_begin_anew(out: Path, damage: str) -> None:
+    killed(out, items(47), at=35)
+    if damage == "record":
+        out.with_name("out.txt.partial.json").write_text("{")
+    worker = Worker()
+    said, skipped = run(out, items(47), worker, about=2 if damage == "about" else 1)
+    assert (worker.firsts, skipped) == ([0, 10, 20, 30, 40], 0)
+    assert "anew" in said[0]
+    assert out.read_bytes() == expected(items(47))
+
+
+def test_an_older_output_stays_until_the_new_one_is_whole(out: Path) -> None:
+    out.parent.mkdir()
+    out.write_text("old\n")
+    with pytest.raises(KilledError):
+        run(out, items(47), Worker(25))
+    assert out.read_text() == "old\n"
+    assert json.loads(out.with_name("out.txt.partial.json").read_text())["about"] == {"about": 1}
+    run(out, items(47), Worker())
+    assert out.read_bytes() == expected(items(47))
+
+
+def test_two_at_once_are_kept_apart(out: Path) -> None:
+    killed(out, items(47), at=25)
+    with out.with_name("out.txt.partial").open("ab") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        with pytest.raises(MtkitError, match="another process"):
+            run(out, items(47), Worker())
+
+
+def test_input_that_fails_at_once_leaves_nothing(out: Path) -> None:
+    killed(out, items(47), at=5)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MtkitError, match="cannot write"):
+        run(tmp_path / "file" / "out.txt", items(3), Worker())
+    with pytest.raises(MtkitError, match="is a folder"):
+        run(tmp_path, items(3), Worker())
+
+
+def test_a_stream_is_written_before_the_next_chunk_is_read() -> None:
+    buffer = io.BytesIO()
+
+    def reader(seen: Callable[[], bytes]) -> Iterable[Item]:
+        for number, item in enumerate(items(25)):
+            if number == 10:
+                assert seen() == expected(items(10))
+            yield item
+
+    to_stream(reader(buffer.getvalue), Worker(), buffer)

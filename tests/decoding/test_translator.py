@@ -1,0 +1,76 @@
+"""Runs loaded to translate: what they must share, and what tells two translations apart."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mtkit.decoding.held_out import held_out
+from mtkit.decoding.translator import Translator, document_pieces
+from mtkit.errors import MtkitError
+from mtkit.recipe import DecodingSettings
+from mtkit.runs import Run
+from tests.decoding.trained import Trained, make_run, sentences
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make_run(tmp_path_factory.mktemp("run"), directions=("en-de", "en-fr"), documents=20)
+
+
+def twin(run: Run, folder: Path, **about: object) -> Run:
+    """A copy of a run that says something else of itself."""
+    folder.mkdir()
+    for name in ("checkpoints", "tokenizer", "recipe.yaml"):
+        (folder / name).symlink_to(run.folder / name)
+    (folder / "run.json").write_text(json.dumps(run.about | about))
+    return Run(folder)
+
+
+def test_runs_of_an_ensemble_know_the_same_pieces_and_directions(trained: Trained, tmp_path: Path) -> None:
+    settings = DecodingSettings()
+    assert len(Translator([trained.run, twin(trained.run, tmp_path / "two")], settings).runs) == 2
+    with pytest.raises(MtkitError, match="same directions"):
+        Translator([trained.run, twin(trained.run, tmp_path / "other", directions=["en-de"])], settings)
+    with pytest.raises(MtkitError, match="different tokenizers"):
+        Translator([trained.run, make_run(tmp_path / "three").run], settings)
+
+
+def test_lines_are_joined_where_all_runs_can(trained: Trained, tmp_path: Path) -> None:
+    budget = trained.run.document_pieces
+    assert budget is not None
+    less, none = (twin(trained.run, tmp_path / str(pieces), document_pieces=pieces) for pieces in (budget - 5, None))
+    assert document_pieces([trained.run, less]) == budget - 5
+    assert document_pieces([trained.run, none]) is None
+
+
+def test_lines_and_sides_get_the_same(trained: Trained) -> None:
+    translator = Translator([trained.run], DecodingSettings(method="greedy"))
+    side = held_out(trained.prepared)
+    assert side.documents is not None
+    found, _, path = translator.held_out(side, joined=True)
+    french = translator.lines(side.sources[7:], direction="en-fr", documents=side.documents.ids[7:])
+    assert [each[0].text for each in found[7:]] == [each[0].text for each in french]
+    assert [each[0].together for each in found[7:]] == [each[0].together for each in french]
+    assert any(each[0].together > 1 for each in french)
+    assert path.read_text() == "".join(f"{each[0].text}\n" for each in found)
+    alone, _, _ = translator.held_out(side, joined=False)
+    assert not any(each[0].together > 1 for each in alone)
+
+
+def test_what_decides_a_translation_is_its_identity(trained: Trained, tmp_path: Path) -> None:
+    one = Translator([trained.run], DecodingSettings()).identity
+    assert Translator([twin(trained.run, tmp_path / "moved")], DecodingSettings()).identity == one
+    assert Translator([trained.run], DecodingSettings(beam=2)).identity != one
+    assert Translator([trained.run], DecodingSettings(), dtype="bfloat16").identity != one
+    other = make_run(tmp_path / "other", directions=("en-de", "en-fr"), documents=20, seed=2).run
+    assert Translator([other], DecodingSettings()).identity != one
+
+
+def test_the_first_line_counts_for_sampling(trained: Trained) -> None:
+    translator = Translator([trained.run], DecodingSettings(method="sample"))
+    lines = sentences(6, seed=1)
+    whole = translator.lines(lines, direction="en-de")
+    rest, alone = (translator.lines(lines[3:], direction="en-de", first=first) for first in (3, 0))
+    assert [best.pieces for best, *_ in rest] == [best.pieces for best, *_ in whole[3:]]
+    assert [best.pieces for best, *_ in alone] != [best.pieces for best, *_ in whole[3:]]
