@@ -1,22 +1,18 @@
 """The recipe's data settings: where the text comes from, and how it becomes pieces."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
 from mtkit.settings import Settings
 
 
-class TextPair(Settings):
-    """Two plain text files, one segment a line, the same number of lines."""
-
-    source: Path
-    target: Path
-
-
 class Corpus(Settings):
     """Segment pairs from one place: two text files, one file with both sides, or a data set."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # a column's number is written as one in YAML
 
     source: Path | str | None = None
     """Text file of the source side, one segment a line (.gz too); with `file` or `dataset` the source's column: its
@@ -80,23 +76,107 @@ class TokenizerSettings(Settings):
     """Write characters outside the vocabulary as bytes, so that nothing becomes unknown."""
 
 
+class Documents(Settings):
+    """Training on documents: segments that belong together, joined with a break piece between them."""
+
+    pieces: PositiveInt = 250
+    """Pieces a side that joined segments may have at most; a longer segment stays alone."""
+
+
+class Cleaning(Settings):
+    """What is left out of training besides pairs with an empty side; all of it is counted either way.
+
+    Validation and test sides are never cleaned. The defaults leave out only what a score would be wrong with.
+    """
+
+    overlap: bool = True
+    """Leave out pairs that are in the validation or a test side: scores would measure memory."""
+    duplicates: bool = False
+    """Leave out a pair that came before; kept by default, as how often a pair occurs is part of the text."""
+    identical: bool = False
+    """Leave out pairs whose sides are the same; kept by default, as names and code stay as they are."""
+    length_ratio: PositiveFloat | None = None
+    """Leave out pairs with more than so many times the pieces on one side as on the other, where that side has over
+    10; counted beyond 4 if left out."""
+    max_pieces: PositiveInt | None = None
+    """Leave out pairs with more pieces than this on a side; if left out, training leaves out what the model cannot
+    take (model.max_length)."""
+
+
+def _listed(given: Any) -> Any:
+    """One corpus stands for a list of it."""
+    return given if isinstance(given, list | tuple) else [given]
+
+
+def _named(given: Any) -> Any:
+    """Test sides without a name are the side `test`."""
+    if isinstance(given, Mapping) and all(isinstance(each, Mapping | list | tuple | Corpus) for each in given.values()):
+        return given
+    return {"test": given}
+
+
+Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed)]
+SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+
+
 class DataSettings(Settings):
-    """Where the text comes from; the built-in corpus where no training files are given."""
+    """Where the text comes from; the built-in corpus where no training text is given."""
 
     folder: Path = Path("mtkit-data")
     """Where the prepared data lies."""
-    train: TextPair | None = None
-    valid: TextPair | None = None
-    test: TextPair | None = None
+    train: Corpora = ()
+    """One corpus, or a list of them, to train on."""
+    valid: Corpora = ()
+    """What training validates on, likewise."""
+    test: Annotated[dict[SideName, Corpora], BeforeValidator(_named)] = Field(default_factory=dict)
+    """Test sides by name, each one corpus or a list; a corpus without a name is the side `test`."""
     source_language: str = "en"
     target_language: str = "de"
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
+    documents: Documents | None = None
+    """Join the training segments of a document; needs a corpus with `documents`."""
+    cleaning: Cleaning = Cleaning()
+
+    @property
+    def directions(self) -> list[str]:
+        """Translation directions of the training corpora, as `en-de`, each once, in the order they come in."""
+        return list(dict.fromkeys(self.direction_of(corpus) for corpus in self.train)) or [self._direction]
+
+    def direction_of(self, corpus: Corpus) -> str:
+        """The direction of a corpus, the recipe's where it names none."""
+        return corpus.direction or self._direction
+
+    @property
+    def _direction(self) -> str:
+        return f"{self.source_language}-{self.target_language}"
 
     @model_validator(mode="after")
     def _training_text_comes_with_validation_text(self) -> Self:
-        if self.train is None and (self.valid or self.test):
+        if not self.train and (self.valid or self.test):
             raise ValueError("data.valid and data.test need data.train beside them")
-        if self.train is not None and self.valid is None:
+        if self.train and not self.valid:
             raise ValueError("data.train needs data.valid beside it: training validates on it")
+        if taken := {"train", "valid"} & set(self.test):
+            raise ValueError(f"a test side cannot be named {taken.pop()}; choose another name in data.test")
+        return self
+
+    @model_validator(mode="after")
+    def _held_out_directions_are_trained(self) -> Self:
+        known = self.directions
+        for name, corpora in (("valid", self.valid), *self.test.items()):
+            for corpus in corpora:
+                if (direction := self.direction_of(corpus)) not in known:
+                    raise ValueError(
+                        f"the {name} side has the direction {direction}, which is not among the training corpora's "
+                        f"({', '.join(known)}); give each corpus its `direction`"
+                    )
+        if len(known) > 1 and (odd := [each for each in known if each.count("-") != 1]):
+            raise ValueError(f"direction {odd[0]}: write a direction as en-de, with no other hyphen in the languages")
+        return self
+
+    @model_validator(mode="after")
+    def _documents_need_boundaries(self) -> Self:
+        if self.documents is not None and not any(corpus.documents is not None for corpus in self.train):
+            raise ValueError("data.documents needs a training corpus that says where documents end (its `documents`)")
         return self

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtkit.cli.attention_options import parse_options
+from mtkit.cli.benchmark_decode import decode
+from mtkit.cli.benchmark_train import train
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.evaluation.benchmark import Benchmark
+    from mtkit.benchmark.attention import Benchmark
 
 benchmark = typer.Typer(help="Measure what things cost on this machine.", invoke_without_command=True)
 
@@ -18,6 +20,10 @@ benchmark = typer.Typer(help="Measure what things cost on this machine.", invoke
 def _benchmark(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+benchmark.command()(train)
+benchmark.command()(decode)
 
 
 @benchmark.command()
@@ -52,9 +58,9 @@ def attention(
     import torch
     from tqdm import tqdm
 
+    from mtkit.benchmark.attention import Setting, default_names, measure
+    from mtkit.benchmark.attention_report import as_object, table
     from mtkit.decoding.device import find_device
-    from mtkit.evaluation.benchmark import Setting, default_names, measure
-    from mtkit.evaluation.benchmark_report import as_object, table
     from mtkit.files import write_json, write_text
 
     if threads is not None:
@@ -93,7 +99,7 @@ def _lengths(text: str) -> list[int]:
 
 def _picture(measured: "Benchmark", path: Path) -> str:
     """Draws the picture where matplotlib is installed; gives the words that say where it is, or is not."""
-    from mtkit.evaluation.benchmark_plot import draw_benchmark
+    from mtkit.benchmark.attention_plot import draw_benchmark
 
     try:
         draw_benchmark(measured, path)

@@ -1,66 +1,131 @@
-"""`mtkit score`: BLEU, chrF and TER of a run's translations, or of any files."""
+"""`mtkit score`: scores of runs' translations, or of any files; of several systems, whether they differ."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mtkit.errors import MtkitError
 
+if TYPE_CHECKING:
+    from mtkit.evaluation.systems import Translated
+    from mtkit.runs import Run
+
 
 def score(
     run: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the run.  [default: the latest]")
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Folder of the run; several compare.  [default: the latest]"),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run under mtkit-runs.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with scoring settings.  [default: the run's]")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Name of the run under mtkit-runs; several compare.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file with scoring settings.  [default: the first run's]")
+    ] = None,
     hypothesis: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Translations to score, one a line, in place of a run's.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Translations to score, one a line, in place of a run's; several compare."),
     ] = None,
     reference: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="What they are scored against; may be given several times."),
     ] = None,
+    source: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What --hypothesis translates, for --by-length.")
+    ] = None,
+    side: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Side to score, as test; repeatable.  [default: the latest checkpoint's]"),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="BLEU, chrF, TER or exact; repeatable.  [default: the recipe's]"),
+    ] = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="For several systems: bootstrap or randomisation.  [default: both]"),
+    ] = None,
+    by_length: Annotated[bool, typer.Option("--by-length", help="Also scores by words in the source.")] = False,
     tokenize: Annotated[
         str | None, typer.Option(help="BLEU's tokenizer, as sacrebleu names it.  [default: 13a]")
     ] = None,
     lowercase: Annotated[
-        bool | None, typer.Option("--lowercase/--cased", help="Ignore case in BLEU and chrF.  [default: cased]")
+        bool | None,
+        typer.Option("--lowercase/--cased", help="Ignore case in BLEU, chrF and exact.  [default: cased]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
 ) -> None:
-    """Print BLEU, chrF and TER with 95% bootstrap confidence intervals and sacrebleu's signatures.
+    """Print scores with 95% bootstrap confidence intervals and sacrebleu's signatures.
 
-    Bare: the latest run's latest translations. The numbers are those of the sacrebleu command on the same files.
+    Bare: BLEU, chrF and TER of the latest run's latest translations, side by side of the test data. Of several systems,
+    the first is the baseline: the others come with their difference from it and p-values by paired bootstrap and
+    approximate randomisation. The numbers are those of the sacrebleu command on the same files.
 
-    Examples: mtkit score; mtkit score --hypothesis out.de --reference test.de
+    Examples: mtkit score; mtkit score --name one --name two; mtkit score --hypothesis out.de --reference test.de
     """
-    from mtkit.decoding.held_out import latest_translations, reference_of
-    from mtkit.evaluation.report import as_objects, table
-    from mtkit.evaluation.scores import score_files
+    from mtkit.evaluation.report import side_object, side_text
+    from mtkit.evaluation.side_scores import score_side
+    from mtkit.evaluation.significance import TESTS
+    from mtkit.evaluation.systems import run_sides
     from mtkit.recipe import load_recipe
+
+    sides: list[tuple[str | None, list[Translated]]]
+    if hypothesis or reference or source:
+        if run or name or side:
+            raise MtkitError(
+                "--hypothesis, --reference and --source belong to no run; leave --run, --name and --side out"
+            )
+        sides = [(None, _files(hypothesis or [], reference or [], source))]
+        settings = load_recipe(recipe).scoring
+    else:
+        runs = _runs(run or [], name or [])
+        sides = [*run_sides(runs, side or []).items()]
+        settings = load_recipe(recipe).scoring if recipe else runs[0].recipe.scoring
+    found = [
+        score_side(
+            side_name,
+            files,
+            metrics=metric or settings.metrics,
+            tests=test or TESTS,
+            lengths=by_length,
+            tokenize=settings.tokenize if tokenize is None else tokenize,
+            lowercase=settings.lowercase if lowercase is None else lowercase,
+            progress=_bar,
+        )
+        for side_name, files in sides
+    ]
+    for path in dict.fromkeys(path for each in found for path in each.tokenised):
+        typer.echo(f"note: lines of {path} end in ' .' as tokenised text does; BLEU is meant for whole text", err=True)
+    if as_json:
+        objects = [side_object(each) for each in found]
+        first = objects[0]["systems"][0]
+        short = {key: first[key] for key in ("hypothesis", "references", "scores")}
+        typer.echo(json.dumps({**short, "sides": objects}, indent=2, ensure_ascii=False))
+    else:
+        typer.echo("\n\n".join(side_text(each) for each in found))
+
+
+def _files(hypotheses: list[Path], references: list[Path], source: Path | None) -> "list[Translated]":
+    """Files that belong to no run."""
+    from mtkit.evaluation.systems import Translated
+
+    if not hypotheses or not references:
+        raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
+    return [Translated(str(each), each, tuple(references), source) for each in hypotheses]
+
+
+def _runs(folders: list[Path], names: list[str]) -> "list[Run]":
+    """Runs by folder, then by name; the latest one where neither is given."""
     from mtkit.runs import find_run
 
-    if (hypothesis is None) != (not reference):
-        raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
-    if hypothesis is not None and (run or name):
-        raise MtkitError("--hypothesis is scored by itself; leave --run and --name out")
-    settings = load_recipe(recipe).scoring
-    references = reference or []
-    if hypothesis is None:
-        found = find_run(run, name)
-        settings = found.recipe.scoring if recipe is None else settings
-        hypothesis = latest_translations(found)
-        references = [reference_of(hypothesis)]
-    scores = score_files(
-        hypothesis,
-        references,
-        tokenize=settings.tokenize if tokenize is None else tokenize,
-        lowercase=settings.lowercase if lowercase is None else lowercase,
-    )
-    files = {"hypothesis": str(hypothesis), "references": [str(each) for each in references]}
-    if as_json:
-        typer.echo(json.dumps({**files, "scores": as_objects(scores)}, indent=2, ensure_ascii=False))
-    else:
-        typer.echo(f"{hypothesis} against {', '.join(files['references'])}\n\n{table(scores)}")
+    return [find_run(each) for each in folders] + [find_run(name=each) for each in names] or [find_run()]
+
+
+def _bar(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
+    """A bar on standard error, when it takes a while."""
+    from tqdm import tqdm
+
+    return tqdm(items, what, total, delay=2, leave=False)

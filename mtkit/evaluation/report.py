@@ -1,21 +1,24 @@
-"""Scores for people, as a table, and for programs, as JSON."""
+"""Scores for people, as tables, and for programs, as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mtkit.evaluation.by_length import LengthRow
 from mtkit.evaluation.scores import Score
+from mtkit.evaluation.side_scores import SideScores
+from mtkit.evaluation.significance import Comparison, Difference
+
+SURE = 0.05
+"""p-values below it are marked."""
 
 
 def table(scores: Sequence[Score]) -> str:
     """A line for each score: name, value, 95% confidence interval where there is one, signature."""
-    rows = [["metric", "score", "95% interval", "signature"]]
-    rows += [[score.name, f"{score.value:.2f}", _interval(score), score.signature] for score in scores]
-    if all(score.low is None for score in scores):
-        rows = [[name, value, signature] for name, value, _, signature in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return _aligned(
+        ["metric", "score", "95% interval", "signature"],
+        [[score.name, f"{score.value:.2f}", _interval(score), score.signature] for score in scores],
+    )
 
 
 def as_objects(scores: Sequence[Score]) -> list[dict[str, Any]]:
@@ -23,5 +26,113 @@ def as_objects(scores: Sequence[Score]) -> list[dict[str, Any]]:
     return [asdict(score) for score in scores]
 
 
+def side_text(side: SideScores) -> str:
+    """All that is known of one side: what was scored, scores by system and direction, and by source length."""
+    references = ", ".join(map(str, side.files[0].references))
+    alone = len(side.files) == 1
+    if alone and not side.directions:
+        parts = [table(side.overall.scores[0])]
+    else:
+        parts = [_comparison_table(side), _signatures(side.overall)]
+    if not alone:
+        names = ", ".join(each.system for each in side.files[1:])
+        parts.append(f"differences are those of {names} from {side.files[0].system}; p is two-sided, * below {SURE}")
+    if side.lengths:
+        parts.append(_length_table(side))
+    hypotheses = ", ".join(str(each.hypothesis) for each in side.files)
+    return "\n\n".join([f"{hypotheses} against {references}", *parts])
+
+
+def side_object(side: SideScores) -> dict[str, Any]:
+    """The same for programs, its numbers unrounded; a system's differences are those from the first."""
+    systems = []
+    for number, files in enumerate(side.files):
+        systems.append(
+            {
+                "name": files.system,
+                "hypothesis": str(files.hypothesis),
+                "references": [str(each) for each in files.references],
+                **_system_object(side.overall, number),
+                "by_direction": [
+                    {"direction": direction, "segments": segments, **_system_object(comparison, number)}
+                    for direction, (segments, comparison) in side.directions.items()
+                ],
+                "by_length": [
+                    {"words": row.name, **asdict(row)} for row in (side.lengths or [[]] * (number + 1))[number]
+                ],
+            }
+        )
+    return {"name": side.name, "segments": side.segments, "systems": systems}
+
+
+def _system_object(comparison: Comparison, number: int) -> dict[str, Any]:
+    differences = comparison.differences[number - 1] if number else []
+    return {"scores": as_objects(comparison.scores[number]), "differences": [asdict(each) for each in differences]}
+
+
+def _comparison_table(side: SideScores) -> str:
+    """A line for each metric, direction and system; columns that say nothing here are left out."""
+    rows = []
+    parts = [("all", side.segments, side.overall)]
+    parts += [(direction, segments, each) for direction, (segments, each) in side.directions.items()]
+    for metric in range(len(side.overall.scores[0])):
+        for direction, segments, comparison in parts:
+            where = [direction, f"{segments:,}"] if side.directions else ["", ""]
+            for number, files in enumerate(side.files):
+                score = comparison.scores[number][metric]
+                system = files.system if len(side.files) > 1 else ""
+                difference = comparison.differences[number - 1][metric] if number else None
+                cells = [f"{score.value:.2f}", _interval(score), *_difference_cells(difference)]
+                rows.append([score.name, *where, system, *cells])
+    heads = ["metric", "direction", "segments", "system", "score", "95% interval", "difference"]
+    return _aligned([*heads, "p bootstrap", "p randomisation"], rows)
+
+
+def _difference_cells(difference: Difference | None) -> list[str]:
+    if difference is None:
+        return ["", "", ""]
+    found = [difference.bootstrap_p, difference.randomisation_p]
+    return [f"{difference.value:+.2f}", *("" if p is None else f"{p:.4f} {'*' if p < SURE else ' '}" for p in found)]
+
+
+def _signatures(comparison: Comparison) -> str:
+    rows = [[each.name, each.signature] for each in comparison.scores[0]]
+    if comparison.differences:
+        rows = [[each.metric, each.signature] for each in comparison.differences[0]]
+    return _aligned(["metric", "signature"], rows)
+
+
+def _length_table(side: SideScores) -> str:
+    """A line for each length and system."""
+    names = [score.name for score in side.overall.scores[0]]
+    rows = []
+    for rows_of_length in zip(*side.lengths, strict=True):
+        for files, row in zip(side.files, rows_of_length, strict=True):
+            rows.append(
+                [row.name, f"{row.segments:,}", files.system if len(side.files) > 1 else "", *_numbers(row, names)]
+            )
+    return _aligned(["words in source", "segments", "system", *names, "length ratio"], rows)
+
+
+def _numbers(row: LengthRow, names: Sequence[str]) -> list[str]:
+    ratio = "" if row.length_ratio is None else f"{row.length_ratio:.3f}"
+    return [*(f"{row.scores[name]:.2f}" for name in names), ratio]
+
+
 def _interval(score: Score) -> str:
     return "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+
+
+def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart, numbers to the right; a column without any cell is left out."""
+    columns = []
+    for head, *cells in zip(heads, *rows, strict=True):
+        if any(cells):
+            width = max(map(len, (head, *cells)))
+            numbers = all(_is_number(cell) for cell in cells if cell)
+            columns.append([cell.rjust(width) if numbers else cell.ljust(width) for cell in (head, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+
+def _is_number(cell: str) -> bool:
+    return cell.rstrip(" *").replace(",", "").replace(".", "").lstrip("+-").isdigit()

@@ -1,18 +1,13 @@
-"""BLEU, chrF and TER by sacrebleu, each with the signature that says how it was computed."""
+"""BLEU, chrF, TER and exact match, each with the signature that says how it was computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from sacrebleu.metrics import BLEU, CHRF, TER
-
-from mtkit.data.readers import Lines
-from mtkit.errors import DataError, MtkitError, did_you_mean
-
-METRICS = ("BLEU", "chrF", "TER")
-"""TER counts edits: lower is better."""
+from mtkit.data.encode import Progress, silent
+from mtkit.errors import DataError
+from mtkit.evaluation.metrics import METRICS, make_metric, metric_names
+from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 
 RESAMPLES = 1000
 
@@ -22,7 +17,7 @@ class Score:
     """One metric over a whole corpus."""
 
     name: str
-    """"BLEU", "chrF" or "TER"."""
+    """"BLEU", "chrF", "TER" or "exact"."""
     value: float
     signature: str
     """How it was computed, by which version: scores with different ones do not compare."""
@@ -39,46 +34,63 @@ def score_corpus(
     bootstrap: int = RESAMPLES,
     tokenize: str | None = None,
     lowercase: bool = False,
+    progress: Progress = silent,
 ) -> list[Score]:
     """The scores of hypotheses against one or several references for each segment, as the sacrebleu command gives them.
 
     `references` holds lists as long as `hypotheses`. `bootstrap` is the number of resamples (Koehn, 2004) for the
     confidence intervals, 0 for none; they are drawn from a fixed seed. `tokenize` names BLEU's tokenizer, 13a if left
-    out. `lowercase` ignores case in BLEU and chrF; TER always does.
+    out. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
 
-    Raises: DataError for unequal numbers of lines, or none; MtkitError for an unknown or missing tokenizer.
+    Raises: DataError for unequal numbers of lines, or none; MtkitError for an unknown metric, and an unknown or missing
+    tokenizer.
     """
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
-    _check_counts(len(hypotheses), [len(each) for each in references], names)
-    # the sacrebleu command drops spaces at the ends of lines too
-    stripped = [line.rstrip() for line in hypotheses]
-    given = [[line.rstrip() for line in each] for each in references]
-    scores = []
-    for name in metrics:
-        metric = _metric(name, tokenize, lowercase)
-        result = metric.corpus_score(stripped, given, n_bootstrap=max(bootstrap, 1))
-        low = high = None
-        if bootstrap > 1:
-            mean, margin = float(result._mean), float(result._ci)
-            low, high = mean - margin, mean + margin
-        scores.append(Score(name, float(result.score), metric.get_signature().format(), low, high))
-    return scores
+    check_counts(len(hypotheses), [len(each) for each in references], names)
+    chosen = named_metrics(metrics, tokenize=tokenize, lowercase=lowercase)
+    statistics = gather(chosen, hypotheses, references, progress=progress)
+    return with_intervals([statistics], bootstrap, progress=progress)[0][0]
 
 
-def score_files(
-    hypothesis: Path, references: Sequence[Path], *, tokenize: str | None = None, lowercase: bool = False
-) -> list[Score]:
-    """All scores of a file of hypotheses against one or several files of references, one segment a line.
+def named_metrics(
+    names: Sequence[str], *, tokenize: str | None = None, lowercase: bool = False
+) -> list[tuple[str, Any]]:
+    """The metrics, for `gather`. Raises: MtkitError for an unknown one, and an unknown or missing tokenizer."""
+    return [(name, make_metric(name, tokenize=tokenize, lowercase=lowercase)) for name in metric_names(names)]
 
-    Raises: DataError for files that cannot be read, and unequal numbers of lines; MtkitError as `score_corpus`.
+
+def with_intervals(
+    systems: Sequence[Sequence[Statistics]], bootstrap: int = RESAMPLES, *, progress: Progress = silent
+) -> tuple[list[list[Score]], list[list[list[Any]]]]:
+    """The scores of every system in every metric, and sacrebleu's scores of the resampled corpora behind the intervals.
+
+    All systems have translated the same segments, and are scored on the same resamples.
     """
-    hypotheses = list(Lines(hypothesis))
-    texts = [list(Lines(each)) for each in references]
-    _check_counts(len(hypotheses), [len(each) for each in texts], [str(each) for each in (hypothesis, *references)])
-    return score_corpus(hypotheses, texts, tokenize=tokenize, lowercase=lowercase)
+    if bootstrap < 2:
+        return [[score_of(each) for each in system] for system in systems], []
+    resampled = resample(systems, bootstrap, progress=progress)
+    for statistics in (each for system in systems for each in system):
+        statistics.metric.n_bootstrap, statistics.metric.seed = bootstrap, str(seed()).lower()
+    scores = [
+        [score_of(*each) for each in zip(system, samples, strict=True)]
+        for system, samples in zip(systems, resampled, strict=True)
+    ]
+    return scores, resampled
 
 
-def _check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str]) -> None:
+def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
+    """The score of one system in one metric, with an interval where there are sacrebleu's scores of resamples."""
+    result = statistics.result()
+    low = high = None
+    if resampled:
+        result.estimate_ci(resampled)
+        mean, margin = float(result._mean), float(result._ci)
+        low, high = mean - margin, mean + margin
+    return Score(statistics.name, float(result.score), statistics.metric.get_signature().format(), low, high)
+
+
+def check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str]) -> None:
+    """Raises: DataError where the hypotheses, whose name is the first, and their references cannot belong together."""
     for name, count in zip(names[1:], references, strict=True):
         if count != hypotheses:
             raise DataError(
@@ -87,32 +99,3 @@ def _check_counts(hypotheses: int, references: Sequence[int], names: Sequence[st
             )
     if not hypotheses or not references:
         raise DataError(f"{names[0]} has no lines: there is nothing to score")
-
-
-class _ChrF(CHRF):  # type: ignore[misc]
-    """chrF whose interval can be computed where a resample has no match at all.
-
-    sacrebleu 2.6 scores such a resample by a plain float and the others by numpy's, and fails to average them.
-    """
-
-    def _compute_score_from_stats(self, stats: Any) -> Any:
-        result = super()._compute_score_from_stats(stats)
-        if isinstance(stats, np.ndarray) and result.score == 0:
-            result.score = stats[0] * 0.0
-        return result
-
-
-def _metric(name: str, tokenize: str | None, lowercase: bool) -> Any:
-    if name == "chrF":
-        return _ChrF(lowercase=lowercase)
-    if name == "TER":
-        return TER()
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        known = sorted(BLEU.TOKENIZERS)
-        hint = did_you_mean(tokenize, known)
-        raise MtkitError(f"no tokenizer '{tokenize}'{hint}; sacrebleu has: {', '.join(known)}")
-    try:
-        return BLEU(tokenize=tokenize, lowercase=lowercase)
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise MtkitError(f"sacrebleu cannot use the tokenizer '{tokenize}' here: {reason}") from error

@@ -17,7 +17,7 @@ SMALL = ["--lengths", "8,16", "--width", "32", "--heads", "4", "--repeats", "1",
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mtkit.evaluation.benchmark_work.STEPS", 2)
+    monkeypatch.setattr("mtkit.benchmark.attention_work.STEPS", 2)
 
 
 def typed(*arguments: str) -> Result:

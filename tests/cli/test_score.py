@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -40,11 +41,80 @@ def values(*arguments: str) -> dict[str, float]:
     return {score["name"]: score["value"] for score in json.loads(typed(*arguments, "--json").stdout)["scores"]}
 
 
+def systems(*arguments: str) -> list[dict[str, Any]]:
+    (side,) = json.loads(typed(*arguments, "--json").stdout)["sides"]
+    found: list[dict[str, Any]] = side["systems"]
+    return found
+
+
 def test_a_runs_translations_are_scored() -> None:
     assert values("--name", "one")["BLEU"] == pytest.approx(100)
     assert values("--run", "mtkit-runs/one")["TER"] == 0
     assert values("--name", "two") == values("--hypothesis", "hypothesis", "--reference", "reference")
     assert values() == values("--name", "two")  # the latest run
+
+
+def test_several_systems_are_compared_with_the_first() -> None:
+    shown = typed("--name", "one", "--name", "two", "--test", "bootstrap").stdout
+    assert "two from one" in shown
+    assert "p bootstrap" in shown
+    assert "p randomisation" not in shown
+    by_name = systems("--name", "one", "--name", "two")
+    by_folder = systems("--run", "mtkit-runs/one", "--run", "mtkit-runs/two")
+    by_file = systems("--hypothesis", "reference", "--hypothesis", "hypothesis", "--reference", "reference")
+    assert [each["name"] for each in by_name] == ["one", "two"]
+    assert [each["name"] for each in by_file] == ["reference", "hypothesis"]
+    for each in (by_name, by_folder, by_file):
+        assert [system["scores"] for system in each] == [system["scores"] for system in by_name]
+        assert each[1]["differences"] == by_name[1]["differences"]
+    bleu = by_name[1]["differences"][0]
+    assert bleu["value"] == by_name[1]["scores"][0]["value"] - by_name[0]["scores"][0]["value"] < 0
+    assert 0 < bleu["bootstrap_p"] <= 1
+    assert 0 < bleu["randomisation_p"] <= 1
+
+
+def test_every_side_is_scored_unless_some_are_chosen() -> None:
+    run = Run(Path("mtkit-runs/two"))
+    translations = [[Translation(text, 0.0, 0.0, (3,))] for text in REFERENCES]
+    save(run, HeldOut("flickr", ["x", "y"], REFERENCES), translations, Speed(1, 2, 2), {})
+    sides = json.loads(typed("--name", "two", "--json").stdout)["sides"]
+    assert [side["name"] for side in sides] == ["test", "flickr"]
+    assert [side["systems"][0]["scores"][0]["value"] for side in sides] == [values()["BLEU"], pytest.approx(100)]
+    assert values("--side", "flickr")["BLEU"] == pytest.approx(100)
+    shown = typed("--name", "two").stdout
+    assert shown.index("test.reference.txt") < shown.index("flickr.reference.txt")
+    assert "test.reference" not in typed("--name", "two", "--side", "flickr").stdout
+
+
+def test_directions_are_scored_apart() -> None:
+    Path("mtkit-runs/two/translations/test.direction.txt").write_text("en-fr\nen-de\n")
+    (two,) = systems("--name", "two")
+    assert [way["direction"] for way in two["by_direction"]] == ["en-fr", "en-de"]
+    assert "en-fr" in typed("--name", "two").stdout
+
+
+def test_lengths_need_the_sources() -> None:
+    Path("source").write_text(f"{'x ' * 30}\nx y\n")
+    pair = ["--hypothesis", "hypothesis", "--reference", "reference", "--by-length"]
+    assert "words in source" in typed("--name", "two", "--by-length").stdout
+    (found,) = systems(*pair, "--source", "source")
+    assert [(row["words"], row["segments"]) for row in found["by_length"]] == [("1-10", 1), ("21-30", 1)]
+    with pytest.raises(MtkitError, match="--source"):
+        typed(*pair)
+
+
+def test_metrics_are_chosen_by_option_or_recipe() -> None:
+    assert list(values("--metric", "Exact", "--metric", "bleu")) == ["exact", "BLEU"]
+    assert values("--name", "one", "--metric", "exact") == {"exact": 100}
+    Path("mtkit-runs/two/recipe.yaml").write_text("scoring: {metrics: [exact]}\n")
+    assert values("--name", "two") == {"exact": 0}
+
+
+def test_tokenised_text_is_noted() -> None:
+    Path("hypothesis").write_text("an old dog .\ntwo birds .\n")
+    result = typed("--hypothesis", "hypothesis", "--reference", "reference")
+    assert "note: lines of hypothesis end in ' .'" in result.stderr
+    assert "note" not in typed("--name", "one").stderr
 
 
 def test_several_references_count() -> None:
@@ -85,10 +155,19 @@ def test_the_table_shows_all() -> None:
         (["--name", "tow"], "did you mean 'two'"),
         (["--name", "three"], "mtkit translate"),
         (["--name", "one", "--tokenize", "13b"], "did you mean '13a'"),
+        (["--name", "one", "--metric", "exakt"], "did you mean 'exact'"),
+        (["--name", "one", "--name", "two", "--test", "random"], "there are: bootstrap, randomisation"),
+        (["--name", "one", "--side", "tests"], "did you mean 'test'"),
+        (["--name", "one", "--name", "other"], r"test.reference.txt and .*test.reference.txt differ in line 2"),
+        (["--name", "one", "--source", "reference"], "leave --run, --name and --side out"),
+        (["--source", "reference"], "go together"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     Path("longer").write_text("a\nb\nc")
+    other = HeldOut("test", ["x", "y"], [REFERENCES[0], "others"])
+    save(Run(Path("mtkit-runs/other")), other, [[Translation("x", 0, 0, ())]] * 2, Speed(1, 2, 2), {})
+    Path("mtkit-runs/other/run.json").write_text(json.dumps({"format": FORMAT}))
     Path("mtkit-runs/three").mkdir()
     Path("mtkit-runs/three/run.json").write_text(json.dumps({"format": FORMAT}))
     Path("mtkit-runs/three/recipe.yaml").write_text("")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import DataError, MtkitError
-from mtkit.evaluation.scores import score_corpus, score_files
+from mtkit.evaluation.scores import Score, score_corpus
+from mtkit.evaluation.side_scores import score_side
+from mtkit.evaluation.systems import Translated
 
 REFERENCES = [
     "Der alte Hund sieht ein kleines Haus.",
@@ -37,6 +39,11 @@ def written(folder: Path, name: str, lines: list[str]) -> Path:
     path = folder / name
     path.write_text("".join(f"{line}\n" for line in lines), newline="\n")
     return path
+
+
+def score_files(hypothesis: Path, references: list[Path], *, lowercase: bool = False) -> list[Score]:
+    """The scores of files, as `mtkit score` gives them."""
+    return score_side(None, [Translated("one", hypothesis, tuple(references))], lowercase=lowercase).overall.scores[0]
 
 
 def sacrebleu(hypothesis: Path, references: list[Path], *options: str) -> dict[str, dict[str, object]]:

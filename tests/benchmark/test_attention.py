@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from mtkit.attention import build
+from mtkit.benchmark import attention, attention_work
+from mtkit.benchmark.attention import METRICS, Benchmark, Setting, default_names, fit_exponent, measure
+from mtkit.benchmark.attention_plot import draw_benchmark
+from mtkit.benchmark.attention_report import as_object, readable, table
+from mtkit.benchmark.attention_work import without_projections
 from mtkit.errors import MtkitError
-from mtkit.evaluation import benchmark, benchmark_work
-from mtkit.evaluation.benchmark import METRICS, Benchmark, Setting, default_names, fit_exponent, measure
-from mtkit.evaluation.benchmark_plot import draw_benchmark
-from mtkit.evaluation.benchmark_report import as_object, readable, table
-from mtkit.evaluation.benchmark_work import without_projections
 
 WIDTH, HEADS, LENGTHS = 32, 4, (16, 64)
 
@@ -24,7 +24,7 @@ def setting(**changes: Any) -> Setting:
 @pytest.fixture(scope="module", autouse=True)
 def _few_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark_work, "STEPS", 4)
+        patch.setattr(attention_work, "STEPS", 4)
         yield
 
 
@@ -107,7 +107,7 @@ def test_progress_reaches_the_end() -> None:
 
 
 def test_what_does_not_fit_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "free_bytes", lambda device: 2**20)
+    monkeypatch.setattr(attention, "free_bytes", lambda device: 2**20)
     told: list[tuple[int, int]] = []
     measured = measure(["linear"], [16, 64, 8192], setting(role="decoder"), on_progress=lambda *each: told.append(each))
     assert {row.length for row in measured.measurements} == {16, 64}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mtkit import __version__
-from mtkit.evaluation.benchmark import FORMS, METRICS, WORKS, Benchmark
+from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
 
 FORMAT = 1
 
@@ -120,14 +120,15 @@ def _section(benchmark: Benchmark, work: str, form: str, metric: str) -> str:
                 "-" if exponent is None else f"{exponent:.2f}",
             ]
         )
-    return f"{title(work, form, metric)}\n{_aligned(rows)}"
+    return f"{title(work, form, metric)}\n{aligned(rows)}"
 
 
 def _cell(ratio: float | None) -> str:
     return f"{'×' + format(ratio, '.3g'):>6}" if ratio is not None and ratio < 1000 else f"{'×-':>6}"
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: list[list[str]]) -> str:
+    """The rows as a table of text: the first column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides: list[Callable[[str, int], str]] = [str.ljust, *([str.rjust] * (len(widths) - 1))]
     lines = ("  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)) for row in rows)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mtkit.evaluation.cost import cost_of, free_bytes, held_bytes, predict_bytes
+from mtkit.benchmark.cost import cost_of, free_bytes, held_bytes, predict_bytes
 
 CPU = torch.device("cpu")
 

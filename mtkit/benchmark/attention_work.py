@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import Attention, State, reorder
-from mtkit.evaluation.cost import Cost, cost_of, held_bytes
+from mtkit.benchmark.cost import Cost, cost_of, held_bytes
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "context_proj")
 
 STEPS = 64
 """Steps timed, and steps counted, at each length: enough that what happens once in a block has its share."""

@@ -37,7 +37,7 @@ class Cost:
 
 def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
     """Runs `compute()` once, backward passes in it included, and gives what it cost."""
-    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter = _counter()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -47,6 +47,13 @@ def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
     with _LiveBytes() as live, counter:
         compute()
     return Cost(counter.get_total_flops(), live.peak)
+
+
+def flops_of(compute: Callable[[], Any]) -> int:
+    """Runs `compute()` once and gives its `Cost.flops` alone, which takes less time."""
+    with _counter() as counter:
+        compute()
+    return int(counter.get_total_flops())
 
 
 def held_bytes(state: Any) -> int:
@@ -82,6 +89,10 @@ def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> floa
     before = shorter[-2]
     square = max(0.0, (held[last] / last - held[before] / before) / (last - before))
     return (held[last] / last - square * last) * length + square * length**2
+
+
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=FORMULAS)
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -15,9 +15,9 @@ from torch import Tensor
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.registry import check_role, find
 from mtkit.attention.slots import SLOTS
+from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
+from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean
-from mtkit.evaluation.benchmark_work import BEYOND, Walk, seconds_of, training, without_projections
-from mtkit.evaluation.cost import Cost, cost_of, free_bytes, predict_bytes
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")

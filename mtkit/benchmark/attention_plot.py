@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from mtkit.evaluation.benchmark import METRICS, Benchmark
-from mtkit.evaluation.benchmark_report import TITLES, hardware, names, readable, works
+from mtkit.benchmark.attention import METRICS, Benchmark
+from mtkit.benchmark.attention_report import TITLES, hardware, names, readable, works
 from mtkit.files import writing
 
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")

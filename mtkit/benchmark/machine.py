@@ -1,0 +1,91 @@
+"""What this machine can do at best: the measured rate of its matrix products, in each arithmetic."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mtkit.benchmark.attention_work import seconds_of
+
+ARITHMETICS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+
+LARGE = {"cpu": 2048, "cuda": 8192}
+"""Side of a square product that is measured besides those of the model's sizes: large enough for the full rate."""
+
+BLOCKS = 5
+BLOCK_SECONDS = 0.05
+"""Products are timed in this many blocks of about this length, of which the best counts."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Operations a second of square matrix products, two for a multiplication with its addition."""
+
+    arithmetic: str
+    by_size: dict[int, float]
+    """{side of the squares: operations a second}."""
+
+    @property
+    def best(self) -> float:
+        """The most that was measured: what a computation of products alone would reach."""
+        return max(self.by_size.values())
+
+
+def arithmetic_of(name: str) -> str:
+    """The arithmetic that a precision's name begins with: bfloat16 of "bfloat16"; float32 where it names none."""
+    return next((each for each in ARITHMETICS if name.startswith(each)), "float32")
+
+
+def product_rate(arithmetic: str, device: torch.device, sizes: Sequence[int]) -> Rate | None:
+    """The rate of products of these sides and of a LARGE one; None where the machine has no such product.
+
+    Both matrices are read along their rows, as a linear layer reads its input and its weights.
+    """
+    sides = sorted({*sizes, LARGE.get(device.type, LARGE["cpu"])})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
+            return Rate(arithmetic, {side: _rate(side, ARITHMETICS[arithmetic], device) for side in sides})
+    except RuntimeError:
+        return None
+
+
+def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    multiply = _product(side, dtype, device)
+
+    def repeat(times: int) -> float:
+        def products() -> None:
+            for _ in range(times):
+                multiply()
+
+        return seconds_of(products, device)
+
+    repeat(1)  # kernels are chosen at the first call
+    seconds = max(repeat(1), 1e-9)
+    if seconds > BLOCKS * BLOCK_SECONDS:  # an arithmetic that is emulated: no need to know it well
+        return 2.0 * side**3 / seconds
+    times = max(1, min(1000, round(BLOCK_SECONDS / seconds)))
+    return 2.0 * side**3 * times / min(repeat(times) for _ in range(BLOCKS))
+
+
+def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    if dtype == torch.int8:
+        return _int8_product(side, device)
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return lambda: left @ right.t()
+
+
+def _int8_product(side: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    """On the CPU as a linear layer has it: float32 in, scaled to int8 on the way, and float32 out."""
+    if device.type == "cpu":
+        scaled = torch.quantize_per_tensor(torch.randn(side, side), 0.05, 0, torch.qint8)
+        weight, given = torch.ops.quantized.linear_prepack(scaled, None), torch.randn(side, side)
+        return lambda: torch.ops.quantized.linear_dynamic(given, weight, True)
+    left, right = (torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device) for _ in range(2))
+    return lambda: torch._int_mm(left, right.t())

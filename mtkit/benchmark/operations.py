@@ -1,0 +1,83 @@
+"""Operations that training and decoding cannot do without, counted segment by segment so that no padding is among them.
+
+They are those of the model's own forward pass and steps, whatever a program does to be faster; two for a multiplication
+with its addition. A backward pass takes twice the operations of its forward pass.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mtkit.attention import State
+from mtkit.benchmark.cost import flops_of
+from mtkit.data.batches import make_batch
+from mtkit.data.prepared import Side
+from mtkit.data.tokenizer import BOS
+from mtkit.model.transformer import Transformer
+
+T = TypeVar("T")
+
+SAMPLE = 24
+"""Segments that are counted, of all lengths."""
+
+
+@torch.no_grad()
+def training_operations(model: Transformer, side: Side, rows: np.ndarray) -> float:
+    """Operations of training a target token on these rows, the mean over some of them: forward and backward."""
+    training, device = model.training, model.output_weight.device
+    model.eval()
+    operations, tokens = 0, 0
+    for row in sample(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist()):
+        batch = make_batch(side, np.array([row]))
+        source, target_in = batch.source.to(device), batch.target_in.to(device)
+        task = None if batch.task is None else batch.task.to(device)
+        forward = partial(_forward, model, source, target_in, task)
+        operations += 3 * flops_of(forward)
+        tokens += batch.target_tokens
+    model.train(training)
+    return operations / tokens
+
+
+@torch.no_grad()
+def decoding_operations(model: Transformer, segments: Sequence[tuple[int, int]], beam: int) -> float:
+    """Operations of decoding a segment, the mean over some: `segments` are the pieces of source and translation.
+
+    Each source is encoded once, and each of `beam` hypotheses takes as many steps as the translation has pieces.
+    """
+    device, chosen = model.output_weight.device, sample(sorted(segments, key=sum))
+    return sum(_decode(model, *each, beam, device) for each in chosen) / len(chosen)
+
+
+def sample(items: Sequence[T]) -> list[T]:
+    """Some of the items, evenly spaced."""
+    count = min(SAMPLE, len(items))
+    return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
+
+
+def _forward(model: Transformer, source: Tensor, target_in: Tensor, task: Tensor | None) -> Tensor:
+    return model(source, target_in, task=task).hidden @ model.output_weight.t()
+
+
+def _decode(model: Transformer, source: int, target: int, beam: int, device: torch.device) -> float:
+    """What a step takes grows evenly from the first to the last, which are counted."""
+    pieces = torch.full((1, source), BOS, device=device)
+    token = torch.full((1, beam), BOS, device=device)
+    state: State = {}
+
+    def start() -> None:
+        nonlocal state
+        state = model.start(model.encode(pieces), hypotheses=beam)
+
+    def step() -> None:
+        nonlocal state
+        _, state, _ = model.step(token, state)
+
+    begin, first = flops_of(start), flops_of(step)
+    for _ in range(target - 2):
+        step()
+    last = flops_of(step) if target > 1 else first
+    return begin + target * (first + last) / 2

@@ -1,0 +1,22 @@
+"""Other programs that mtkit is measured beside, where they are installed; mtkit needs none of them."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from mtkit.errors import MtkitError, did_you_mean
+
+PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
+"""The package that each program is installed as."""
+
+
+def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
+    """Raises: MtkitError for a program that is not known, not installed, or not among those `able` to do the work."""
+    for name in names:
+        if name not in PACKAGES:
+            raise MtkitError(
+                f"no program '{name}'{did_you_mean(name, list(PACKAGES))}; there are {', '.join(PACKAGES)}"
+            )
+        if name not in able:
+            raise MtkitError(f"{name} does not {work}; --beside takes {', '.join(able)} here")
+        if find_spec(PACKAGES[name]) is None:
+            raise MtkitError(f"--beside {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")

@@ -1,0 +1,98 @@
+"""What the reports of training and decoding share: files beside one another, bars, and the machine's rates in words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtkit import __version__
+from mtkit.benchmark.attention_report import hardware
+from mtkit.benchmark.machine import Rate
+from mtkit.errors import MtkitError
+from mtkit.files import write_json, write_text, writing
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Speeds as bars beside one another, the first at the top."""
+
+    title: str
+    unit: str
+    speeds: Sequence[tuple[str, float, bool]]
+    """Label, speed, and whether it is mtkit's."""
+
+
+def write(stem: Path, text: str, content: Mapping[str, Any], charts: Sequence[Bars]) -> str:
+    """Writes table, JSON and, where matplotlib is installed, a picture; gives the words that say where they are."""
+    paths = [stem.with_suffix(end) for end in (".txt", ".json", ".png")]
+    write_text(paths[0], text + "\n")
+    write_json(paths[1], dict(content))
+    try:
+        draw(charts, paths[2])
+    except ModuleNotFoundError:
+        return f"{paths[0]}, {paths[1]} (no picture: matplotlib is not installed)"
+    return ", ".join(map(str, paths))
+
+
+def draw(charts: Sequence[Bars], path: Path) -> None:
+    """Draws the bars of each chart below those of the one before, as a PNG. Raises: MtkitError."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not charts:
+        raise MtkitError("nothing was measured, so there is nothing to draw")
+    heights = [0.9 + 0.36 * len(chart.speeds) for chart in charts]
+    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(charts), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for (axes,), chart in zip(grid, charts, strict=True):
+        labels, speeds, own = zip(*chart.speeds, strict=True)
+        drawn = axes.barh(range(len(speeds)), speeds, color=["#1f77b4" if each else "#9a9a9a" for each in own])
+        axes.bar_label(drawn, [f"{speed:,.0f}" for speed in speeds], padding=4, fontsize="small")
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.12 * max(speeds))
+        axes.set_xlabel(chart.unit)
+        axes.set_title(chart.title, fontsize="medium", loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    with writing(path) as temporary:
+        FigureCanvasAgg(figure).print_png(str(temporary))
+
+
+def about(device: torch.device, rates: Mapping[str, Rate]) -> dict[str, Any]:
+    """What every report's JSON begins with: versions, hardware, and what its matrix products reach."""
+    return {
+        "format": FORMAT,
+        "mtkit": __version__,
+        "torch": torch.__version__,
+        "hardware": hardware(device),
+        "threads": torch.get_num_threads(),
+        "product_rates": {name: {"best": rate.best, "by_size": rate.by_size} for name, rate in rates.items()},
+    }
+
+
+def rates_in_words(rates: Mapping[str, Rate]) -> str:
+    """One line for each arithmetic: the rate that shares are of, and each size's."""
+    lines = []
+    for name, rate in rates.items():
+        sizes = ", ".join(f"{side:,}: {giga(speed)}" for side, speed in rate.by_size.items())
+        lines.append(f"  {name} {giga(rate.best)} GFLOP/s ({sizes})")
+    return "\n".join(["measured matrix products (by side of the squares):", *lines])
+
+
+def giga(speed: float) -> str:
+    """In thousand millions: "1,230" or "17.5"."""
+    return f"{speed / 1e9:,.0f}" if speed >= 1e11 else f"{speed / 1e9:.3g}"
+
+
+def times(speed: float, base: float) -> str:
+    """ "×1.31"."""
+    return f"×{speed / base:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """ "43%", or a dash where it is not known."""
+    return "-" if share is None else f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"

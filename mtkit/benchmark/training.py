@@ -1,0 +1,241 @@
+"""How fast training is: several programs, attentions and precisions on the same batches, in turns, in one process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mtkit.benchmark.attention_work import seconds_of
+from mtkit.benchmark.cost import cost_of
+from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate
+from mtkit.benchmark.operations import training_operations
+from mtkit.data.prepared import Prepared
+from mtkit.errors import MtkitError
+from mtkit.model.build import build_model, label_attention
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import Recipe
+from mtkit.training.distributed import World
+from mtkit.training.feed import Feed, Work
+from mtkit.training.loop import fast_and_repeatable
+from mtkit.training.optimizer import Precision
+from mtkit.training.schedule import build_schedule
+from mtkit.training.update import LOSS, Updater
+
+TURN = 10
+"""Updates that one trainer makes before it is the next one's turn."""
+
+COUNTED = 3
+"""First updates, whose memory is followed; they belong to the warm-up."""
+
+
+class Trainer(Protocol):
+    """One program's training of one model."""
+
+    program: str
+    attention: str
+    precision: str
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """What it trains."""
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The process's settings that this program trains with."""
+
+    def update(self, work: Work, number: int) -> None:
+        """Update `number`, from 1, as this program makes it."""
+
+    def read_loss(self) -> float:
+        """The sum of the label-smoothed loss over the target tokens since the last reading; waits for the device."""
+
+
+class Own:
+    """mtkit's own training, as `mtkit train` does it: the same model, feed, update and schedule."""
+
+    program = "mtkit"
+
+    def __init__(self, recipe: Recipe, prepared: Prepared, world: World) -> None:
+        """Raises: RecipeError and MtkitError where the model cannot be built; RunError where a precision is not there.
+
+        `recipe` describes the data as well.
+        """
+        self.attention = label_attention(recipe)
+        precision = Precision(recipe.training.precision, world.device)
+        self.precision = precision.name
+        self.model: Transformer = build_model(
+            recipe,
+            source_vocabulary=prepared.tokenizers.source.size,
+            target_vocabulary=prepared.tokenizers.target.size,
+            tasks=len(prepared.directions),
+        ).to(world.device)
+        self._updater = Updater(self.model, recipe, world, precision)
+        self._schedule = build_schedule(recipe.training, recipe.model.d_model)
+        self._device = world.device
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """As in `mtkit train`."""
+        return fast_and_repeatable(self._device)
+
+    def update(self, work: Work, number: int) -> None:
+        """As in `mtkit train`, at the beginning of a training."""
+        self._updater.run(work, number, rate=self._schedule(number, 0.0), total_updates=max(number, 100_000))
+
+    def read_loss(self) -> float:
+        """From the sums that training keeps."""
+        return self._updater.read()[LOSS]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: `updates` after `warmup` more, all on the batches of the recipe's first epochs."""
+
+    updates: int = 100
+    warmup: int = 20
+
+
+@dataclass
+class Trained:
+    """What one trainer came to; a turn is TURN updates."""
+
+    program: str
+    attention: str
+    precision: str
+    parameters: int
+    peak_bytes: int = 0
+    """Weights, and the most that updates held beside them: gradients, moments and what passes keep."""
+    operations: float | None = None
+    """A target token's, at the least; None for a program whose model mtkit cannot count."""
+    tokens: list[int] = field(default_factory=list)
+    """Real target tokens of each turn."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each turn, the waiting for batches among them."""
+    loss: float = 0.0
+    """Label-smoothed loss a target token over all turns, in nats."""
+
+    @property
+    def speed(self) -> float:
+        """Real target tokens a second over all turns."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """The middle one of the turns' speeds."""
+        return median(tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True))
+
+
+@dataclass(frozen=True)
+class TrainingBenchmark:
+    """All that was measured in one run."""
+
+    recipe: Recipe
+    plan: Plan
+    device: torch.device
+    processes: int
+    rates: dict[str, Rate]
+    rows: list[Trained]
+
+    def share(self, row: Trained) -> float | None:
+        """The share of the machine's rate in the row's arithmetic that its necessary operations take.
+
+        None where one of the two is not known; of several processes, those rates are taken together.
+        """
+        rate = self.rates.get(arithmetic_of(row.precision))
+        if rate is None or row.operations is None:
+            return None
+        return row.operations * row.speed / (rate.best * self.processes)
+
+
+def measure_training(
+    recipe: Recipe,
+    prepared: Prepared,
+    own: Sequence[Own],
+    peers: Sequence[Trainer],
+    plan: Plan,
+    world: World,
+    *,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> TrainingBenchmark:
+    """Train with each in turns, on the same batches, and time all but the warm-up.
+
+    `on_progress` is told how many of how many turns are done.
+
+    Raises: MtkitError where nothing is left to measure; DataError where there is nothing to train on.
+    """
+    if plan.updates < 1 or plan.warmup < COUNTED:
+        raise MtkitError(f"updates are whole numbers from 1, and those of the warm-up from {COUNTED}")
+    trainers: list[Trainer] = [*own, *peers]
+    longest = min(min(each.model.longest_source, each.model.longest_target) for each in own)
+    feed = Feed(recipe, prepared, longest, world)
+    rates = _rates(recipe, trainers, world.device)
+    turns = [min(TURN, plan.updates - first) for first in range(0, plan.updates, TURN)]
+    rows = [_row(each) for each in trainers]
+    work = [feed.updates(0, 0) for _ in trainers]
+    done = 0
+
+    def made(number: int = 1) -> None:
+        nonlocal done
+        done += number
+        on_progress(done, len(trainers) * (len(turns) + 1))
+
+    rows_trained_on = np.concatenate(feed.plan(0)[: plan.warmup + plan.updates])
+    operations = {each.attention: training_operations(each.model, prepared.train, rows_trained_on) for each in own}
+    for trainer, row, batches in zip(trainers, rows, work, strict=True):
+        row.operations = operations.get(trainer.attention)
+        _warm_up(trainer, row, batches, plan, world)
+        made()
+    for turn, count in enumerate(turns):
+        for trainer, row, batches in zip(trainers, rows, work, strict=True):
+            _take_turn(trainer, row, batches, plan.warmup + turn * TURN, count, world)
+            made()
+    for trainer, row in zip(trainers, rows, strict=True):
+        row.loss = trainer.read_loss() / sum(row.tokens)
+    return TrainingBenchmark(recipe, plan, world.device, world.size, rates, rows)
+
+
+def _rates(recipe: Recipe, trainers: Sequence[Trainer], device: torch.device) -> dict[str, Rate]:
+    """The machine's rate in float32 and in every arithmetic that is trained in."""
+    sizes = (recipe.model.d_model, recipe.model.feed_forward)
+    names = dict.fromkeys(["float32", *(arithmetic_of(each.precision) for each in trainers)])
+    measured = {name: product_rate(name, device, sizes) for name in names}
+    return {name: rate for name, rate in measured.items() if rate is not None}
+
+
+def _row(trainer: Trainer) -> Trained:
+    parameters = sum(each.numel() for each in trainer.model.parameters() if each.requires_grad)
+    return Trained(trainer.program, trainer.attention, trainer.precision, parameters)
+
+
+def _warm_up(trainer: Trainer, row: Trained, batches: Iterator[Work], plan: Plan, world: World) -> None:
+    """The first updates: kernels are chosen, the optimiser's moments made, and memory is followed."""
+    weights = sum(each.numel() * each.element_size() for each in trainer.model.parameters())
+    with trainer.arithmetic():
+
+        def first() -> None:
+            for number in range(1, COUNTED + 1):
+                trainer.update(next(batches), number)
+
+        row.peak_bytes = weights + cost_of(first, world.device).peak_bytes
+        for number in range(COUNTED + 1, plan.warmup + 1):
+            trainer.update(next(batches), number)
+    trainer.read_loss()
+
+
+def _take_turn(trainer: Trainer, row: Trained, batches: Iterator[Work], before: int, count: int, world: World) -> None:
+    """`count` updates, timed together: the device works on while the next one is prepared."""
+    tokens = 0
+
+    def work() -> None:
+        nonlocal tokens
+        for number in range(before + 1, before + count + 1):
+            made = next(batches)
+            trainer.update(made, number)
+            tokens += made.tokens
+
+    with trainer.arithmetic():
+        world.agree()  # all processes begin together
+        row.seconds.append(seconds_of(work, world.device))
+    row.tokens.append(tokens)

@@ -1,0 +1,118 @@
+"""`mtkit benchmark decode`: how fast translation is here."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mtkit.benchmark.decoding import Decoder
+    from mtkit.model.transformer import Transformer
+    from mtkit.runs import Run
+
+
+def decode(
+    run: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of the run.  [default: the latest]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run under mtkit-runs.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the test side.  [default: the run's]")
+    ] = None,
+    side: Annotated[str | None, typer.Option(help="Which side.  [default: the first test side]")] = None,
+    checkpoint: Annotated[str, typer.Option(help="best, last, average, or one by its name.")] = "best",
+    segments: Annotated[int | None, typer.Option(min=1, help="Translate this many, the first.  [default: all]")] = None,
+    beam: Annotated[str, typer.Option(metavar="N,N", help="Beams; 1 is greedy.")] = "1,5",
+    dtype: Annotated[
+        str, typer.Option(metavar="D,D", help="Arithmetics of mtkit; the first is what the others must agree with.")
+    ] = "float32",
+    batch_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Padded source pieces a batch, all hypotheses counted; the fastest is taken."),
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="A,B", help="huggingface,ctranslate2: the same model in programs installed.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each translates the side.")] = 3,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
+        "mtkit-benchmark"
+    ),
+) -> None:
+    """Measure segments/s of a trained run from text to text, with BLEU beside it, and how near it comes to the ceiling.
+
+    The ceiling is what the operations that a segment cannot do without allow at the measured rate of matrix products.
+    Other programs translate with the same weights in turns, each with the fastest of a few batch sizes.
+
+    Examples: mtkit benchmark decode --beam 1,5 --dtype float32,bfloat16 --beside ctranslate2
+    """
+    from mtkit.benchmark.peers import PACKAGES, check_peers
+    from mtkit.runs import find_run
+
+    programs, beams, sizes = _split(beside), _numbers("--beam", beam), _numbers("--batch-tokens", batch_tokens)
+    check_peers(programs, list(PACKAGES), "decode")
+    found = find_run(run, name)
+    if len(found.directions) > 1:
+        raise MtkitError(f"{found.folder} translates {', '.join(found.directions)}; decode takes runs of one direction")
+
+    import torch
+    from tqdm import tqdm
+
+    from mtkit.benchmark.decoding import Own, first_segments, measure_decoding
+    from mtkit.benchmark.decoding_report import as_object, bars, table
+    from mtkit.benchmark.report import write
+    from mtkit.data.prepared import open_prepared
+    from mtkit.decoding.device import find_device
+    from mtkit.decoding.held_out import held_out
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    chosen = first_segments(held_out(open_prepared(data or found.recipe.data.folder), side), segments)
+    model = found.load_model(checkpoint, str(find_device(device)))
+    settings = found.recipe.decoding
+    decoders: list[Decoder] = [Own(found, model, settings, each, sizes) for each in _split(dtype)]
+    decoders += _peers(found, model, programs)
+    with tqdm(desc="benchmark", unit="turn", delay=2, leave=False, disable=None) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        measured = measure_decoding(found, model, chosen, decoders, beams, repeats=repeats, on_progress=on_progress)
+    typer.echo(table(measured))
+    typer.echo(f"\n{write(output / 'decode', table(measured), as_object(measured), bars(measured))}")
+
+
+def _peers(run: "Run", model: "Transformer", programs: "Sequence[str]") -> "Iterator[Decoder]":
+    """The run's model in each program, in each of its arithmetics for the device."""
+    device, settings = model.output_weight.device.type, run.recipe.decoding
+    for program in programs:
+        if program == "ctranslate2":
+            from mtkit.benchmark.peers import ctranslate2
+
+            for arithmetic in ctranslate2.ARITHMETICS[device]:
+                yield ctranslate2.CTranslate2(run, model, settings, arithmetic)
+        else:
+            from mtkit.benchmark.peers import huggingface_decoding
+
+            for arithmetic in huggingface_decoding.ARITHMETICS[device]:
+                yield huggingface_decoding.HuggingFace(run, model, settings, arithmetic)
+
+
+def _split(text: str | None) -> list[str]:
+    return [each.strip() for each in (text or "").split(",") if each.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    try:
+        numbers = [int(each) for each in _split(text)]
+    except ValueError as error:
+        raise MtkitError(f"{option} {text}: write whole numbers with commas between them, as in 1,5") from error
+    if min(numbers, default=1) < 1:
+        raise MtkitError(f"{option} {text}: numbers from 1")
+    return numbers

@@ -1,0 +1,123 @@
+"""`mtkit benchmark train`: how fast training is here."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtkit.cli.attention_options import parse_options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mtkit.benchmark.training import Own, Trainer
+    from mtkit.data.prepared import Prepared
+    from mtkit.recipe import Recipe
+    from mtkit.training.distributed import World
+
+
+def train(
+    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings; options here win over it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
+    preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.  [default: tiny]")] = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles that its paper gives it.")
+    ] = None,
+    attention_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="P,P", help="Precisions: float32,bfloat16.  [default: the recipe's]")
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="PROGRAM", help="huggingface: its MarianMTModel, where it is installed.")
+    ] = None,
+    updates: Annotated[int, typer.Option(min=1, help="Updates that are timed.")] = 100,
+    warmup: Annotated[int, typer.Option(min=3, help="Updates before them.")] = 20,
+    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
+        "mtkit-benchmark"
+    ),
+) -> None:
+    """Measure real target tokens/s of training on prepared data, and the share of the machine's rate they come to.
+
+    Each mechanism, precision and program trains on the same batches, in turns, from its initial weights; nothing is
+    saved. The share is what the operations that the model cannot do without take of the measured rate of products.
+
+    Examples: mtkit benchmark train --preset small --attention full,linear --precision float32,bfloat16
+    """
+    from mtkit.benchmark.peers import check_peers
+    from mtkit.recipe import load_recipe
+
+    options = parse_options(attention_option or [])
+    given = {
+        "data": {} if data is None else {"folder": data},
+        "attention": {"options": options},
+        "training": {
+            name: value
+            for name, value in (("batch_tokens", batch_tokens), ("accumulate", accumulate))
+            if value is not None
+        },
+    }
+    settings = load_recipe(recipe, given if preset is None else given | {"preset": preset})
+    precisions, programs = _split(precision), _split(beside)
+    check_peers(programs, ["huggingface"], "train")
+
+    import torch
+    from tqdm import tqdm
+
+    from mtkit.benchmark.report import write
+    from mtkit.benchmark.training import Plan, measure_training
+    from mtkit.benchmark.training_report import as_object, bars, table
+    from mtkit.comparison.entries import entries
+    from mtkit.data.prepared import open_prepared
+    from mtkit.training.distributed import World
+    from mtkit.training.loop import choose_device
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    prepared = open_prepared(settings.data.folder)
+    settings = settings.model_copy(update={"data": prepared.settings})
+    with World(choose_device(device)) as world:
+        chosen = list(entries(settings, _split(attention), options).values()) if attention else [settings]
+        own = _own(chosen, prepared, world, precisions or [settings.training.precision])
+        peers = _peers(settings, prepared, world, own) if programs else []
+        with tqdm(desc="benchmark", unit="turn", delay=2, leave=False, disable=None if world.first else True) as bar:
+
+            def on_progress(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            plan = Plan(updates=updates, warmup=warmup)
+            measured = measure_training(settings, prepared, own, peers, plan, world, on_progress=on_progress)
+        if world.first:
+            typer.echo(table(measured))
+            typer.echo(f"\n{write(output / 'train', table(measured), as_object(measured), [bars(measured)])}")
+
+
+def _own(recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]) -> "Sequence[Own]":
+    """A trainer for each recipe in each precision. Raises: RecipeError, MtkitError."""
+    from mtkit.benchmark.training import Own
+    from mtkit.recipe import make_recipe, merged
+
+    return [
+        Own(make_recipe(merged(recipe.model_dump(), {"training": {"precision": precision}})), prepared, world)
+        for recipe in recipes
+        for precision in precisions
+    ]
+
+
+def _peers(recipe: "Recipe", prepared: "Prepared", world: "World", own: "Sequence[Own]") -> "Sequence[Trainer]":
+    """Hugging Face's model in float32, and in each of mtkit's precisions that it has too."""
+    from mtkit.benchmark.peers.huggingface_training import PRECISIONS, HuggingFace
+
+    precisions = dict.fromkeys(["float32", *(each.precision for each in own if each.precision in PRECISIONS)])
+    return [HuggingFace(recipe, prepared, world, each) for each in precisions]
+
+
+def _split(text: str | None) -> list[str]:
+    return [each.strip() for each in (text or "").split(",") if each.strip()]

@@ -1,0 +1,105 @@
+"""`mtkit compare`: several mechanisms under the same recipe, budget and seed, in one table."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mtkit.cli.attention_options import parse_options
+
+if TYPE_CHECKING:
+    from mtkit.comparison.folder import Folder
+
+
+def compare(
+    attention: Annotated[
+        str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles that its paper gives it.")
+    ],
+    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings; options here win over it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, picture and runs go.")] = Path(
+        "mtkit-compare"
+    ),
+    attention_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
+    ] = None,
+    max_updates: Annotated[int | None, typer.Option(help="Stop each after this many updates.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop each after this many minutes.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+) -> None:
+    """Train mechanisms under the same recipe, budget and seed, translate the test side with each, and compare.
+
+    The table holds BLEU with its 95% bootstrap interval, target tokens/s in training (validation left out) and in
+    decoding, peak memory of the whole process, parameters and updates; a picture and JSON stand beside it. The same
+    command typed again goes on where it was, and with more names adds rows. The limits are those of the recipe, or of
+    its preset, where none is given here. One that fails is a row with the reason; exit code 1 then.
+
+    Examples: mtkit compare --attention full,longformer,em-routing --max-minutes 2
+    """
+    from mtkit.recipe import load_recipe
+
+    limits = {"max_updates": max_updates, "max_minutes": max_minutes, "batch_tokens": batch_tokens}
+    options = parse_options(attention_option or [])
+    given: dict[str, Any] = {
+        "attention": {"options": options},
+        "training": {name: value for name, value in limits.items() if value is not None},
+        "data": {} if data is None else {"folder": data},
+    }
+    settings = load_recipe(recipe, given if seed is None else given | {"seed": seed})
+
+    import torch
+    from tqdm import tqdm
+
+    from mtkit.comparison.entries import entries
+    from mtkit.comparison.folder import Folder
+    from mtkit.comparison.process import compare as run
+    from mtkit.comparison.report import table
+    from mtkit.data.prepared import open_prepared
+    from mtkit.decoding.device import find_device
+
+    chosen = entries(settings, [name.strip() for name in attention.split(",") if name.strip()], options)
+    prepared = open_prepared(settings.data.folder)
+    folder = Folder(out)
+    folder.open(chosen, prepared, device=str(find_device(device)), threads=threads or torch.get_num_threads())
+    with tqdm(bar_format="{desc}", disable=None, leave=False) as line:
+
+        def done(name: str) -> None:
+            _write(folder)
+            tqdm.write(f"{name}: {_in_short(folder.result(name) or {})}")
+
+        signal = run(folder, list(chosen), show=line.set_description_str, done=done)
+    written = _write(folder)
+    if signal is not None:
+        typer.echo("stopped; the same command goes on from there", err=True)
+        raise typer.Exit(128 + signal)
+    results = folder.results()
+    typer.echo(f"\n{table(folder.settings(), results)}\n\n{written}")
+    if any("failed" in each for each in results if each["attention"] in chosen):
+        raise typer.Exit(1)
+
+
+def _write(folder: "Folder") -> str:
+    """Writes table, JSON and picture of what there is so far; gives the words that say where."""
+    from mtkit.comparison.plot import draw_comparison
+    from mtkit.comparison.report import as_object, markdown
+    from mtkit.files import write_json, write_text
+
+    settings, results = folder.settings(), folder.results()
+    stem = folder.path / "compare"
+    write_text(stem.with_suffix(".md"), markdown(settings, results))
+    write_json(stem.with_suffix(".json"), as_object(settings, results))
+    try:
+        draw_comparison(results, stem.with_suffix(".png"))
+    except ModuleNotFoundError:
+        return f"{stem}.md, {stem}.json (no picture: matplotlib is not installed)"
+    return f"{stem}.md, {stem}.json, {stem}.png"
+
+
+def _in_short(result: dict[str, Any]) -> str:
+    if "failed" in result:
+        return f"failed: {result['failed']}"
+    return f"BLEU {result['bleu']['value']:.2f} after {result['training']['updates']:,} updates"

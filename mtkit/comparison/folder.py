@@ -1,0 +1,122 @@
+"""The folder of a comparison; it goes on where it was when it is opened again.
+
+settings.json           what all mechanisms have in common, and the options of each
+runs/longformer/        a run folder like any other: mtkit translate --run mtkit-compare/runs/longformer
+results/longformer.json written last: with it the mechanism is done, or is known to fail
+logs/longformer.log     what training and decoding had to say
+compare.md, compare.json, compare.png
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.prepared import Prepared
+from mtkit.errors import MtkitError
+from mtkit.files import write_json
+from mtkit.recipe import Recipe, differences, make_recipe
+
+FORMAT = 1
+"""Version of the folder's layout; a comparison of another one is refused."""
+
+
+class Folder:
+    """A comparison's folder, and what is done in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, name: str) -> Path:
+        """The run folder of a mechanism."""
+        return self.path / "runs" / name
+
+    def log(self, name: str) -> Path:
+        """What a mechanism's process had to say."""
+        return self.path / "logs" / f"{name}.log"
+
+    def open(self, entries: Mapping[str, Recipe], prepared: Prepared, *, device: str, threads: int) -> None:
+        """Make the folder, or check that these mechanisms, on this data, belong to the comparison in it.
+
+        Raises: MtkitError listing what differs.
+        """
+        attentions = {name: recipe.attention.options for name, recipe in entries.items()}
+        common = next(iter(entries.values())).model_dump(mode="json", exclude={"attention"})
+        settings = {
+            "format": FORMAT,
+            "recipe": common,
+            "data": prepared.fingerprint,
+            "device": device,
+            "threads": threads,
+            "attentions": attentions,
+        }
+        if self._settings_path.exists():
+            before = self.settings()
+            changed = _changed(before, settings)
+            if changed:
+                raise MtkitError(
+                    f"the comparison in {self.path} was begun with other settings ({'; '.join(changed)}); "
+                    "repeat them to go on with it, or choose another --out"
+                )
+            settings["attentions"] = before["attentions"] | attentions
+        write_json(self._settings_path, settings)
+
+    def settings(self) -> dict[str, Any]:
+        """settings.json. Raises: MtkitError where it is damaged or of another version."""
+        settings = _read(self._settings_path)
+        if settings is None or settings.get("format") != FORMAT:
+            raise MtkitError(f"{self._settings_path} is damaged or of another mtkit; choose another --out")
+        return settings
+
+    def recipe(self, name: str) -> Recipe:
+        """The whole recipe of a mechanism."""
+        settings = self.settings()
+        attention = {"name": name, "options": settings["attentions"][name]}
+        return make_recipe(settings["recipe"] | {"attention": attention}, origin=str(self._settings_path))
+
+    def result(self, name: str) -> dict[str, Any] | None:
+        """What a mechanism came to, or None where it is not done; a damaged file counts as not done."""
+        return _read(self._result_path(name))
+
+    def results(self) -> list[dict[str, Any]]:
+        """What all mechanisms came to that are done or failed, the best BLEU first, those that failed last."""
+        found = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
+        return sorted(
+            (each for each in found if each), key=lambda each: -each["bleu"]["value"] if "bleu" in each else 1
+        )
+
+    def keep(self, name: str, **result: Any) -> None:
+        """Write what a mechanism came to."""
+        write_json(self._result_path(name), {"attention": name, **result})
+
+    def fail(self, name: str, reason: str) -> None:
+        """Write why a mechanism has no score; it is tried again when the comparison is typed again."""
+        self.keep(name, failed=" ".join(reason.split()))
+
+    def forget(self, name: str) -> None:
+        """Remove a result."""
+        self._result_path(name).unlink(missing_ok=True)
+
+    @property
+    def _settings_path(self) -> Path:
+        return self.path / "settings.json"
+
+    def _result_path(self, name: str) -> Path:
+        return self.path / "results" / f"{name}.json"
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    there, here = ({**each, "recipe": {**each["recipe"], "data": None}} for each in (before, now))
+    # mechanisms may be added; those of both keep their options
+    there["attentions"] = {name: there["attentions"].get(name, here["attentions"][name]) for name in here["attentions"]}
+    same_data = there.pop("data") == here.pop("data")
+    changed = [line.removeprefix("recipe.") for line in differences(there, here)]
+    return changed if same_data else [*changed, "the prepared data is another"]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

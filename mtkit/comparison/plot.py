@@ -1,0 +1,58 @@
+"""A picture of a comparison: BLEU with its confidence interval, and beside it the speed of training."""
+
+from pathlib import Path
+from typing import Any
+
+from mtkit.comparison.report import Results
+from mtkit.files import writing
+
+BLEU, SPEED, FULL = "#1f77b4", "#2ca02c", "#444444"
+ROOM = 0.15
+"""Share of an axis kept free right of the longest bar, for its number."""
+
+
+def draw_comparison(results: Results, path: Path) -> None:
+    """Draw the mechanisms that have a score as a PNG, the best on top; the row of `full` is dark.
+
+    Raises: MtkitError where it cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    scored = [each for each in results if "bleu" in each]
+    # a figure without pyplot: no window system, no state shared with the caller's own pictures
+    figure = Figure(figsize=(12, 1.3 + 0.32 * max(len(scored), 2)), layout="constrained")
+    bleu, speed = figure.subplots(1, 2, sharey=True)
+    names = [each["attention"] for each in scored]
+    values = [each["bleu"]["value"] for each in scored]
+    lows = [max(each["bleu"]["value"] - each["bleu"]["low"], 0.0) for each in scored]
+    highs = [max(each["bleu"]["high"] - each["bleu"]["value"], 0.0) for each in scored]
+    _bars(bleu, names, values, BLEU, [f"{value:.2f}" for value in values], highs)
+    bleu.errorbar(values, range(len(names)), xerr=[lows, highs], fmt="none", ecolor="black", capsize=3, linewidth=1)
+    bleu.set_title("BLEU with its 95% interval")
+    speeds = [each["training"]["tokens_per_second"] for each in scored]
+    _bars(speed, names, speeds, SPEED, [f"{value:,.0f}" for value in speeds], [0.0] * len(speeds))
+    speed.set_title("training speed, target tokens/s")
+    speed.xaxis.set_major_formatter("{x:,.0f}")
+    bleu.set_yticks(range(len(names)), names)
+    bleu.set_ylim(max(len(names), 1) - 0.4, -0.6)
+    with writing(path) as temporary:
+        FigureCanvasAgg(figure).print_png(str(temporary))
+
+
+def _bars(
+    axes: Any, names: list[str], values: list[float], color: str, labels: list[str], reaches: list[float]
+) -> None:
+    """Bars from zero, each with its number right of it and of the `reaches` of its error bar."""
+    colors = [FULL if name == "full" else color for name in names]
+    axes.barh(range(len(names)), values, color=colors, alpha=0.85, height=0.7)
+    longest = max((value + reach for value, reach in zip(values, reaches, strict=True)), default=0.0) or 1.0
+    for row, (value, reach, label) in enumerate(zip(values, reaches, labels, strict=True)):
+        axes.annotate(
+            label, (value + reach, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize="small"
+        )
+    axes.set_xlim(0, longest * (1 + ROOM))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

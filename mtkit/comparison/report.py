@@ -1,0 +1,106 @@
+"""A comparison for people, as a table on the terminal and in Markdown, and for programs, as JSON."""
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import mtkit
+
+HEAD = (
+    "attention", "BLEU", "95% interval", "training tokens/s", "decoding tokens/s", "segments/s", "peak memory",
+    "parameters", "updates",
+)  # fmt: skip
+LEFT = frozenset({"attention", "note"})
+"""Columns of words."""
+
+Results = Sequence[Mapping[str, Any]]
+"""As `Folder.results` gives them."""
+
+
+def table(settings: Mapping[str, Any], results: Results) -> str:
+    """The table with what all rows have in common above it."""
+    rows = _rows(results)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides: list[Callable[[str, int], str]] = [str.ljust if name in LEFT else str.rjust for name in rows[0]]
+    lines = ("  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)) for row in rows)
+    return "\n".join([caption(settings, results), "", *(line.rstrip() for line in lines)])
+
+
+def markdown(settings: Mapping[str, Any], results: Results) -> str:
+    """The same as a Markdown table."""
+    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _rows(results)]
+    rule = [":--" if name in LEFT else "--:" for name in head]
+    lines = (f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+    return "\n".join([caption(settings, results), "", *lines, ""])
+
+
+def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:
+    """Settings and results, numbers unrounded, in the order of the table."""
+    return {
+        "mtkit": mtkit.__version__,
+        "torch": torch.__version__,
+        "hardware": _hardware(settings),
+        "settings": dict(settings),
+        "results": list(results),
+    }
+
+
+def caption(settings: Mapping[str, Any], results: Results) -> str:
+    """What all rows have in common, in one line."""
+    recipe = settings["recipe"]
+    training, decoding = recipe["training"], recipe["decoding"]
+    units = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
+    limits = [f"{training[name]:,g} {unit}" for name, unit in units.items() if training[name]]
+    method = f"beam {decoding['beam']}" if decoding["method"] == "beam" else decoding["method"]
+    parts = [
+        f"preset {recipe['preset']}",
+        f"seed {recipe['seed']}",
+        f"until {' or '.join(limits) or 'patience ends'}",
+        f"{training['batch_tokens']:,} tokens a batch",
+        method,
+        _hardware(settings),
+        *sorted({each["bleu"]["signature"] for each in results if "bleu" in each}),
+    ]
+    sides = {each["side"] for each in results if "side" in each}
+    if sides == {"valid"}:
+        parts.append("scored on the validation side")
+    return ", ".join(parts)
+
+
+def readable_bytes(count: float) -> str:
+    """ "812 MiB", or "1.53 GiB"."""
+    return f"{count / 2**20:,.0f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
+
+
+def _rows(results: Results) -> list[list[str]]:
+    """Head and cells; a column for the reasons of failures only where there is one."""
+    failures = any("failed" in each for each in results)
+    rows = [[*HEAD, "note"]]
+    for each in results:
+        if "failed" in each:
+            rows.append([each["attention"], *("-" * (len(HEAD) - 1)), f"failed: {each['failed']}"])
+            continue
+        bleu, training, decoding = each["bleu"], each["training"], each["decoding"]
+        rows.append(
+            [
+                each["attention"],
+                f"{bleu['value']:.2f}",
+                f"{bleu['low']:.2f} to {bleu['high']:.2f}",
+                f"{training['tokens_per_second']:,.0f}",
+                f"{decoding['tokens_per_second']:,.0f}",
+                f"{decoding['segments_per_second']:,.1f}",
+                readable_bytes(each["peak_bytes"]),
+                f"{each['parameters']:,}",
+                f"{training['updates']:,}",
+                "",
+            ]
+        )
+    return rows if failures else [row[:-1] for row in rows]
+
+
+def _hardware(settings: Mapping[str, Any]) -> str:
+    if settings["device"].startswith("cuda") and torch.cuda.is_available():
+        return torch.cuda.get_device_name(settings["device"])
+    return f"{settings['device']} ({platform.machine()}), {settings['threads']} thread(s)"

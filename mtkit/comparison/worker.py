@@ -1,0 +1,130 @@
+"""One mechanism of a comparison in a process of its own: trained, translated with and scored.
+
+`python -m mtkit.comparison.worker FOLDER NAME`, as `mtkit.comparison.process` starts it. A process for each mechanism
+makes its peak memory its own.
+"""
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtkit.comparison.folder import Folder
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.decoding.device import find_device
+from mtkit.decoding.held_out import held_out
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.evaluation.scores import score_corpus
+from mtkit.files import write_json
+from mtkit.runs import Run
+from mtkit.training.checkpoint import Progress
+from mtkit.training.loop import train
+
+
+def main() -> int:
+    """Do the work; the exit status is 0 where there is a result, that of a failure included."""
+    folder, name = Folder(Path(sys.argv[1])), sys.argv[2]
+    threading.Thread(target=_stop_without_parent, daemon=True).start()
+    # the process of a comparison that was just killed may still write its checkpoint: its log is locked until then
+    fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_EX)
+    torch.set_num_threads(folder.settings()["threads"])
+    try:
+        return compare_one(folder, name)
+    except MtkitError as error:
+        folder.fail(name, str(error))
+    except Exception as error:  # one mechanism's bug is not to lose the others; its traceback is in the log
+        traceback.print_exc()
+        folder.fail(name, f"{type(error).__name__}: {error}")
+    return 0
+
+
+def compare_one(folder: Folder, name: str) -> int:
+    """Train, translate, score and keep the result; gives 128 + the number of a signal that stopped the training.
+
+    Raises: MtkitError and others as training and decoding do.
+    """
+    recipe, settings = folder.recipe(name), folder.settings()
+    prepared = open_prepared(recipe.data.folder)
+    device = find_device(settings["device"])
+    outcome = train(
+        recipe,
+        prepared,
+        folder.run(name),
+        command=["mtkit", "compare", "--attention", name, "--out", str(folder.path)],
+        device=str(device),
+        say=lambda line: print(line, flush=True),
+    )
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    cost = folder.run(name) / "cost.json"
+    if outcome.trained or not cost.exists():  # a training that went on in several processes: the most of all
+        write_json(cost, {"peak_bytes": peak_bytes(device)})
+    print("decoding", flush=True)
+    result = _translate(Run(folder.run(name)), prepared, device)
+    peak = max(peak_bytes(device), json.loads(cost.read_text(encoding="utf-8"))["peak_bytes"])
+    folder.keep(name, **result, training=_training(outcome.progress, outcome.limit), peak_bytes=peak)
+    return 0
+
+
+def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, Any]:
+    """Translate the test side with the recipe's settings; how well, how fast, and with how large a model."""
+    recipe, side = run.recipe, held_out(prepared)
+    translator = Translator([run], recipe.decoding, device=str(device))
+    found, speed, _ = translator.held_out(side, joined=True)
+    (bleu,) = score_corpus(
+        [each[0].text for each in found],
+        [side.references],
+        metrics=("BLEU",),
+        tokenize=recipe.scoring.tokenize,
+        lowercase=recipe.scoring.lowercase,
+    )
+    return {
+        "bleu": {"value": bleu.value, "low": bleu.low, "high": bleu.high, "signature": bleu.signature},
+        "side": side.name,
+        "checkpoint": translator.about["checkpoint"],
+        "decoding": {**speed.numbers(), "segments": speed.segments},
+        "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
+    }
+
+
+def _training(progress: Progress, limit: str | None) -> dict[str, Any]:
+    return {
+        "updates": progress.update,
+        "tokens": progress.tokens,
+        "seconds": progress.training_seconds,
+        "tokens_per_second": progress.tokens / max(progress.training_seconds, 1e-9),
+        "limit": limit,
+    }
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process has held at once: on CUDA on the device, else resident in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage's number would begin with that of the process which started this one
+        for line in status.read_text(encoding="ascii", errors="replace").split("\n"):
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _stop_without_parent() -> None:
+    """Standard input is a pipe whose other end the parent holds: where it closes, nobody waits for this any more."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The metrics by name: sacrebleu's BLEU, chrF and TER, and exact match in the same form."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric, Signature
+from sacrebleu.metrics.base import Score as SacrebleuScore
+
+from mtkit.errors import MtkitError, did_you_mean
+
+METRICS = ("BLEU", "chrF", "TER")
+"""Those computed unless others are asked for. TER counts edits: lower is better."""
+
+ALL_METRICS = (*METRICS, "exact")
+
+
+def metric_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The names as METRICS spells them, whatever their case, each once. Raises: MtkitError for an unknown one."""
+    known = {name.lower(): name for name in ALL_METRICS}
+    for name in names:
+        if name.lower() not in known:
+            hint = did_you_mean(name.lower(), list(known))
+            raise MtkitError(f"no metric '{name}'{hint}; there are: {', '.join(ALL_METRICS)}")
+    return tuple(dict.fromkeys(known[name.lower()] for name in names))
+
+
+def make_metric(name: str, *, tokenize: str | None = None, lowercase: bool = False) -> Any:
+    """The metric as a sacrebleu `Metric`. Raises: MtkitError for an unknown name, unknown or missing tokenizer."""
+    (name,) = metric_names([name])
+    if name == "chrF":
+        return _ChrF(lowercase=lowercase)
+    if name == "TER":
+        return TER()
+    if name == "exact":
+        return ExactMatch(lowercase=lowercase)
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        known = sorted(BLEU.TOKENIZERS)
+        hint = did_you_mean(tokenize, known)
+        raise MtkitError(f"no tokenizer '{tokenize}'{hint}; sacrebleu has: {', '.join(known)}")
+    try:
+        # force silences a warning that sacrebleu gives in the middle of the work
+        return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise MtkitError(f"sacrebleu cannot use the tokenizer '{tokenize}' here: {reason}") from error
+
+
+class _ChrF(CHRF):  # type: ignore[misc]
+    """chrF whose interval can be computed where a resample has no match at all.
+
+    sacrebleu 2.6 scores such a resample by a plain float and the others by numpy's, and fails to average them.
+    """
+
+    def _compute_score_from_stats(self, stats: Any) -> Any:
+        result = super()._compute_score_from_stats(stats)
+        if isinstance(stats, np.ndarray) and result.score == 0:
+            result.score = stats[0] * 0.0
+        return result
+
+
+class _ExactSignature(Signature):  # type: ignore[misc]
+    """sacrebleu's signature with the case of the comparison."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        super().__init__(args)
+        self._abbr["case"] = "c"
+        self.info["case"] = "lc" if args["lowercase"] else "mixed"
+
+
+class ExactMatch(Metric):  # type: ignore[misc]
+    """The share of segments, in per cent, that equal one of their references but for spaces at the ends of lines."""
+
+    _SIGNATURE_TYPE = _ExactSignature
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        super().__init__()
+        self.lowercase = lowercase
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return (sent.lower() if self.lowercase else sent).rstrip()
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"references": set(refs)}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        return [int(hypothesis in ref_kwargs["references"]), 1]
+
+    def _compute_score_from_stats(self, stats: Any) -> Any:
+        return SacrebleuScore("exact", 100 * stats[0] / stats[1])
+
+    def _aggregate_and_compute(self, stats: Any) -> Any:
+        return self._compute_score_from_stats(np.sum(stats, axis=0))

@@ -1,0 +1,108 @@
+"""Whether one system is better than another: paired bootstrap and approximate randomisation.
+
+Paired bootstrap resampling after Koehn (2004), approximate randomisation after Riezler and Maxwell (2005), both
+two-sided, from the same draws and by the same formulas as sacrebleu's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mtkit.data.encode import Progress, silent
+from mtkit.errors import MtkitError, did_you_mean
+from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
+from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle
+
+TESTS = ("bootstrap", "randomisation")
+TRIALS = 10_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one system is from the baseline in one metric, and how likely chance alone gives as much.
+
+    A p-value is None where its test was not asked for, and 1 where the two scores are equal.
+    """
+
+    metric: str
+    value: float
+    """The system's score less the baseline's."""
+    bootstrap_p: float | None
+    randomisation_p: float | None
+    signature: str
+    """The metric's, with the numbers of resamples (bs) and trials (ar)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of several systems on the same segments; the first is the baseline."""
+
+    scores: list[list[Score]]
+    """Of every system, the baseline among them."""
+    differences: list[list[Difference]]
+    """Of every system but the baseline."""
+
+
+def compare_systems(
+    systems: Sequence[Sequence[Statistics]],
+    *,
+    tests: Sequence[str] = TESTS,
+    resamples: int = RESAMPLES,
+    trials: int = TRIALS,
+    progress: Progress = silent,
+) -> Comparison:
+    """Scores with intervals, and every system but the first tested against it in every metric.
+
+    All systems have translated the same segments, and come with the same metrics in the same order.
+
+    Raises: MtkitError for an unknown test.
+    """
+    for test in tests:
+        if test not in TESTS:
+            raise MtkitError(f"no test '{test}'{did_you_mean(test, list(TESTS))}; there are: {', '.join(TESTS)}")
+    scores, resampled = with_intervals(systems, resamples, progress=progress)
+    baseline, *others = systems
+    paired = "bootstrap" in tests
+    distances = shuffle(baseline, others, trials, progress=progress) if others and "randomisation" in tests else None
+    differences = []
+    for system in range(1, len(systems)):
+        found = []
+        for number, statistics in enumerate(baseline):
+            first, second = scores[0][number], scores[system][number]
+            distance = abs(first.value - second.value)
+            found.append(
+                Difference(
+                    first.name,
+                    second.value - first.value,
+                    _bootstrap_p(resampled[0][number], resampled[system][number], distance) if paired else None,
+                    p_value(distances[system - 1][number], distance) if distances else None,
+                    _signature(statistics, resamples if paired else None, trials if distances else None),
+                )
+            )
+        differences.append(found)
+    return Comparison(scores, differences)
+
+
+def p_value(chances: Numbers, distance: float) -> float:
+    """The share of chance's differences above the one found, that one counted among them; 1 where it is 0.
+
+    sacrebleu gives two equal systems the smallest p-value there is, which would read as a sure difference.
+    """
+    if distance == 0:
+        return 1.0
+    return (int(np.sum(chances > distance)) + 1) / (len(chances) + 1)
+
+
+def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float) -> float:
+    """How often resamples move the two systems this much further apart than they are on average."""
+    apart = np.abs(np.array([each.score for each in system]) - np.array([each.score for each in baseline]))
+    return p_value(apart - apart.mean(), distance)
+
+
+def _signature(statistics: Statistics, resamples: int | None, trials: int | None) -> str:
+    signature = statistics.metric.get_signature()
+    for key, value in (("bs", resamples), ("ar", trials), ("seed", str(seed()).lower())):
+        signature.update(key, value)
+    return str(signature.format())

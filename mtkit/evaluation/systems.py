@@ -1,0 +1,147 @@
+"""The files that several systems translated: found in run folders, read, and checked against each other."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtkit.data.readers import Lines
+from mtkit.errors import DataError, MtkitError, RunError, did_you_mean
+from mtkit.evaluation.scores import check_counts
+from mtkit.runs import Run
+
+
+@dataclass(frozen=True)
+class Translated:
+    """One system's translations of one side, and what belongs to them."""
+
+    system: str
+    """What to call it."""
+    hypothesis: Path
+    references: tuple[Path, ...]
+    source: Path | None = None
+    direction: Path | None = None
+    """One direction a line, as en-fr."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The same segments by several systems, line by line."""
+
+    hypotheses: list[list[str]]
+    """Of every system."""
+    references: list[list[str]]
+    sources: list[str] | None
+    directions: list[str] | None
+
+
+def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[Translated]]:
+    """Every side's translations by every run, the runs in the order given.
+
+    The sides are those of `names`, or all that the first run translated with its latest checkpoint that translated, in
+    the order in which they were finished.
+
+    Raises: RunError where a run has no translations of a side, or damaged ones; the message names both.
+    """
+    labels = [run.folder.name for run in runs]
+    if len({run.folder.resolve() for run in runs}) > len(set(labels)):
+        labels = [str(run.folder) for run in runs]
+    found = [_translations(run, label) for run, label in zip(runs, labels, strict=True)]
+    sides = list(dict.fromkeys(names))
+    if not sides:
+        latest = max(found[0].values(), key=lambda each: each[0])[1]
+        sides = [name for name, (_, checkpoint, _) in found[0].items() if checkpoint == latest]
+    for run, translations in zip(runs, found, strict=True):
+        for side in sides:
+            if side not in translations:
+                hint = did_you_mean(side, list(translations))
+                raise RunError(
+                    f"{run.folder} has no translations of a side '{side}'{hint}; it has: {', '.join(translations)}; "
+                    "choose with --side, or run `mtkit translate` first"
+                )
+    return {side: [translations[side][2] for translations in found] for side in sides}
+
+
+def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
+    """What several systems translated, where all have the same references and sources.
+
+    `sources` says that they are needed; they are compared wherever there are any.
+
+    Raises: DataError for files that cannot be read, are not equally long, or not the same for all systems; MtkitError
+    where sources are needed and not known.
+    """
+    first = files[0]
+    references = [list(Lines(each)) for each in first.references]
+    hypotheses = []
+    for each in files:
+        _same(first.references, each.references)
+        hypotheses.append(list(Lines(each.hypothesis)))
+        check_counts(
+            len(hypotheses[-1]),
+            [len(lines) for lines in references],
+            [str(path) for path in (each.hypothesis, *each.references)],
+        )
+        if first.source is not None and each.source is not None:
+            _same([first.source], [each.source])
+    if sources and first.source is None:
+        raise MtkitError(f"where the sources of {first.hypothesis} stand is not known; name their file with --source")
+    return Texts(
+        hypotheses,
+        references,
+        _beside(first.hypothesis, first.source, len(references[0])) if sources else None,
+        _beside(first.hypothesis, first.direction, len(references[0])),
+    )
+
+
+def _translations(run: Run, label: str) -> dict[str, tuple[str, str | None, Translated]]:
+    """By side: when it was finished, with which checkpoint, and the files; in the order in which they were finished."""
+    found: list[tuple[str, str, str | None, Translated]] = []
+    for record in (run.folder / "translations").glob("*.json"):
+        text, reference, source, direction = (
+            record.with_suffix(suffix) for suffix in (".txt", ".reference.txt", ".source.txt", ".direction.txt")
+        )
+        if not reference.exists():
+            continue
+        try:
+            about = json.loads(record.read_text(encoding="utf-8"))
+            finished, checkpoint = str(about["finished"]), about.get("checkpoint")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise RunError(f"{record} is damaged; run `mtkit translate` again") from None
+        side = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
+        found.append((finished, record.stem, checkpoint, side))
+    if not found:
+        raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
+    return {
+        name: (finished, checkpoint, side) for finished, name, checkpoint, side in sorted(found, key=lambda x: x[:2])
+    }
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _beside(hypothesis: Path, path: Path | None, lines: int) -> list[str] | None:
+    """A file with a line for each segment. Raises: DataError where it has more or fewer."""
+    if path is None:
+        return None
+    found = list(Lines(path))
+    check_counts(lines, [len(found)], [str(hypothesis), str(path)])
+    return found
+
+
+def _same(firsts: Sequence[Path], others: Sequence[Path]) -> None:
+    """Raises: DataError where two systems' files differ."""
+    for first, other in zip(firsts, others, strict=True):
+        if first == other or first.resolve() == other.resolve():
+            continue
+        lines, others_lines = list(Lines(first)), list(Lines(other))
+        if len(lines) != len(others_lines):
+            raise DataError(
+                f"{first} has {len(lines):,} lines and {other} has {len(others_lines):,}; "
+                "only systems that translated the same side compare"
+            )
+        for number, (one, two) in enumerate(zip(lines, others_lines, strict=True), start=1):
+            if one != two:
+                raise DataError(
+                    f"{first} and {other} differ in line {number:,}; only systems that translated the same side compare"
+                )

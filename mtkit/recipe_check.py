@@ -1,0 +1,138 @@
+"""A recipe from text to scores in a folder of its own, and whether it keeps what its head promises.
+
+data/        the prepared text
+run/         a run folder like any other: mtkit translate --run FOLDER/run
+check.json   scores and promises, written last
+
+Killed at any moment, the same check goes on where it was: each step does nothing where it is done already.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.encode import Progress, silent
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import open_prepared
+from mtkit.data.report import summary
+from mtkit.decoding.held_out import held_out
+from mtkit.decoding.translator import Translator
+from mtkit.evaluation.report import side_object
+from mtkit.evaluation.side_scores import SideScores, score_side
+from mtkit.evaluation.systems import run_sides
+from mtkit.files import write_json
+from mtkit.recipe import Recipe, load_recipe
+from mtkit.recipe_head import Head, Promise, read_head
+from mtkit.runs import Run
+from mtkit.training.loop import train
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a recipe came to."""
+
+    head: Head
+    sides: list[SideScores]
+    """Scores of every test side; none where a signal stopped the training."""
+    promises: list[tuple[Promise, float]]
+    """Each promise that this training was to keep, with the score that it came to."""
+    signal: int | None = None
+    """The signal that stopped the training."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether all promises were kept."""
+        return all(promise.kept(score) for promise, score in self.promises)
+
+
+def check(
+    path: Path,
+    folder: Path,
+    limits: Mapping[str, Any],
+    *,
+    command: Sequence[str],
+    device: str = "auto",
+    workers: int = 1,
+    say: Say = print,
+    progress: Progress = silent,
+) -> Checked:
+    """Prepare, train, translate every test side and score it, by the recipe at `path`.
+
+    `limits` are training settings that win over the recipe's. `say` takes what there is to tell, line by line.
+
+    Raises: MtkitError as the four steps do.
+    """
+    head = read_head(path)
+    recipe = load_recipe(path, {"data": {"folder": folder / "data"}, "training": dict(limits)})
+    report = prepare(recipe.data, workers=workers, progress=progress)
+    say(f"{summary(report, recipe.model.max_length)}\n")
+    run = Run(folder / "run")
+    outcome = train(
+        recipe, open_prepared(recipe.data.folder), run.folder, command=command, device=device, init_from=None, say=say
+    )
+    if outcome.signal is not None:
+        return Checked(head, [], [], outcome.signal)
+    names = _translate(run, device, say, progress)
+    wanted = head.promises_after(recipe.training.max_minutes)
+    sides = _score(run, names, [promise.metric for promise in wanted], progress)
+    scores = {(side.name, each.name): each.value for side in sides for each in side.overall.scores[0]}
+    checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
+    write_json(folder / "check.json", _as_object(checked, recipe))
+    return checked
+
+
+def _translate(run: Run, device: str, say: Say, progress: Progress) -> list[str]:
+    """Translate the test sides, or the validation side where there is none, but for those that are; gives their names.
+
+    A side is done where its record says that it was translated by the same checkpoint in the same way.
+    """
+    translator = Translator([run], run.recipe.decoding, device=device)
+    prepared = open_prepared(run.recipe.data.folder)
+    names = list(prepared.tests) or ["valid"]
+    for name in progress(names, "translating", len(names)):
+        if _record(run, name).items() >= translator.about.items():
+            continue
+        found, speed, path = translator.held_out(held_out(prepared, name), joined=True)
+        numbers = speed.numbers()
+        say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
+    return names
+
+
+def _record(run: Run, side: str) -> dict[str, Any]:
+    """What is known of a side's translations; nothing where there are none, or a damaged record."""
+    try:
+        record = json.loads((run.folder / "translations" / f"{side}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: Progress) -> list[SideScores]:
+    settings = run.recipe.scoring
+    return [
+        score_side(
+            name,
+            files,
+            metrics=tuple(dict.fromkeys([*settings.metrics, *promised])),
+            tokenize=settings.tokenize,
+            lowercase=settings.lowercase,
+            progress=progress,
+        )
+        for name, files in run_sides([run], names).items()
+    ]
+
+
+def _as_object(checked: Checked, recipe: Recipe) -> dict[str, Any]:
+    return {
+        "recipe": checked.head.name,
+        "promises": [
+            {"promise": promise.text, "score": score, "kept": promise.kept(score)}
+            for promise, score in checked.promises
+        ],
+        "sides": [side_object(each) for each in checked.sides],
+        "settings": recipe.model_dump(mode="json"),
+    }

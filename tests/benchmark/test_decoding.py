@@ -1,0 +1,103 @@
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mtkit.benchmark import decoding, machine
+from mtkit.benchmark.decoding import Decoded, DecodingBenchmark, Own, first_segments, measure_decoding
+from mtkit.benchmark.decoding_report import as_object, bars, table
+from mtkit.decoding.held_out import HeldOut, held_out
+from mtkit.decoding.translate import translate_lines
+from mtkit.errors import MtkitError
+from tests.decoding.trained import Trained, make_run
+
+
+class Copier:
+    """A program that gives the first line's source back for every line; at a batch size of 2 it is slow."""
+
+    program, arithmetic = "copier", "float32"
+    sizes = (2, 4)
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
+        self.asked.append((len(lines), beam, size))
+        time.sleep(0.02 if size == 2 else 0.001)
+        return [Decoded(lines[0], 3) for _ in lines]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make_run(tmp_path_factory.mktemp("run") / "here")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "TRIAL_SHARE", 2)
+    monkeypatch.setattr(decoding, "REST", 0.0)
+    monkeypatch.setattr(machine, "LARGE", {"cpu": 32})
+    monkeypatch.setattr(machine, "BLOCK_SECONDS", 1e-4)
+
+
+def measured(trained: Trained, copier: Copier, beams: Sequence[int]) -> DecodingBenchmark:
+    model, side = trained.run.load_model(), held_out(trained.prepared)
+    own = Own(trained.run, model, trained.run.recipe.decoding, "auto")
+    return measure_decoding(trained.run, model, side, [own, copier], beams, repeats=2)
+
+
+def test_mtkit_translates_as_its_translate_command_does(trained: Trained) -> None:
+    model, side, settings = trained.run.load_model(), held_out(trained.prepared), trained.run.recipe.decoding
+    found = Own(trained.run, model, settings, "float32").translate(side.sources, settings.beam, 64)
+    expected = translate_lines(model, trained.run.tokenizers, side.sources, settings)
+    assert [each.text for each in found] == [best.text for best, *_ in expected]
+    assert [each.pieces for each in found] == [len(best.pieces) for best, *_ in expected]
+
+
+def test_every_decoder_translates_the_whole_side_at_each_beam_in_its_fastest_size(trained: Trained) -> None:
+    copier = Copier()
+    benchmark = measured(trained, copier, [1, 3])
+    lines = len(benchmark.side.sources)
+    assert [each for each in copier.asked if each[0] == lines] == [(lines, 1, 4)] * 2 + [(lines, 3, 4)] * 2
+    assert [(row.program, row.beam, row.size) for row in benchmark.rows] == [
+        ("mtkit", 1, 4096),
+        ("copier", 1, 4),
+        ("mtkit", 3, 4096),
+        ("copier", 3, 4),
+    ]
+    assert all(len(row.seconds) == 2 and row.pieces >= lines for row in benchmark.rows)
+    assert benchmark.rows[1].pieces == 3 * lines
+
+
+def test_agreement_is_with_mtkit_and_doubted_where_it_is_small(trained: Trained) -> None:
+    benchmark = measured(trained, Copier(), [1])
+    assert [row.same for row in benchmark.rows] == [1.0, 0.0]
+    assert "note: copier float32 translates only 0.0%" in table(benchmark)
+    assert "note: mtkit" not in table(benchmark)
+
+
+def test_the_ceiling_is_the_rate_over_the_operations_of_a_segment(trained: Trained) -> None:
+    benchmark = measured(trained, Copier(), [1, 3])
+    greedy, beam = benchmark.rows[0], benchmark.rows[2]
+    assert benchmark.operations[1] < benchmark.operations[3] < 3 * benchmark.operations[1]
+    assert benchmark.ceiling(greedy) == benchmark.rates["float32"].best / benchmark.operations[1]
+    assert benchmark.share(beam) == pytest.approx(
+        beam.speed * benchmark.operations[3] / benchmark.rates["float32"].best
+    )
+    content = as_object(benchmark)
+    assert content["rows"][2]["segments_per_second"] == beam.speed
+    assert [[own for *_, own in chart.speeds] for chart in bars(benchmark)] == [[True, False]] * 2
+
+
+def test_the_first_segments_are_taken(trained: Trained) -> None:
+    side = held_out(trained.prepared)
+    assert first_segments(side, 2).sources == side.sources[:2]
+    assert first_segments(side, None).references == side.references
+
+
+@pytest.mark.parametrize(("beams", "count"), [([], 2), ([0], 2), ([1], 0)])
+def test_nothing_to_decode_is_refused(trained: Trained, beams: list[int], count: int, tmp_path: Path) -> None:
+    model, side = trained.run.load_model(), HeldOut("test", ["a"] * count, ["b"] * count)
+    with pytest.raises(MtkitError, match="segments to translate"):
+        measure_decoding(trained.run, model, side, [Copier()], beams)

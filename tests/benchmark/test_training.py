@@ -1,0 +1,119 @@
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtkit.benchmark import machine
+from mtkit.benchmark.training import TURN, Own, Plan, Trained, TrainingBenchmark, measure_training
+from mtkit.benchmark.training_report import as_object, bars, table
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.errors import MtkitError
+from mtkit.recipe import Recipe
+from mtkit.training.distributed import World
+from mtkit.training.feed import Work
+from tests.training.conftest import prepared, prepared_folder, tiny
+
+__all__ = ["prepared", "prepared_folder"]
+
+PLAN = Plan(updates=TURN + 2, warmup=3)
+
+
+class Other:
+    """Another program, which only notes what it is given."""
+
+    program, attention, precision = "other", "full", "float32"
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(2, 2)
+        self.given: list[tuple[int, int]] = []
+        self.loss = 0.0
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def update(self, work: Work, number: int) -> None:
+        self.given.append((number, work.tokens))
+        self.loss += work.tokens
+
+    def read_loss(self) -> float:
+        loss, self.loss = self.loss, 0.0
+        return loss
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "LARGE", {"cpu": 32})
+        patch.setattr(machine, "BLOCK_SECONDS", 1e-4)
+        yield
+    torch.set_num_threads(threads)
+
+
+def recipe_on(prepared: Prepared, **groups: dict[str, object]) -> Recipe:
+    return tiny(**groups).model_copy(update={"data": prepared.settings})
+
+
+def measured(prepared: Prepared, other: Other, plan: Plan = PLAN) -> TrainingBenchmark:
+    recipe, world = recipe_on(prepared), World(torch.device("cpu"))
+    own = [
+        Own(recipe_on(prepared, training={"precision": "float32"}), prepared, world),
+        Own(recipe_on(prepared, training={"precision": "float32"}, attention={"name": "linear"}), prepared, world),
+    ]
+    return measure_training(recipe, prepared, own, [other], plan, world)
+
+
+@pytest.fixture(scope="module")
+def other() -> Other:
+    return Other()
+
+
+@pytest.fixture(scope="module")
+def benchmark(prepared_folder: Path, other: Other) -> TrainingBenchmark:
+    return measured(open_prepared(prepared_folder), other)
+
+
+def test_all_train_on_the_same_batches_and_the_warm_up_is_not_counted(
+    benchmark: TrainingBenchmark, other: Other
+) -> None:
+    full, linear, theirs = benchmark.rows
+    assert [number for number, _ in other.given] == list(range(1, PLAN.warmup + PLAN.updates + 1))
+    tokens = [tokens for _, tokens in other.given[PLAN.warmup :]]
+    assert full.tokens == linear.tokens == theirs.tokens == [sum(tokens[:TURN]), sum(tokens[TURN:])]
+    assert theirs.loss == 1.0  # one a token, that of the warm-up read and dropped
+    assert len(full.seconds) == 2
+    assert min(full.seconds) > 0
+
+
+def test_each_row_says_what_it_cost(benchmark: TrainingBenchmark) -> None:
+    full, linear, theirs = benchmark.rows
+    assert [row.attention for row in benchmark.rows] == ["full", "linear", "full"]
+    assert full.peak_bytes > 4 * 4 * full.parameters  # weights, gradients and two moments, and what passes keep
+    assert full.operations is not None
+    assert full.operations == theirs.operations != linear.operations
+    assert 2.0 < full.loss < 8.0
+    share = benchmark.share(full)
+    assert share == pytest.approx(full.operations * full.speed / benchmark.rates["float32"].best)
+
+
+def test_speed_is_the_mean_and_the_middle_turn() -> None:
+    row = Trained("mtkit", "full", "float32", 1, tokens=[10, 10, 40], seconds=[1.0, 2.0, 2.0])
+    assert row.speed == 12.0
+    assert row.median == 10.0
+
+
+def test_the_report_compares_with_the_other_program(benchmark: TrainingBenchmark) -> None:
+    text, content = table(benchmark), as_object(benchmark)
+    assert "×: beside other full float32" in text
+    assert [row["times_base"] for row in content["rows"]][2] == 1.0
+    assert content["rows"][0]["tokens_per_second"] == benchmark.rows[0].speed
+    assert [own for *_, own in bars(benchmark).speeds] == [True, True, False]
+
+
+@pytest.mark.parametrize("plan", [Plan(updates=0), Plan(warmup=1)])
+def test_nothing_to_measure_is_refused(plan: Plan, prepared: Prepared) -> None:
+    with pytest.raises(MtkitError, match="from"):
+        measured(prepared, Other(), plan)

@@ -1,0 +1,89 @@
+"""`mtkit recipes`, as typed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mtkit import recipe_file
+from mtkit.cli.app import app
+from mtkit.errors import RecipeError
+from mtkit.recipe import load_recipe
+
+RECIPE = """# A few sentences
+#
+# promises: BLEU >= {bound} on test
+preset: tiny
+data:
+  builtin: {{train: 200, valid: 8, test: 8}}
+  tokenizer: {{vocabulary: 400}}
+model: {{d_model: 16, heads: 2, feed_forward: 16, encoder_layers: 1, decoder_layers: 1}}
+training: {{max_updates: 3, batch_tokens: 200, validate_every: 3, validate_segments: 1}}
+decoding: {{method: greedy}}
+"""
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["recipes", *arguments])
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Three recipes that come with mtkit instead of the real ones."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    (folder / "easy.yaml").write_text(RECIPE.format(bound=0))
+    (folder / "hard.yaml").write_text(RECIPE.format(bound=100.5))
+    (folder / "open.yaml").write_text(RECIPE.format(bound=0).replace("promises", "hopes for"))
+    monkeypatch.setattr(recipe_file, "FOLDER", folder)
+    return folder
+
+
+def test_the_list_has_a_line_for_each_recipe() -> None:
+    shown = typed()
+    assert shown.exit_code == 0
+    names = [line.split("  ")[0] for line in shown.stdout.split("\n")[1:] if line and not line.startswith(" ")]
+    assert names == list(recipe_file.shipped_recipes())
+    assert max(map(len, shown.stdout.split("\n"))) < 140
+
+
+def test_what_is_shown_is_a_recipe(tmp_path: Path) -> None:
+    shown = typed("show", "builtin-longformer")
+    (tmp_path / "mine.yaml").write_text(shown.stdout)
+    assert load_recipe(tmp_path / "mine.yaml") == load_recipe(Path("builtin-longformer"))
+    assert yaml.safe_load(shown.stdout)["attention"] == {"name": "longformer"}
+
+
+def test_an_unknown_name_is_named() -> None:
+    for command in ("show", "check"):
+        with pytest.raises(RecipeError, match="did you mean 'scan-simple'"):
+            raise typed(command, "scan-simpel").exception or AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("easy", 0, "\nkept: BLEU >= 0 on test; reached "),
+        ("hard", 1, "\nnot kept: BLEU >= 100.5 on test; reached "),
+        ("open", 0, "open promises nothing yet"),
+    ],
+)
+def test_check_says_whether_the_promise_was_kept(shipped: Path, name: str, code: int, words: str) -> None:
+    shown = typed("check", name, "--threads", "1", "--max-updates", "2")
+    assert shown.exit_code == code, shown.output
+    assert words in shown.stdout
+    assert "95% interval" in shown.stdout
+    run = Path("mtkit-recipes") / name / "run"
+    assert (run / "checkpoints" / "update-00000002").is_dir()
+    translated = CliRunner().invoke(app, ["translate", "--run", str(run)])
+    assert translated.exit_code == 0, translated.output
+
+
+def test_check_goes_where_it_is_told(shipped: Path) -> None:
+    assert typed("check", "easy", "--threads", "1", "--max-updates", "1", "--out", "there").exit_code == 0
+    assert Path("there/check.json").is_file()
+    assert not Path("mtkit-recipes").exists()

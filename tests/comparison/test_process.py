@@ -1,0 +1,97 @@
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtkit.comparison import process
+from mtkit.comparison.folder import Folder
+from mtkit.comparison.process import compare
+from mtkit.recipe import Recipe
+from tests.comparison.results import result
+
+Tiny = Callable[..., Recipe]
+Opened = Callable[..., Folder]
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LOOK_SECONDS", 0.02)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_one_that_fails_does_not_lose_the_others(tiny: Tiny, opened: Opened) -> None:
+    folder = opened(tiny(attention={"options": {"window_radius": -3}}), "longformer", "full")
+    shown: list[str] = []
+    done: list[str] = []
+    assert compare(folder, ["longformer", "full"], show=shown.append, done=done.append) is None
+    assert done == ["longformer", "full"]
+    found = folder.results()
+    assert [each["attention"] for each in found] == ["full", "longformer"]
+    assert "window_radius" in found[1]["failed"]
+    assert "\n" not in found[1]["failed"]
+    assert any(line.startswith("[2/2] full: training") for line in shown)
+    assert any(line.startswith("[2/2] full: training, update 2/2") or line.endswith("decoding") for line in shown)
+
+
+def test_what_is_done_is_not_done_again_and_a_failure_is_tried_again(
+    tiny: Tiny, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tiny(), "full", "band", "linear")
+    folder.keep("full", **{key: value for key, value in result("full", 5.0).items() if key != "attention"})
+    folder.fail("band", "for some reason")
+    asked: list[str] = []
+
+    def record(children: object, folder: Folder, name: str, show: object, *, title: str) -> int:
+        asked.append(name)
+        assert folder.result(name) is None
+        return -signal.SIGKILL
+
+    monkeypatch.setattr(process.Children, "run", record)
+    compare(folder, ["full", "band", "linear"], show=lambda line: None, done=lambda name: None)
+    assert asked == ["band", "linear"]
+    assert "SIGKILL, perhaps for want of memory" in (folder.result("linear") or {})["failed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_goes_to_the_child_which_saves_and_leaves(tiny: Tiny, opened: Opened, number: signal.Signals) -> None:
+    folder = opened(tiny(training={"max_updates": 100_000, "validate_every": 100_000}), "full", "band")
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    sent: list[str] = []
+
+    def show(line: str) -> None:
+        if "update" in line and not sent:
+            sent.append(line)
+            os.kill(os.getpid(), number)
+
+    assert compare(folder, ["full", "band"], show=show, done=lambda name: None) == number
+    assert sent
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
+    assert folder.results() == []
+    assert not folder.log("band").exists()
+    assert len(list((folder.run("full") / "checkpoints").glob("update-*"))) == 1
+    assert _nobody_works_on(folder.log("full"))
+
+
+def test_a_signal_before_the_child_listens_stops_it_too(tiny: Tiny, opened: Opened) -> None:
+    folder = opened(tiny(training={"max_updates": 100_000}), "full")
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    begin = time.monotonic()
+    assert compare(folder, ["full"], show=lambda line: None, done=lambda name: None) == signal.SIGTERM
+    assert time.monotonic() - begin < 60
+    assert folder.result("full") is None
+
+
+def _nobody_works_on(log: Path) -> bool:
+    """A process holds the lock of its log as long as it lives."""
+    with log.open("ab") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

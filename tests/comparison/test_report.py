@@ -1,0 +1,53 @@
+from collections.abc import Callable
+
+from mtkit.comparison.folder import Folder
+from mtkit.comparison.report import as_object, caption, markdown, readable_bytes, table
+from mtkit.recipe import Recipe
+from tests.comparison.results import result
+
+Tiny = Callable[..., Recipe]
+Opened = Callable[..., Folder]
+
+ROW = ["full", "98.76", "97.26 to 100.01", "45,679", "1,234", "67.9", "812 MiB", "1,234,567", "1,000"]
+
+
+def test_every_number_stands_in_its_column(tiny: Tiny, opened: Opened) -> None:
+    settings = opened(tiny(), "full").settings()
+    shown = table(settings, [result("full", 98.76)])
+    head, row = shown.split("\n")[-2:]
+    assert row.split("  ") != [""]
+    assert [cell.strip() for cell in row.split("  ") if cell.strip()] == ROW
+    for name, cell in zip(("BLEU", "training tokens/s", "peak memory", "updates"), (1, 3, 6, 8), strict=True):
+        assert head.index(name) + len(name) == row.index(ROW[cell]) + len(ROW[cell])
+    lines = markdown(settings, [result("full", 98.76)]).split("\n")
+    assert lines[-2] == f"| {' | '.join(ROW)} |"
+    assert {line.count("|") for line in lines[2:-1]} == {len(ROW) + 1}
+
+
+def test_a_failure_is_a_row_with_its_reason(tiny: Tiny, opened: Opened) -> None:
+    settings = opened(tiny(), "full").settings()
+    results = [result("full", 98.76), {"attention": "band", "failed": "loss | not finite"}]
+    assert table(settings, results).split("\n")[-1].endswith("failed: loss | not finite")
+    lines = markdown(settings, results).split("\n")
+    assert lines[-2].startswith("| band | - |")
+    assert lines[-2].endswith("failed: loss \\| not finite |")
+    assert "note" not in table(settings, results[:1])
+
+
+def test_the_caption_says_what_all_have_in_common(tiny: Tiny, opened: Opened) -> None:
+    recipe = tiny(training={"max_minutes": 2.5}, decoding={"method": "beam", "beam": 3})
+    shown = caption(opened(recipe, "full").settings(), [result("full", 1.0, side="valid")])
+    for words in ("seed 1", "2 updates or 2.5 minutes", "beam 3", "nrefs:1|tok:13a", "validation side", "1 thread"):
+        assert words in shown
+
+
+def test_json_keeps_numbers_whole(tiny: Tiny, opened: Opened) -> None:
+    results = [result("full", 98.7654321)]
+    found = as_object(opened(tiny(), "full").settings(), results)
+    assert found["results"] == results
+    assert found["settings"]["recipe"]["training"]["max_updates"] == 2
+
+
+def test_bytes_for_people() -> None:
+    assert readable_bytes(812 * 2**20) == "812 MiB"
+    assert readable_bytes(1.5 * 2**30) == "1.50 GiB"

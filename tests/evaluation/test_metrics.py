@@ -1,0 +1,34 @@
+"""The metrics by name, and exact match."""
+
+import pytest
+
+from mtkit.errors import MtkitError
+from mtkit.evaluation.metrics import ExactMatch, make_metric, metric_names
+from mtkit.evaluation.scores import score_corpus
+
+
+def test_names_are_found_whatever_their_case_and_taken_once() -> None:
+    assert metric_names(["bleu", "CHRF", "Ter", "exact", "BLEU"]) == ("BLEU", "chrF", "TER", "exact")
+    with pytest.raises(MtkitError, match="did you mean 'bleu'"):
+        make_metric("blue")
+
+
+def test_exact_match_is_the_share_of_segments_that_equal_a_reference() -> None:
+    hypotheses = ["I_WALK I_RUN", "I_WALK  I_RUN", "i_walk ", "", "I_JUMP"]
+    references = [["I_WALK I_RUN", "I_WALK I_RUN", "I_WALK", "", "I_LOOK"], ["", "", "", "", "I_JUMP "]]
+    (one,) = score_corpus(hypotheses, references[:1], metrics=["exact"])
+    assert one.value == 40  # the first and the empty one; spaces within a line count
+    assert one.signature.startswith("nrefs:1|bs:1000|seed:12345|case:mixed|version:")
+    assert one.low is not None
+    assert one.high is not None
+    assert one.low < 40 < one.high
+    assert score_corpus(hypotheses, references, metrics=["exact"])[0].value == 60
+    (folded,) = score_corpus(hypotheses, references, metrics=["exact"], lowercase=True)
+    assert folded.value == 80
+    assert "case:lc" in folded.signature
+
+
+def test_exact_match_is_a_sacrebleu_metric() -> None:
+    metric = ExactMatch()
+    assert metric.corpus_score(["a", "b", "c", "d"], [["a", "x", "c", "y"]]).score == 50
+    assert "exact = 50" in str(metric.corpus_score(["a", "b"], [["a", "x"]], n_bootstrap=10))

@@ -1,0 +1,75 @@
+"""Whether systems differ: sacrebleu's paired tests, to the last digit."""
+
+import pytest
+from sacrebleu.significance import PairedTest
+
+from mtkit.errors import MtkitError
+from mtkit.evaluation.metrics import ALL_METRICS
+from mtkit.evaluation.scores import named_metrics, score_corpus
+from mtkit.evaluation.significance import compare_systems
+from mtkit.evaluation.statistics import Statistics, gather
+from tests.evaluation.test_statistics import corpus
+
+SEGMENTS = 90
+SYSTEMS = {"a": corpus(SEGMENTS, 0.3), "b": corpus(SEGMENTS, 0.34, 2), "c": corpus(SEGMENTS, 0.5, 3)}
+
+
+def statistics(references: list[list[str]]) -> list[list[Statistics]]:
+    metrics = named_metrics(ALL_METRICS)
+    return [gather(metrics, each, references) for each in SYSTEMS.values()]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("test", ["bootstrap", "randomisation"])
+def test_p_values_and_signatures_are_sacrebleus(test: str, several: bool) -> None:
+    references = [corpus(SEGMENTS, 0)] + ([corpus(SEGMENTS, 0.1, 9)] if several else [])
+    kind, times = {"bootstrap": ("bs", 300), "randomisation": ("ar", 500)}[test]
+    # sacrebleu's results are found by its scores' names
+    signatures, expected = PairedTest([*SYSTEMS.items()], dict(named_metrics(ALL_METRICS)), references, kind, times)()
+    found = compare_systems(statistics(references), tests=[test], resamples=300, trials=500)
+    surely: list[float] = []
+    for system, differences in enumerate(found.differences, start=1):
+        for difference in differences:
+            theirs = expected["chrF2" if difference.metric == "chrF" else difference.metric]
+            ours = difference.bootstrap_p if test == "bootstrap" else difference.randomisation_p
+            assert difference.value == pytest.approx(theirs[system].score - theirs[0].score, abs=1e-12)
+            if difference.value == 0:
+                assert ours == 1
+            else:
+                assert ours is not None
+                assert ours == theirs[system].p_value
+                surely.append(ours)
+            signature = signatures["chrF2" if difference.metric == "chrF" else difference.metric]
+            assert difference.signature == signature.format()
+    assert min(surely) < 0.01
+    assert max(surely) > 0.05
+
+
+def test_only_the_tests_asked_for_are_done() -> None:
+    systems = statistics([corpus(SEGMENTS, 0)])[:2]
+    (one,) = compare_systems(systems, tests=["bootstrap"], resamples=20, trials=20).differences
+    (other,) = compare_systems(systems, tests=["randomisation"], resamples=20, trials=20).differences
+    assert [each.randomisation_p for each in one] == [None] * 4 == [each.bootstrap_p for each in other]
+    assert all("bs:20|seed" in each.signature for each in one)
+    assert all("nrefs:1|ar:20|seed" in each.signature for each in other)
+    with pytest.raises(MtkitError, match="did you mean 'bootstrap'"):
+        compare_systems(systems, tests=["bootstrp"])
+
+
+def test_the_scores_are_those_of_each_system_alone() -> None:
+    references = [corpus(SEGMENTS, 0)]
+    found = compare_systems(statistics(references), tests=["bootstrap"])
+    for scores, hypotheses in zip(found.scores, SYSTEMS.values(), strict=True):
+        assert scores == score_corpus(hypotheses, references, metrics=ALL_METRICS)
+
+
+def test_equal_systems_do_not_differ() -> None:
+    same = statistics([corpus(SEGMENTS, 0)])[:1] * 2
+    for difference in compare_systems(same, resamples=50, trials=50).differences[0]:
+        assert (difference.value, difference.bootstrap_p, difference.randomisation_p) == (0, 1, 1)
+
+
+def test_one_system_has_nothing_to_differ_from() -> None:
+    found = compare_systems(statistics([corpus(SEGMENTS, 0)])[:1], resamples=20, trials=20)
+    assert found.differences == []
+    assert len(found.scores) == 1

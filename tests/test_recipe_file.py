@@ -1,0 +1,63 @@
+"""Recipe files: found by path or name, with environment variables in their paths."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.errors import RecipeError
+from mtkit.recipe import load_recipe
+from mtkit.recipe_file import find_recipe, read_settings, shipped_recipes, with_variables
+
+PAIR = "{source: $CORPORA/train.en, target: '${CORPORA}/train.de'}"
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CORPORA", "/corpora")
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"data: {{folder: $CORPORA-data, train: [{PAIR}], valid: {PAIR}}}\n")
+    return path
+
+
+def test_variables_are_filled_in_wherever_data_names_paths(written: Path) -> None:
+    data = load_recipe(written).data
+    assert str(data.train[0].source) == "/corpora/train.en"
+    assert str(data.valid[0].target) == "/corpora/train.de"
+    assert str(data.folder) == "/corpora-data"
+
+
+def test_a_variable_that_is_not_set_is_named_with_the_file(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CORPORA")
+    with pytest.raises(RecipeError, match=r"mine\.yaml: the environment variable CORPORA is not set") as raised:
+        load_recipe(written)
+    assert "\n" not in str(raised.value)
+
+
+def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORPORA", "/corpora")
+    corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de"}
+    found = with_variables({"data": {"train": [corpus]}, "seed": 1}, tmp_path)
+    assert found == {"data": {"train": [{**corpus, "file": "/corpora/all.jsonl"}]}, "seed": 1}
+
+
+def test_a_name_means_the_recipe_that_comes_with_mtkit_unless_a_file_has_it(written: Path) -> None:
+    path = find_recipe(Path("builtin-longformer"))
+    assert path == shipped_recipes()["builtin-longformer"]
+    assert load_recipe(Path("builtin-longformer")).attention.name == "longformer"
+    Path("builtin-longformer").write_text("seed: 7")
+    assert load_recipe(Path("builtin-longformer")).seed == 7
+    assert find_recipe(Path("recipes/builtin-longformer")) == Path("recipes/builtin-longformer")
+
+
+def test_a_name_that_is_nearly_right_is_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="did you mean 'builtin-longformer'"):
+        load_recipe(Path("builtin-longfromer"))
+    with pytest.raises(RecipeError, match=r"cannot read recipe builtin-longformer\.yaml"):
+        load_recipe(Path("builtin-longformer.yaml"))
+
+
+def test_an_empty_file_is_a_recipe_of_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert read_settings(tmp_path / "empty.yaml") == {}
