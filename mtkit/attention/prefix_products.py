@@ -34,6 +34,11 @@ class _PrefixProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        with torch.autocast(gradient.device.type, enabled=False):  # a caller's own must not change the types in here
+            return _PrefixProducts._gradients(ctx, gradient)
+
+    @staticmethod
+    def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, y, z = ctx.saved_tensors
         d_x, d_y, d_z = (torch.empty_like(each) for each in (x, y, z))
         sums = z.new_zeros(len(x), y.shape[-1], z.shape[-1])

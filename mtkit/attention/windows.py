@@ -67,6 +67,11 @@ class _Windows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_heads: Tensor, d_log_sum: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(d_heads.device.type, enabled=False):  # a caller's own must not change the types in here
+            return _Windows._gradients(ctx, d_heads, d_log_sum)
+
+    @staticmethod
+    def _gradients(ctx: Any, d_heads: Tensor, d_log_sum: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, heads, log_sum = ctx.saved_tensors
         near_k, near_v, block = _beside(k, q), _beside(v, q), q.shape[2]
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))

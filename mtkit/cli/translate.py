@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtkit.cli.translation_notes import Notes, note
+from mtkit.cli.translation_settings import joins_documents, recipe_of
 from mtkit.errors import DataError, MtkitError
 
 if TYPE_CHECKING:
@@ -16,16 +17,9 @@ if TYPE_CHECKING:
     from mtkit.decoding.segments import Directions
     from mtkit.decoding.stream import Item, Work
     from mtkit.decoding.translator import Translator
-    from mtkit.recipe import DecodingSettings, Recipe
     from mtkit.runs import Run
 
 SAMPLES = 3
-
-ONLY_WITH = {
-    "beam": ("beam", "coverage_penalty"),
-    "sample": ("temperature", "top_k", "top_p", "seed"),
-}
-"""Settings that say nothing with another method."""
 
 
 def translate(
@@ -114,6 +108,8 @@ def translate(
         {"--scores": scores, "--direction": direction, "--document-ids": document_ids},
         {"--side": side, "--data": data},
     )
+    if output is not None and output.is_dir():
+        raise MtkitError(f"{output} is a folder; give the name of a file to write")
     runs = [find_run(each) for each in run or []] + [find_run(name=each) for each in name or []] or [find_run()]
     given = {
         "method": method,
@@ -128,9 +124,9 @@ def translate(
         "seed": seed,
         "batch_tokens": batch_tokens,
     }
-    whole = _recipe(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
+    whole = recipe_of(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
     asked = True if document_ids is not None and documents is None else documents
-    joined = _joined(runs, asked, whole.decoding, scores=scores, forced=target is not None)
+    joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None)
     if threads is not None:
         torch.set_num_threads(threads)
     translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype)
@@ -224,9 +220,7 @@ class _Job:
             notes.add(found, 0)
             notes.say()
             if self.output is not None:
-                from mtkit.files import write_text
-
-                write_text(self.output, "".join(f"{each.text}\n" for each, *_ in found))
+                self._write_whole(self.output, "".join(f"{each.text}\n" for each, *_ in found))
             for number in range(0, len(found), -(-len(found) // SAMPLES)):
                 typer.echo(f"source       {side.sources[number]}")
                 typer.echo(f"reference    {side.references[number]}")
@@ -238,6 +232,15 @@ class _Job:
                 f"checkpoint {self.translator.about['checkpoint']}: {path}"
             )
 
+    def _write_whole(self, output: Path, text: str) -> None:
+        from mtkit.files import write_text
+
+        if _is_device(output):
+            with output.open("wb") as pipe:
+                pipe.write(text.encode())
+        else:
+            write_text(output, text)
+
     def _write(
         self, items: "Iterable[Item]", work: "Work", about: dict[str, Any], advance: Callable[[int], object]
     ) -> None:
@@ -245,12 +248,17 @@ class _Job:
 
         if self.output is None:
             to_stream(items, work, sys.stdout.buffer)
-        elif self.output.exists() and not self.output.is_file() and not self.output.is_dir():
-            with self.output.open("wb") as pipe:  # a device or a pipe, which no file must take the place of
+        elif _is_device(self.output):
+            with self.output.open("wb") as pipe:
                 to_stream(items, work, pipe)
         else:
             about = {**self.translator.identity, **about}
             to_file(items, work, self.output, about, say=note, on_skip=advance)
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is a device or a pipe, whose place no file must take."""
+    return path.exists() and not path.is_file()
 
 
 def _check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:
@@ -261,45 +269,6 @@ def _check_options(input: str | None, with_input: dict[str, Any], without: dict[
     for option, value in without.items():
         if value and input is not None:
             raise MtkitError(f"{option} is about prepared data; leave it out, or leave out --input")
-
-
-def _joined(
-    runs: "Sequence[Run]", asked: bool | None, settings: "DecodingSettings", *, scores: bool, forced: bool
-) -> bool:
-    """Whether lines of a document are translated together: as asked, or else where all runs were trained that way."""
-    from mtkit.decoding.translator import document_pieces
-
-    trained = document_pieces(runs) is not None
-    if asked and not trained:
-        raise MtkitError(
-            "--documents needs a run that was trained on documents (data.documents in its recipe); leave it out"
-        )
-    if not trained or asked is False:
-        return False
-    single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
-    for option, given in single.items():
-        if given and asked:
-            raise MtkitError(f"{option} is for lines that are translated one by one; give --sentences with it")
-        if given:
-            note(f"with {option}, lines are translated one by one, not by documents")
-            return False
-    return True
-
-
-def _recipe(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":
-    """The recipe at `path`, or else the run's, with the decoding settings given on the command line."""
-    from mtkit.recipe import load_recipe, make_recipe, merged
-
-    overrides = {"decoding": given}
-    recipe = load_recipe(path, overrides) if path else make_recipe(merged(run.recipe.model_dump(), overrides))
-    for method, settings in ONLY_WITH.items():
-        for setting in settings:
-            if setting in given and recipe.decoding.method != method:
-                option = setting.replace("_", "-")
-                raise MtkitError(
-                    f"--{option} says nothing with --method {recipe.decoding.method}; add --method {method}"
-                )
-    return recipe
 
 
 def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]":
@@ -331,7 +300,8 @@ def _with_ids(name: str, path: Path) -> "Iterator[Item]":
 
 def _count(name: str) -> int | None:
     """How many lines there are, where a bar will show it and it can be known."""
-    return sum(1 for _ in _read(name)) if name != "-" and sys.stderr.isatty() else None
+    known = name != "-" and Path(name).is_file() and sys.stderr.isatty()  # a pipe can be read but once
+    return sum(1 for _ in _read(name)) if known else None
 
 
 @contextmanager

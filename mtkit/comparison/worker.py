@@ -63,11 +63,12 @@ def compare_one(folder: Folder, name: str) -> int:
         device=str(device),
         say=lambda line: print(line, flush=True),
     )
+    cost = folder.run(name) / "cost.json"
+    before = json.loads(cost.read_text(encoding="utf-8"))["peak_bytes"] if cost.exists() else 0
+    if outcome.trained or not cost.exists():  # a training that went on in several processes: the most of all
+        write_json(cost, {"peak_bytes": max(before, peak_bytes(device))})
     if outcome.signal is not None:
         return 128 + outcome.signal
-    cost = folder.run(name) / "cost.json"
-    if outcome.trained or not cost.exists():  # a training that went on in several processes: the most of all
-        write_json(cost, {"peak_bytes": peak_bytes(device)})
     print("decoding", flush=True)
     result = _translate(Run(folder.run(name)), prepared, device)
     peak = max(peak_bytes(device), json.loads(cost.read_text(encoding="utf-8"))["peak_bytes"])

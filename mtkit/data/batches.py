@@ -93,6 +93,8 @@ def plan(
     random = np.random.default_rng((seed, epoch))
     if weights is not None and side.corpora is not None:
         rows = _weighted(rows, side.corpora, weights, random)
+    elif weights and weights[0] != 1:
+        rows = _weighted(rows, np.zeros(len(side), dtype=np.int16), weights, random)
     if len(rows) == 0:
         return []
     rows = random.permutation(rows)

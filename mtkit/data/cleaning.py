@@ -73,12 +73,13 @@ def examine(
     """
     shorter, longer = np.minimum(*lengths), np.maximum(*lengths)
     most = np.inf if settings.max_pieces is None else settings.max_pieces
+    full = shorter > 0  # blank lines part documents: they are no duplicates of one another
     return {
-        "empty": shorter == 0,
-        "overlap": np.zeros(len(hashes), dtype=bool) if held_out is None else held_out.hold(hashes),
-        "duplicates": seen.add(hashes),
-        "identical": identical & (shorter > 0),
-        "length_ratio": (longer > _SHORT) & (shorter > 0) & (longer > (settings.length_ratio or _RATIO) * shorter),
+        "empty": ~full,
+        "overlap": np.zeros(len(hashes), dtype=bool) if held_out is None else held_out.hold(hashes) & full,
+        "duplicates": seen.add(hashes) & full,
+        "identical": identical & full,
+        "length_ratio": (longer > _SHORT) & full & (longer > (settings.length_ratio or _RATIO) * shorter),
         "over_long": longer > most,
     }
 

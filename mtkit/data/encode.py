@@ -1,6 +1,7 @@
 """Segment pairs to pieces, chunk by chunk, by several processes; what comes out does not depend on how many."""
 
 import os
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -105,7 +106,12 @@ class Encoder:
     def __enter__(self) -> Self:
         if self._workers > 1:
             # spawned, for a fork of a process with threads may hang; and the same on every system
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self._workers,
+                mp_context=get_context("spawn"),
+                initializer=signal.signal,  # Ctrl-C reaches all processes; this one ends the others
+                initargs=(signal.SIGINT, signal.SIG_IGN),
+            )
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -78,7 +78,9 @@ def prepare(
     with writing(folder) as temporary:
         temporary.mkdir()
         sides = sides or _write_builtin(settings, temporary / "text", progress)
-        size = sum(each["bytes"] for name, each in inputs.items() if name.startswith("train") and "bytes" in each)
+        size = sum(
+            each["bytes"] for name, each in inputs.items() if name.partition(" ")[0] == "train" and "bytes" in each
+        )
         tokenizers = _train_tokenizers(settings, sides["train"], size, temporary / "tokenizer", progress)
         held_out, written = Seen(), {}
         alone = sum(map(sum, lines.values())) <= _ALONE
@@ -87,6 +89,12 @@ def prepare(
             for name in sorted(sides, key=lambda name: name == "train"):
                 writer = SideWriter(name, sides[name], settings, tokenizers, held_out)
                 written[name] = writer.write(temporary, lines[name], encoder, progress)
+                counted = [each["lines"] for each in written[name]["corpora"]]
+                if settings.train and counted != lines[name]:
+                    raise DataError(
+                        f"the text of {name} changed while it was read, from {sum(lines[name]):,} lines to "
+                        f"{sum(counted):,}; give files that stay as they are, and no pipes"
+                    )
         _check_size(settings, written["train"]["segments"], written["train"]["left_out"])
         record = {
             "format": FORMAT,

@@ -49,7 +49,11 @@ class Sampler:
         """The same pieces where their text is not what they were cut from: bytes that are no characters."""
         text: str = self._processor.decode(pieces)
         drawn: list[int] = self._processor.encode(text, enable_sampling=True, alpha=self._strength, nbest_size=-1)
-        return pieces if "\ufffd" in text or self._processor.decode(drawn) != text else drawn
+        return drawn if self._spelt(drawn) == self._spelt(pieces) else pieces
+
+    def _spelt(self, pieces: list[int]) -> str:
+        """With U+2581 for spaces, those before the first word too, and bytes by their values."""
+        return "".join(self._processor.id_to_piece(each) for each in pieces)
 
 
 class Resegmentation:

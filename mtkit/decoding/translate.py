@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
-from mtkit.decoding.batches import make_batch, plan
+from mtkit.decoding.batches import make_batch, plan, target_limit
 from mtkit.decoding.device import decoding_with
 from mtkit.decoding.documents import Documents, apart, joined
 from mtkit.decoding.search import Hypotheses, Model
@@ -164,7 +164,10 @@ class _Work:
             done = 0
             for index, (whole, *_) in batch:
                 group = groups[index]
-                lines = apart(self.tokenizer, whole.pieces, len(group)) if math.isfinite(whole.score) else None
+                # one that was cut at its limit has lost the end of its last line, or runs in circles
+                limit = target_limit(len(segments[index].pieces), self.model.longest_target)
+                ended = math.isfinite(whole.score) and len(whole.pieces) < limit
+                lines = apart(self.tokenizer, whole.pieces, len(group)) if ended else None
                 for number, (text, pieces) in zip(group, lines or (), strict=lines is not None):
                     results[number] = [replace(whole, text=text, pieces=pieces, together=len(group))]
                 done += len(lines or ())

@@ -72,6 +72,7 @@ class Translator:
         return {
             "weights": [_digest(path) for path in self._weights],
             "vocabulary": self.runs[0].vocabulary,
+            "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
             "settings": self.about["settings"],
         }
@@ -138,6 +139,8 @@ class Translator:
         run = self.runs[0]
         if side.directions is not None:
             side = replace(side, directions=side.directions.among(run.directions))
+        if side.documents is not None and self.document_pieces is not None:
+            side = replace(side, documents=replace(side.documents, pieces=self.document_pieces))
         found, speed = timed(
             run, self.model, side, self.settings, joined=joined, dtype=self._dtype, on_progress=on_progress
         )

@@ -64,7 +64,7 @@ def compare_systems(
             raise MtkitError(f"no test '{test}'{did_you_mean(test, list(TESTS))}; there are: {', '.join(TESTS)}")
     scores, resampled = with_intervals(systems, resamples, progress=progress)
     baseline, *others = systems
-    paired = "bootstrap" in tests
+    paired = "bootstrap" in tests and bool(resampled)
     distances = shuffle(baseline, others, trials, progress=progress) if others and "randomisation" in tests else None
     differences = []
     for system in range(1, len(systems)):

@@ -2,7 +2,9 @@
 
 Papers: Gomez et al., 2017, arXiv 1707.04585; Kitaev et al., 2020, arXiv 2001.04451, section 3.
 Only the last two streams are kept, whatever the depth. The backward pass goes down the sub-layers: with (u, w) out of
-one, its input was u, and a = w - f(u); f runs once more, with the same dropout, for its gradient.
+one, its input was u, and a = w - f(u); f runs once more, with the same dropout, for its gradient. What an attention
+chooses there it chooses again, from an input that is the same but for rounding; reformer keeps its buckets, in 8 bytes
+a token, head and round.
 """
 
 from collections.abc import Callable, Iterator, Sequence

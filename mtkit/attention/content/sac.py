@@ -15,7 +15,8 @@ agree; scan, where the LSTM starts: anew at every source, or once a segment (seq
 steps one after the other); weight of the choices in the training loss, small because their gradient, a sum over all
 edges, is clipped together with that of the translation (Adam makes the same of any); entropy, weight of a bonus for
 undecided choices.
-In training edges are drawn, with noise that each update has of its own; in evaluation the likeliest are taken.
+In training edges are drawn, with noise that each update has of its own and all its segments share; in evaluation the
+likeliest are taken.
 """
 
 from collections.abc import Mapping

@@ -26,4 +26,4 @@ def parted_by_empty_lines(pairs: Iterable[SegmentPair]) -> Iterator[SegmentPair]
     document = 1
     for line, source, target, _ in pairs:
         yield SegmentPair(line, source, target, document)
-        document += not source and not target
+        document += not source.strip() and not target.strip()
