@@ -54,7 +54,9 @@ def test_all_limits_are_described() -> None:
     assert limits().describe() == "Ctrl-C"
 
 
-def test_the_first_signal_is_a_wish_and_the_second_acts_as_usual() -> None:
+def test_the_first_signal_is_a_wish_and_the_second_acts_as_usual(request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         assert interruption.signal == signal.SIGINT
