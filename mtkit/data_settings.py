@@ -77,10 +77,11 @@ class TokenizerSettings(Settings):
 
 
 class Documents(Settings):
-    """Training on documents: segments that belong together, joined with a break piece between them."""
+    """Training on documents: neighbouring segments joined with a break piece between them, others each epoch."""
 
     pieces: PositiveInt = 250
-    """Pieces a side that joined segments may have at most; a longer segment stays alone."""
+    """Pieces a side that joined segments may have at most, and have where a document is translated; in training, rows
+    of all lengths up to it are drawn, single segments among them. A longer segment stays alone."""
 
 
 class Cleaning(Settings):

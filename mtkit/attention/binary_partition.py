@@ -5,20 +5,22 @@ takes k nodes a level; where it leaves a level in the middle of a parent, the ch
 level. So the nodes are disjoint, leave no hole, and depend on the token's position and k alone.
 
 At level m the walk to the left enters at node ((i - 1 + k) >> m) - k, to the right at ((i + 1 - k) >> m) + k, so that
-neighbours see nearly the same nodes: a window of few nodes serves a whole block of queries.
+neighbours see nearly the same nodes: a list of few nodes serves a whole block of queries.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from mtkit.attention.listed import Lists, smallest_type
 
 Number = TypeVar("Number", int, Tensor)
-SHORTEST_BLOCK = 16
-"""Queries that share a window where spans are shorter."""
+BLOCK = 32
+"""Tokens that share a list of nodes: more of them waste products, fewer of them copies of keys."""
 
 
 class Edge(NamedTuple):
@@ -77,48 +79,27 @@ def finishing_order(level: int, place: int) -> int:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The nodes of one level on one side of every token, shared by blocks of queries."""
+class Side:
+    """The walks of all tokens to one side."""
 
-    level: int
     k: int
     right: bool
 
-    @property
-    def block(self) -> int:
-        """Queries of a block."""
-        return max(1 << self.level, SHORTEST_BLOCK)
+    def ends(self, first: Number, last: Number, level: int) -> tuple[Number, Number]:
+        """The lowest and the highest node of a level that tokens `first` to `last` may take."""
+        if self.right:
+            return self._entry(first, level), self._entry(last, level) + self.k
+        return self._entry(first, level) - self.k, self._entry(last, level)
 
-    @property
-    def width(self) -> int:
-        """Nodes beside a block."""
-        last = self.block - 1
-        furthest = self._entry(last) + self.k if self.right else self._entry(last)
-        return furthest - self._first + 1
-
-    def nodes(self, x: Tensor, blocks: int) -> Tensor:
-        """Beside each block its window of x (B, H, nodes, K), zeros where there is none: (B, H, blocks, width, K)."""
-        before, skipped = max(-self._first, 0), max(self._first, 0)
-        covered = (blocks - 1) * self._stride + self.width
-        behind = max(skipped + covered - before - x.shape[2], 0)
-        padded = F.pad(x, (0, 0, before, behind)).narrow(2, skipped, covered)
-        return padded.unfold(2, self.width, self._stride).transpose(-1, -2)
-
-    def edges(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """For `length` queries, a multiple of the block, each (length, width) or broadcastable to it.
-
-        Whether the walk takes the node, the level at which it does, and the slot.
-        """
-        i = torch.arange(length, device=device).unsqueeze(-1)
-        place = i // self.block * self._stride + self._first + torch.arange(self.width, device=device)
-        entry = self._entry(i)
+    def taken(self, i: Tensor, place: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether the token at i takes the node of that level and place, the level at which it does, and the slot."""
+        entry = self._entry(i, level)
         slot = place - entry if self.right else entry - place
-        taken = (slot >= self._left_over(self.level - 1, i)) & (slot < self.k + self._left_over(self.level, i))
+        taken = (slot >= self._left_over(level - 1, i)) & (slot < self.k + self._left_over(level, i))
         slot = slot.clamp(0, self.k)
-        return taken & (place >= 0), self.level + slot // self.k, slot % self.k
+        return taken, level + slot // self.k, slot % self.k
 
-    def _entry(self, i: Number, level: int | None = None) -> Number:
-        level = self.level if level is None else level
+    def _entry(self, i: Number, level: int) -> Number:
         return ((i + 1 - self.k) >> level) + self.k if self.right else ((i - 1 + self.k) >> level) - self.k
 
     def _left_over(self, level: int, i: Tensor) -> Tensor | int:
@@ -128,12 +109,59 @@ class Window:
         entry = self._entry(i, level)
         return (entry + self.k) % 2 if self.right else (entry - self.k + 1) % 2
 
-    @property
-    def _stride(self) -> int:
-        """Nodes that a block of queries spans."""
-        return self.block >> self.level
 
-    @property
-    def _first(self) -> int:
-        """The first node beside the first block."""
-        return self._entry(0) if self.right else self._entry(0) - self.k
+def labels_of(k: int, clip: int) -> int:
+    """How many labels there are."""
+    return (2 * k + 1) * (clip + 1)
+
+
+def label_of(walked: Number, slot: Number, right: bool, k: int, clip: int) -> Number:
+    """That of a node reached at a walk's level and slot, alike from level `clip` on; 0 is the token itself."""
+    level = walked.clamp(max=clip) if isinstance(walked, Tensor) else min(walked, clip)
+    return (2 * k + 1) * level + 2 * slot + 1 + right
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept here serves training too
+def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.device) -> Lists:
+    """The nodes beside each block of tokens, numbered level by level, with `label_of` each pair.
+
+    Depends on nothing but its arguments, so that all layers share what is made once.
+    """
+    sides = (Side(k, False),) if causal else (Side(k, False), Side(k, True))
+    starts = range(0, length, BLOCK)
+    i = torch.arange(len(starts) * BLOCK, device=device).view(-1, BLOCK, 1)
+    places, labels, before = [], [], 0
+    for level in range(top(length, k, causal=causal) + 1):
+        nodes = count(length, level, whole=causal)
+        for together, width in _windows(sides, starts, level, nodes):
+            first = together[0].ends(i[:, :1], i[:, :1], level)[0].clamp(0, nodes - width)
+            place = first + torch.arange(width, device=device)  # (blocks, 1, width)
+            label = torch.where((place == i) & (level == 0), 0, labels_of(k, clip))
+            for side in together:
+                taken, walked, slot = side.taken(i, place, level)
+                label = torch.where(taken, label_of(walked, slot, side.right, k, clip), label)
+            places.append(before + place.squeeze(1))
+            labels.append(label.to(smallest_type(labels_of(k, clip))))
+        before += nodes
+    return Lists(torch.cat(places, -1), torch.cat(labels, -1))
+
+
+def _windows(sides: tuple[Side, ...], starts: range, level: int, nodes: int) -> Iterator[tuple[tuple[Side, ...], int]]:
+    """Sides whose nodes of a level lie in one window beside each block of tokens, and the window's width.
+
+    Both sides in one where that takes no more, and where tokens themselves lie between them.
+    """
+    spread = []
+    for start in starts:
+        last = start + BLOCK - 1
+        ends = [side.ends(start, last, level) for side in sides]
+        if level == 0:
+            ends[-1] = ends[-1][0], max(ends[-1][1], last)
+        spread.append(ends)
+    own = [min(max(high - low for low, high in each) + 1, nodes) for each in zip(*spread, strict=True)]
+    both = min(max(ends[-1][1] - ends[0][0] for ends in spread) + 1, nodes)
+    if level == 0 or both <= sum(own):
+        yield sides, both
+    else:
+        yield from (((side,), width) for side, width in zip(sides, own, strict=True))

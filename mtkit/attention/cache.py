@@ -5,6 +5,7 @@ Beam search copies whole caches when it moves hypotheses, so room that is not us
 Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
 """
 
+import torch
 from torch import Tensor
 
 from mtkit.attention.contract import State
@@ -50,6 +51,11 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
 def ring_place(position: int, window: int | None, first: int = 0) -> int:
     """Where the token of that position is written."""
     return position if window is None or position < first else first + (position - first) % window
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """x, made on the CPU, on a device, without waiting for what the device still has to do."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:

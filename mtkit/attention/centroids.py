@@ -8,6 +8,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from mtkit.attention.dot_product import widened
+from mtkit.attention.recomputed import as_first
 
 SMOOTHING = 1e-5
 LEAST_MASS = 1e-3
@@ -62,7 +63,8 @@ class Centroids(nn.Module):
     def distance(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """The mean over heads and real tokens of the squared distance to the nearest centroid, which does not move."""
         mean = self.mean.to(x.dtype).expand(len(x), -1, -1, -1)
-        squares = (x - mean.take_along_dim(self.nearest(x.detach()).unsqueeze(-1), dim=2)).square().sum(-1)
+        own = as_first(self.nearest(x.detach()), self.mean.shape[1])
+        squares = (x - mean.take_along_dim(own.unsqueeze(-1), dim=2)).square().sum(-1)
         if valid is None:
             return squares.mean()
         real = valid.unsqueeze(1).expand_as(squares)

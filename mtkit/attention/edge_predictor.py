@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.pattern import hashed
+from mtkit.attention.recomputed import as_first, choosing_once
 
 CHUNK = 64
 """Sources whose scores are held at a time."""
@@ -103,7 +104,8 @@ class EdgePredictor(nn.Module):
             uniforms = None if noise_key is None else self.uniforms(noise_key, i)
             arguments = (rows, i, candidates, free, uniforms, state)
             if noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK:
-                edges, state = checkpoint(self._chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+                chunk = choosing_once(self._chunk)
+                edges, state = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 edges, state = self._chunk(*arguments)
             parts.append(edges)
@@ -212,10 +214,9 @@ class EdgePredictor(nn.Module):
             scores = (state[0] @ self.query) @ candidates.keys.transpose(-1, -2) * self.hidden**-0.5 + near
             scores = scores.masked_fill(~free, torch.finfo(scores.dtype).min)
             some = free.any(-1)  # (B, G, c)
-            if uniforms is None:
-                target = scores.argmax(-1)
-            else:
-                target = _drawn(scores.detach(), free, uniforms[..., draw])
+            target = scores.argmax(-1) if uniforms is None else _drawn(scores.detach(), free, uniforms[..., draw])
+            target = as_first(target, scores.shape[-1])
+            if uniforms is not None:
                 total = scores.logsumexp(-1)
                 chosen = scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)
                 log_prob = log_prob + torch.where(some, chosen - total, 0.0)

@@ -107,26 +107,6 @@ def dense_attend(
     )
 
 
-def sparse_part(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern,
-    *,
-    scale: float,
-    causal: bool = False,
-    valid: Tensor | None = None,
-    positions: Positions | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """What `sparse_attend` gives for a pattern without rows, (B, H, T, V), and the log-sum-exp of its scores.
-
-    The latter, (B, H, T, 1), is what `join_parts` needs to bring in keys from elsewhere.
-    """
-    parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
-    return join_parts(_attended_parts(parts, scale, positions, dropout))
-
-
 def attend_part(
     q: Tensor,
     k: Tensor,

@@ -18,6 +18,7 @@ from mtkit.attention.feature_sums import (
     attend_causal,
     attend_next,
     guarded,
+    masked,
     nowhere,
     read,
     spread,
@@ -49,7 +50,7 @@ class FeatureAttention(HeadAttention):
         self.chunk = chunk
 
     def features_of(self, x: Tensor) -> Keys:
-        """The features of queries or keys x (B, H, T, K), in float32 at least, with their log scale if they have one.
+        """The features of queries or keys x (..., T, K), in float32 at least, with their log scale if they have one.
 
         Keys of one decoder all have a scale or all have none; a query's cancels.
         """
@@ -73,12 +74,14 @@ class FeatureAttention(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """The class's equation, in time and memory that grow with T and S."""
-        phi_q = self.features_of(self.queries(query)).features
-        phi_k, v = self._keys(query if memory is None else memory, query_valid if memory is None else memory_valid)
+        q = self.queries(query)
         if self.site.causal:
-            heads = attend_causal(phi_q, phi_k, v, chunk=self.chunk, **self.guards)
+            k, v = self.keys_values(query)
+            heads = attend_causal(q, k, v, self.features_of, valid=query_valid, chunk=self.chunk, **self.guards)
         else:
-            heads = attend_all(phi_q, phi_k, v, **self.guards)
+            context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+            phi_k, v = self._keys(context, valid)
+            heads = attend_all(self.features_of(q).features, phi_k, v, **self.guards)
         losses = self.losses(heads, v, None, query_valid, memory_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
@@ -152,9 +155,4 @@ class FeatureAttention(HeadAttention):
     def _keys(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> tuple[Keys, Tensor]:
         """Features of the keys, zero and of no scale at padding, and values."""
         k, v = self.keys_values(memory, position)
-        features, scale = self.features_of(k)
-        if valid is not None:
-            padding = ~valid[:, None, :, None]
-            features = features.masked_fill(padding, 0.0)
-            scale = None if scale is None else scale.masked_fill(padding, nowhere(scale))
-        return Keys(features, scale), v
+        return masked(self.features_of(k), None if valid is None else valid[:, None, :, None]), v

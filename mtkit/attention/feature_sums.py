@@ -2,7 +2,7 @@
 
 With sim(q, k) = phi(q) . phi(k), the sums over the visible keys S = sum phi(k) v^T and z = sum phi(k) are all that a
 query needs: o = phi(q) S / (phi(q) . z). A mechanism brings the features; here they are summed, over a whole memory,
-over every prefix at once (in chunks), or token by token. The scores of all queries with all keys never stand in memory.
+over every prefix (in parts), or token by token. The scores of all queries with all keys never stand in memory.
 
 S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum over values that are one. Heads in
 neighbouring groups may share keys and values (G of H). A key that must not count has zero features: a zero key or
@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.dot_product import widened
+from mtkit.attention.prefix_products import Factors, prefix_products
+from mtkit.attention.recurrence import Part, recur
 
 
 def elu1(x: Tensor) -> Tensor:
@@ -56,38 +58,49 @@ def attend_all(phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0
 
 
 def attend_causal(
-    phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0.0, floor: float = 0.0, chunk: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    features: Callable[[Tensor], Keys],
+    *,
+    valid: Tensor | None = None,
+    eps: float = 0.0,
+    floor: float = 0.0,
+    chunk: int,
 ) -> Tensor:
-    """Every query sees the keys up to its own position: shapes as in `attend_all`, S = T; time and memory O(T).
+    """Every query sees the keys up to its own position: (B, H, T, V); time and memory O(T).
 
-    Inside a chunk the products of features are written out under the triangle; what lies before the chunk comes from
-    the sums of the chunks before it.
+    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V), valid (B, T) where keys count. Their features are made part by
+    part. Inside a part their products are written out under the triangle; what lies before it comes from sums.
     """
-    with torch.autocast(v.device.type, enabled=False):
-        length = phi_q.shape[2]
-        chunk = min(chunk, length)
-        phi_k, v1, scale = _paired(phi_k, v)
-        k, v1 = chunks(phi_k, chunk), chunks(v1, chunk)  # (B, G, n, c, M), (B, G, n, c, V + 1)
-        q = chunks(widened(phi_q).unflatten(1, (k.shape[1], -1)), chunk)  # (B, G, R, n, c, M)
-        rows = q.transpose(2, 3).flatten(3, 4)  # (B, G, n, R*c, M): the heads of a group share its keys
-        later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-        scores = (rows @ k.transpose(-1, -2)).unflatten(3, (-1, chunk))  # (B, G, n, R, c, c)
+    groups = max(k.shape[1], v.shape[1])
+    rows = [q.unflatten(1, (groups, -1)).flatten(0, 1), *(spread(x, groups).flatten(0, 1) for x in (k, v))]
+    if valid is not None:
+        rows.append(spread(valid[:, None, :, None], groups).flatten(0, 1))
+
+    def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, *valid = sequences  # (N, R, c, K), (N, c, K), (N, c, V): the heads of a group share its keys
+        phi_q, (phi_k, scale) = features(q).features.flatten(1, 2), masked(features(k), *valid)
+        v1 = F.pad(widened(v), (0, 1), value=1.0)
         if scale is None:
-            inside = scores.masked_fill(later, 0.0).flatten(3, 4) @ v1
-            sums = k.transpose(-1, -2) @ v1  # (B, G, n, M, V + 1), one for each chunk
-            total = inside + rows @ _before(sums[:, :, :-1].cumsum(2))
+            total, *after = prefix_products(phi_q, phi_k, v1, state[0])
         else:
-            c = chunks(scale, chunk, nowhere(scale))  # (B, G, n, c, 1)
-            top = c.flatten(2, 3).cummax(2).values.unflatten(2, (-1, chunk))  # what each row is relative to
-            last = top[:, :, :, -1:]  # what the sums of each chunk are relative to
-            gap = (c.transpose(-1, -2) - top).masked_fill(later, float("-inf"))  # <= 0 where a key is visible
-            inside = (scores * gap.exp().unsqueeze(3)).flatten(3, 4) @ v1
-            sums = (k * (c - last).exp()).transpose(-1, -2) @ v1
-            before = _before(_running(sums[:, :, :-1], last[:, :, :-1]))
-            shrink = (_before(last[:, :, :-1], nowhere(scale)) - top).exp()
-            total = inside + ((rows @ before).unflatten(3, (-1, chunk)) * shrink.unsqueeze(3)).flatten(3, 4)
-        total = total.unflatten(3, (-1, chunk)).transpose(2, 3)  # (B, G, R, n, c, V + 1)
-        return _normalised(total.flatten(3, 4)[:, :, :, :length].flatten(1, 2), eps, floor).type_as(v)
+            top = state[1] if scale.requires_grad else state[1].detach()
+            tops = torch.maximum(scale.cummax(1).values, top)  # what each row is relative to
+            factors = _factors(scale.detach(), top.detach(), tops.detach(), q.shape[1])
+            if scale.requires_grad:
+                phi_k = phi_k * _one(scale)
+            total, sums = prefix_products(phi_q, phi_k, v1, state[0], factors)
+            if scale.requires_grad:
+                total = total * _one(-tops).repeat(1, q.shape[1], 1)
+            after = [sums, tops[:, -1:]]
+        return _normalised(total, eps, floor).view(*q.shape[:-1], -1), after
+
+    made = features(k[:1, :1, :1].detach())
+    nothing = made.features.new_zeros(len(rows[1]), made.features.shape[-1], v.shape[-1] + 1)
+    top = [] if made.scale is None else [nothing.new_full((len(nothing), 1, 1), nowhere(nothing))]
+    heads, _ = recur(step, rows, [nothing, *top], chunk=chunk)
+    return heads.unflatten(0, (-1, groups)).flatten(1, 2).type_as(v)
 
 
 def sums_of(phi_k: Tensor | Keys, v: Tensor) -> Tensor:
@@ -134,9 +147,12 @@ def attend_next(
     return read(phi_q, sums, eps=eps, floor=floor, like=v), sums
 
 
-def chunks(x: Tensor, chunk: int, fill: float = 0.0) -> Tensor:
-    """(..., T, X) to (..., n, c, X), the last chunk filled up."""
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
+def masked(keys: Keys, valid: Tensor | None = None) -> Keys:
+    """Keys that do not count where `valid`, which broadcasts to their scale, is False."""
+    if valid is None:
+        return keys
+    scale = None if keys.scale is None else keys.scale.masked_fill(~valid, nowhere(keys.scale))
+    return Keys(keys.features.masked_fill(~valid, 0.0), scale)
 
 
 def guarded(denominator: Tensor, eps: float, floor: Tensor | float) -> Tensor:
@@ -160,18 +176,16 @@ def spread(x: Tensor, groups: int) -> Tensor:
     return x if x.shape[1] == groups else x.repeat_interleave(groups // x.shape[1], 1)
 
 
-def _before(x: Tensor, first: float = 0.0) -> Tensor:
-    """(B, G, n - 1, ..., X) to (B, G, n, ..., X): for each chunk what the one before it has, `first` for the first."""
-    return F.pad(x, (0, 0, 0, 0, 1, 0), value=first)
+def _factors(scale: Tensor, before: Tensor, tops: Tensor, queries: int) -> Factors:
+    """For keys of a scale (N, c, 1), the largest before them (N, 1, 1), those of each row (N, c, 1), and queries."""
+    last = tops[:, -1:]  # what the sums after are relative to
+    pairs, read = (scale.mT - tops).exp().tril(), (before - tops).exp()
+    return Factors(pairs.repeat(1, queries, 1), read.repeat(1, queries, 1), (before - last).exp(), (scale - last).exp())
 
 
-def _running(sums: Tensor, top: Tensor) -> Tensor:
-    """Sums (B, G, n, M, V + 1) of chunks, each relative to top (B, G, n, 1, 1), never falling: their running sums."""
-    shrink = (top[:, :, :-1] - top[:, :, 1:]).exp().unbind(2)
-    running = [*sums[:, :, :1].unbind(2)]
-    for own, factor in zip(sums[:, :, 1:].unbind(2), shrink, strict=True):
-        running.append(running[-1] * factor + own)
-    return torch.stack(running, dim=2) if running else sums
+def _one(exponent: Tensor) -> Tensor:
+    """1, with the gradient of exp(exponent) relative to itself."""
+    return (exponent - exponent.detach()).exp()
 
 
 def _normalised(total: Tensor, eps: float, floor: float) -> Tensor:

@@ -62,7 +62,7 @@ def attend_in_chunks(
     heads = attend_in_blocks(q, k, v, queries.members, position, visible, scale=scale, dropout=dropout).flatten(2, 3)
     place = queries.slot.unsqueeze(-1)
     alone = ~visible.any(-1).flatten(2).unsqueeze(-1).take_along_dim(place, 2)
-    heads = torch.where(alone, v.type_as(heads), heads.take_along_dim(place, 2))
+    heads = torch.where(alone, v.type_as(heads), rows_at(heads, place).squeeze(3))
     return heads.masked_fill((query_group >= groups).unsqueeze(-1), 0.0)
 
 
@@ -109,7 +109,7 @@ def attend_to_chosen(
     key, there = (x.take_along_dim(of_block, 2) for x in (key_position, there))
     visible = queries.filled.unsqueeze(-1) & there.unsqueeze(-2)
     heads = attend_in_blocks(q, k, v, queries.members, key, visible, scale=scale, dropout=dropout)
-    return heads.flatten(2, 3).take_along_dim(queries.slot.unsqueeze(-1), 2)
+    return rows_at(heads.flatten(2, 3), queries.slot.unsqueeze(-1)).squeeze(3)
 
 
 def attend_chosen_to_chosen(

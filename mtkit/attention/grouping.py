@@ -1,5 +1,6 @@
 """Positions in groups: what attention inside clusters or buckets sorts by, without a T x T table."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -56,9 +57,11 @@ def in_blocks(group: Tensor, groups: int, size: int) -> Blocks:
 
 def rows_at(x: Tensor, position: Tensor) -> Tensor:
     """Rows (..., blocks, size, K) of x (..., T, K) at positions (..., blocks, size); leading axes are broadcast."""
-    before = torch.broadcast_shapes(x.shape[:-2], position.shape[:-2])
-    index = position.flatten(-2).unsqueeze(-1).expand(*before, -1, x.shape[-1])
-    return x.expand(*before, *x.shape[-2:]).gather(-2, index).unflatten(-2, position.shape[-2:])
+    leading = x.shape[:-2]
+    # among the rows of all: on CPUs many times faster than `gather`, as are its gradients
+    first = torch.arange(math.prod(leading), device=x.device).view(*leading, 1, 1) * x.shape[-2]
+    index = position + first
+    return x.flatten(0, -2).index_select(0, index.flatten()).view(*index.shape, x.shape[-1])
 
 
 def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor) -> State:

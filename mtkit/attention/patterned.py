@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.cache import append, ring_place, start_cache, written
+from mtkit.attention.cache import append, ring_place, sent, start_cache, written
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.dot_product import attend_step
 from mtkit.attention.engine import dense_attend, sparse_attend, visible_pairs
@@ -92,7 +92,7 @@ class PatternAttention(HeadAttention):
     ) -> tuple[Tensor, Tensor | None, State]:
         """The heads' outputs (B, N, H, V), the weights (B, H, N, t) if asked for, and the state with the new token."""
         t = state["count"]
-        here = torch.tensor([t], device=query.device) if self.positions is not None else None
+        here = torch.full((1,), t, device=query.device) if self.positions is not None else None
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         k, v = self.keys_values(rows, here)
         k, v, q = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in (k, v, self.queries(rows, here)))
@@ -102,11 +102,11 @@ class PatternAttention(HeadAttention):
         seen = list(self.pattern.keys(t))
         places = [ring_place(position, window, first) for position in seen]
         if len(seen) < keys.shape[3]:
-            index = torch.tensor(places, device=query.device)
+            index = sent(torch.tensor(places), query.device)
             keys, values = keys.index_select(3, index), values.index_select(3, index)
         else:  # all that is kept, in the order of its places
             seen = [position for _, position in sorted(zip(places, seen, strict=True))]
-        where = torch.tensor(seen, device=query.device)
+        where = sent(torch.tensor(seen), query.device)
         heads, weights = attend_step(
             q, keys, values, scale=self.scale, positions=self.positions, query_position=t, key_position=where
         )

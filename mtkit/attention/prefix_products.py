@@ -1,63 +1,73 @@
-"""Products of queries with sums over all positions up to theirs, in O(T) time and memory."""
+"""Products of queries with sums over all positions up to theirs: one part of a sequence, from the sums before it."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
-def prefix_products(x: Tensor, y: Tensor, z: Tensor, chunk: int) -> Tensor:
-    """x_t sum_{j<=t} y_j^T z_j for all t, (..., T, Z), from x and y (..., T, Y) and z (..., T, Z).
+class Factors(NamedTuple):
+    """What keeps exponentials in range: each row and each sum is relative to a number of its own. No gradient."""
 
-    Inside a chunk the products of x and y are written out under the triangle; what lies before it comes from one
-    running sum (..., Y, Z), which the backward pass builds up a second time rather than keep it for every chunk.
+    pairs: Tensor
+    """(N, R, C) of what row t reads of position j; zero where j comes after t."""
+    read: Tensor
+    """(N, R, 1) of what row t reads of the sums before."""
+    kept: Tensor
+    """(N, 1, 1) of the sums before in the sums after."""
+    added: Tensor
+    """(N, C, 1) of position j in the sums after."""
+
+
+def prefix_products(
+    x: Tensor, y: Tensor, z: Tensor, sums: Tensor, factors: Factors | None = None
+) -> tuple[Tensor, Tensor]:
+    """x_t (sums + sum_{j<=t} y_j^T z_j) for all t, (N, R, Z), and sums + sum_j y_j^T z_j, (N, Y, Z), after the part.
+
+    y (N, C, Y), z (N, C, Z), x (N, R, Y) where R is C, or a multiple of it: then the rows of several queries follow
+    one another, C of each. Products inside the part are written out under the triangle.
     """
-    rows: Tensor = _PrefixProducts.apply(  # type: ignore[no-untyped-call]
-        *(each.flatten(0, -3) for each in (x, y, z)), chunk
-    )
-    return rows.view(*x.shape[:-1], z.shape[-1])
+    rows, after = _PrefixProducts.apply(x, y, z, sums, factors)  # type: ignore[no-untyped-call]
+    return rows, after
 
 
 class _PrefixProducts(torch.autograd.Function):
-    """Of x and y (N, T, Y) and z (N, T, Z)."""
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, z: Tensor, sums: Tensor, factors: Factors | None
+    ) -> tuple[Tensor, Tensor]:
+        pairs = _under_triangle(torch.bmm(x, y.mT), factors)
+        ctx.save_for_backward(x, y, z, sums, pairs)
+        ctx.factors = factors
+        rows = torch.bmm(x, sums)
+        if factors is None:
+            return rows.baddbmm_(pairs, z), torch.baddbmm(sums, y.mT, z)
+        after = (sums * factors.kept).baddbmm_(y.mT, z * factors.added)
+        return rows.mul_(factors.read).baddbmm_(pairs, z), after
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor, chunk: int) -> Tensor:
-        ctx.save_for_backward(x, y, z)
-        ctx.chunk = chunk
-        result, sums = torch.empty_like(z), z.new_zeros(len(x), y.shape[-1], z.shape[-1])
-        for out, x_own, y_own, z_own in zip(*(each.split(chunk, 1) for each in (result, x, y, z)), strict=True):
-            torch.bmm((x_own @ y_own.mT).tril_(), z_own, out=out)
-            _add_product(out, x_own, sums)
-            _add_product(sums, y_own.mT, z_own)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        with torch.autocast(gradient.device.type, enabled=False):  # a caller's own must not change the types in here
-            return _PrefixProducts._gradients(ctx, gradient)
-
-    @staticmethod
-    def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, y, z = ctx.saved_tensors
-        d_x, d_y, d_z = (torch.empty_like(each) for each in (x, y, z))
-        sums = z.new_zeros(len(x), y.shape[-1], z.shape[-1])
-        chunks = list(zip(*(each.split(ctx.chunk, 1) for each in (gradient, x, y, z, d_x, d_y, d_z)), strict=True))
-        inside = []
-        for d, _, y, z, d_x_out, _, _ in chunks:
-            inside.append((d @ z.mT).tril_())
-            torch.bmm(inside[-1], y, out=d_x_out)
-            _add_product(d_x_out, d, sums.mT)
-            _add_product(sums, y.mT, z)
-        later = sums.zero_()
-        for d, x, y, z, _, d_y_out, d_z_out in reversed(chunks):
-            torch.bmm(inside.pop().mT, x, out=d_y_out)
-            _add_product(d_y_out, z, later.mT)
-            torch.bmm((x @ y.mT).tril_().mT, d, out=d_z_out)
-            _add_product(d_z_out, y, later)
-            _add_product(later, x.mT, d)
-        return d_x, d_y, d_z, None
+    @once_differentiable
+    def backward(ctx: Any, d_rows: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, z, sums, pairs = ctx.saved_tensors
+        factors: Factors | None = ctx.factors
+        d_pairs = _under_triangle(torch.bmm(d_rows, z.mT), factors)
+        d_z = torch.bmm(y, d_after)
+        if factors is None:
+            d_read, written = d_rows, z
+            d_sums = torch.baddbmm(d_after, x.mT, d_rows)
+        else:
+            d_read, written = d_rows * factors.read, z * factors.added
+            d_z.mul_(factors.added)
+            d_sums = (d_after * factors.kept).baddbmm_(x.mT, d_read)
+        d_x = torch.bmm(d_read, sums.mT).baddbmm_(d_pairs, y)
+        d_y = torch.bmm(written, d_after.mT).baddbmm_(d_pairs.mT, x)
+        return d_x, d_y, d_z.baddbmm_(pairs.mT, d_rows), d_sums, None
 
 
-def _add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
-    torch.baddbmm(total, x, y, out=total)
+def _under_triangle(products: Tensor, factors: Factors | None) -> Tensor:
+    """Products (N, R, C) of rows with positions, zero where the position comes after the row's."""
+    if factors is None:
+        products.unflatten(1, (-1, products.shape[-1])).tril_()
+        return products
+    return products.mul_(factors.pairs)

@@ -27,20 +27,25 @@ class RelativeLabels(Positions):
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor:
         """(B, H, ..., T, S) by the positions, through one product with the table."""
         label = self.label(query_position, key_position)
-        return self._by_label(q, scale).gather(-1, label.expand(*q.shape[:-1], label.shape[-1]))
+        return self.by_label(q, scale).gather(-1, label.expand(*q.shape[:-1], label.shape[-1]))
 
     def belonging(self, q: Tensor, member: Tensor, scale: float) -> Tensor:
         """(B, H, T, S) by whether query and key belong together: member (T, S)."""
-        apart, together = self._by_label(q, scale)[..., -2:].split(1, dim=-1)
+        apart, together = self.by_label(q, scale)[..., -2:].split(1, dim=-1)
         return torch.where(member, together, apart)
 
     def label(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """(..., T, S) of positions (..., T) and (..., S)."""
-        distance = (key_position.unsqueeze(-2) - query_position.unsqueeze(-1)).clamp(-self.clip, self.clip)
-        return torch.where(distance < 0, self.clip - distance, distance)
+        return distance_label(key_position.unsqueeze(-2) - query_position.unsqueeze(-1), self.clip)
 
-    def _by_label(self, q: Tensor, scale: float) -> Tensor:
-        """(B, H, ..., T, labels)."""
+    def by_label(self, q: Tensor, scale: float) -> Tensor:
+        """What each label adds to a query's score, (B, H, ..., T, labels)."""
         rows = q.flatten(2, -2)  # the heads' tables are the only batch: none is copied for a block
         scores = (rows @ self.vectors.transpose(-1, -2) + self.biases.unsqueeze(-2)) * scale
         return scores.unflatten(2, q.shape[2:-1])
+
+
+def distance_label(distance: Tensor, clip: int) -> Tensor:
+    """The label of a key that lies so far to the right."""
+    distance = distance.clamp(-clip, clip)
+    return torch.where(distance < 0, clip - distance, distance)

@@ -1,124 +1,116 @@
 """Tokens sorted by hash bucket and cut into chunks, in several rounds: which keys lie beside which queries.
 
-Streams are the heads of all segments, N = B H.
+Rows and streams, N = B H of them, are those of `stream_rows`.
 """
-
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.windows import Part
+from mtkit.attention.windows import FAR, stream_rows
+
+STEP = 2.0**50
+"""Chunk numbers are multiples of it: the square of their distance is 0, or beyond any score."""
 
 
 def sorted_chunks(
     buckets: Tensor, valid: Tensor | None, chunk: int, across_buckets: bool, causal: bool
-) -> Iterator["SortedChunks"]:
-    """How the tokens lie in each round, of buckets (B, H, rounds, T) and valid (B, T).
+) -> list["SortedChunks"]:
+    """How the rows lie in each round, of buckets (B, H, rounds, T) and valid (B, T).
 
     With `across_buckets` the sorted tokens are cut as they lie, a token sees its chunk and the one before it; else the
-    tokens of each bucket are cut by themselves, and it sees no other bucket.
+    tokens of each bucket are cut by themselves, and it sees no other bucket. What it has seen in a round before is
+    hidden from it.
     """
-    buckets = buckets.permute(2, 0, 1, 3).flatten(1, 2)  # (rounds, N, T)
-    order = buckets.argsort(dim=-1, stable=True)
-    place = order.argsort(dim=-1)
-    chunks = place // chunk
-    if not across_buckets:
-        chunks = _chunk_numbers(buckets.gather(-1, order), chunk).gather(-1, place)
-    chunks = chunks.float()  # faster to compare than integers, and as exact below 2^23 chunks
-    real = None if valid is None else valid.repeat_interleave(buckets.shape[1] // len(valid), 0)
-    for each in range(len(buckets)):
-        yield SortedChunks(order[each], place[each], chunks[: each + 1], real, chunk, across_buckets, causal)
+    batch, heads, _, length = buckets.shape
+    rows = stream_rows((batch, length, heads), buckets.device)
+    ordered, order = buckets.permute(2, 0, 1, 3).flatten(1, 2).sort(dim=-1, stable=True)  # (rounds, N, T)
+    token = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    place = torch.empty_like(order).scatter_(-1, order, token)
+    chunks = place // chunk if across_buckets else _chunk_numbers(ordered, chunk).gather(-1, place)
+    real = None if valid is None else valid.repeat_interleave(heads, 0)
+    return [
+        SortedChunks(rows, order[each], place[each], chunks[: each + 1], real, chunk, across_buckets, causal)
+        for each in range(len(order))
+    ]
 
 
 class SortedChunks:
-    """Tokens sorted by bucket in one round, in blocks of a chunk, each beside the keys that may be visible to it."""
+    """Tokens sorted by bucket in one round, in blocks, each beside the keys that may be visible to it.
+
+    It is a `Layout` of what `attend_layouts` attends to.
+    """
 
     def __init__(
         self,
+        rows: Tensor,
         order: Tensor,
         place: Tensor,
         chunks: Tensor,
         real: Tensor | None,
         chunk: int,
-        across_buckets: bool,
+        across: bool,
         causal: bool,
     ) -> None:
-        """Order, place and real (N, T); chunks (rounds, N, T) of this round, which is the last, and those before it."""
-        length = order.shape[-1]
-        self.length, self.block, self.across = length, min(chunk, length), across_buckets
-        self.count = -(-length // self.block)
-        # chunks that begin with their bucket begin inside a block, and reach one block further to either side
-        self.before = self.block * min(1 if self.across else 2, self.count - 1)
-        behind = self.block * min(0 if self.across or causal else 1, self.count - 1)
-        self.rest = self.count * self.block - length
-        self.behind, self.width = behind + self.rest, self.before + self.block + behind
-        self.order, self.place = order, place
-        missing = torch.zeros_like(chunks[0]) if real is None else (~real).gather(-1, order).type_as(chunks)
-        self.missing = self._keys(missing, 1)
+        """Rows, order, place and real (N, T); chunks (rounds, N, T) of this round, the last, and those before it."""
+        streams, length = order.shape
+        # chunks that begin with their bucket begin inside a block: shorter ones are nearer to what is seen
+        self.block = min(chunk if across or chunk % 2 else chunk // 2, length)
+        self.each = -(-length // self.block)
+        self.before = self.block * min(-(-(chunk if across else 2 * chunk) // self.block), self.each - 1)
+        self._behind = self.block * min(0 if across or causal else -(-chunk // self.block), self.each - 1)
+        self._rest, self._across, self._causal = self.each * self.block - length, across, causal
+        self.width = self.before + self.block + self._behind
+        stream = torch.arange(streams, device=order.device).unsqueeze(-1)
+        self.keys = self._keys(rows.gather(-1, order), rows.numel())
+        self.place = place + stream * (self.each * self.block)
+        stream_of_key = self._windows(self._keys(stream.expand_as(order), -1))
+        elsewhere = stream_of_key != stream.repeat_interleave(self.each, 0).unsqueeze(-1)
         # odd numbers for queries and even ones for keys: a chunk's own and the one before it are one step away
-        numbers = 2 * chunks.gather(-1, order.expand_as(chunks))
-        self.numbers = list(zip(self._queries(numbers - 1), self._keys(numbers, 0), strict=True))
+        numbers = (2 * STEP) * chunks.gather(-1, order.expand_as(chunks)).float()
+        pairs = [(self._queries(x - STEP), self._windows(self._keys(x, 0))) for x in numbers]
+        self._earlier = pairs[:-1]
+        if across:  # a window is no more than the two chunks
+            missing = torch.zeros_like(order, dtype=torch.bool) if real is None else (~real).gather(-1, order)
+            self._hidden = (self._windows(self._keys(missing, 1)) | elsewhere) * FAR
+        else:  # no padding is in the bucket of a real token
+            self._own = pairs[-1][0], pairs[-1][1].masked_fill(elsewhere, -(2.0**100))
         # among the sorted tokens of a bucket, those behind a token are its future
-        own = chunks.new_ones(self.block, self.width)
-        self.own = own.triu(self.before) if causal else own.triu(self.before).tril(self.before)
+        self._future = torch.full((self.block, self.block), FAR, device=order.device).triu()
 
-    def hidden(self, part: Part) -> Tensor:
-        """Above 0 for keys that a query does not see in this round, or has seen in one before it, (n, blocks, c, L)."""
-        hidden = self.own + self.missing[part]
-        for i, j in self.numbers[:-1]:
-            hidden += (2 - (i[part] - j[part]).abs_()).relu_()
-        if not self.across:  # there a window is no more than the two chunks
-            i, j = (x[part] for x in self.numbers[-1])
-            hidden += (i - j).abs_().sub_(1)
-        return hidden
-
-    def blocks(self, x: Tensor) -> Tensor:
-        """(N, T, K) to sorted (N, blocks, c, K)."""
-        return _moved(x, F.pad(self.order, (0, self.rest)), self.place).unflatten(1, (self.count, self.block))
-
-    def windows(self, x: Tensor) -> Tensor:
-        """(N, T, K) to sorted (N, S, K), with room before and behind."""
-        return _moved(x, F.pad(self.order, (self.before, self.behind)), self.place + self.before)
-
-    def unsorted(self, blocks: Tensor) -> Tensor:
-        """(N, blocks, c, V) to (N, T, V)."""
-        return _moved(blocks.flatten(1, 2)[:, : self.length], self.place, self.order)
+    def hide(self, scores: Tensor, blocks: slice) -> None:
+        """See `Layout`."""
+        if self._across:
+            scores += self._hidden[blocks]
+        else:
+            i, j = (x[blocks] for x in self._own)
+            _limit(scores, i - j, near=True)
+        own = scores[..., self.before : self.before + self.block]
+        if self._causal:
+            own += self._future
+        else:
+            own.diagonal(dim1=-2, dim2=-1).add_(FAR)
+        for i, j in self._earlier:
+            _limit(scores, i[blocks] - j[blocks], near=False)
 
     def _queries(self, numbers: Tensor) -> Tensor:
-        """(..., T) to (..., blocks, c, 1)."""
-        return F.pad(numbers, (0, self.rest)).unflatten(-1, (self.count, self.block)).unsqueeze(-1)
+        """(N, T) to (blocks, c, 1)."""
+        return F.pad(numbers, (0, self._rest)).view(-1, self.block, 1)
 
-    def _keys(self, numbers: Tensor, nothing: int) -> Tensor:
-        """(..., T) to (..., blocks, 1, L)."""
-        padded = F.pad(numbers, (self.before, self.behind), value=nothing)
-        return padded.unfold(-1, self.width, self.block).unsqueeze(-2)
+    def _keys(self, x: Tensor, nothing: int) -> Tensor:
+        """(N, T) to (places,)."""
+        return F.pad(F.pad(x, (0, self._rest), value=nothing).flatten(), (self.before, self._behind), value=nothing)
 
-
-def _moved(x: Tensor, order: Tensor, place: Tensor) -> Tensor:
-    """Rows (N, S, K) of x (N, T, K) at `order` (N, S), of which that at `place` (N, T) alone has a gradient for it."""
-    rows: Tensor = _Moved.apply(x, order, place)  # type: ignore[no-untyped-call]
-    return rows
+    def _windows(self, keys: Tensor) -> Tensor:
+        """(places,) to (blocks, 1, L)."""
+        return keys.unfold(0, self.width, self.block).unsqueeze(1)
 
 
-class _Moved(torch.autograd.Function):
-    """Faster than a gather: in the backward pass there is nothing to add up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        return _rows(x, order)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _rows(gradient, *ctx.saved_tensors), None, None
-
-
-def _rows(x: Tensor, order: Tensor) -> Tensor:
-    first = torch.arange(len(x), device=x.device).unsqueeze(-1) * x.shape[1]
-    return x.flatten(0, 1).index_select(0, (first + order).flatten()).unflatten(0, order.shape)
+def _limit(scores: Tensor, distance: Tensor, near: bool) -> None:
+    """Hides what is further than one step away, or with `near` False what is no further."""
+    sign = 1 if near else -1
+    limit = scores.new_tensor(sign * 2 * STEP**2)
+    torch.minimum(scores, torch.addcmul(limit, distance, distance, value=-sign).type_as(scores), out=scores)
 
 
 def _chunk_numbers(buckets: Tensor, chunk: int) -> Tensor:

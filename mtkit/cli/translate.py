@@ -80,7 +80,9 @@ def translate(
         int | None, typer.Option(help="Padded source pieces a batch, all hypotheses counted.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on the CPU; auto is float32.")
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
 ) -> None:
     """Translate the prepared test sides with the latest run, or any lines: N lines in, N lines out.

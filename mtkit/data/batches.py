@@ -5,23 +5,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.prepared import Side, Tokens
+from mtkit.data.prepared import Side
 from mtkit.data.tokenizer import BOS, EOS
 
 _BUCKET_GROWTH = 1.08
 """Each length bucket is at most this much wider than the one before, so padding stays low and order free."""
 
 Job = TypeVar("Job")
-
-Draw = Callable[[np.ndarray], tuple[Tokens, Tokens]]
-"""Another segmentation of the rows asked for: source and target, in the order of the rows."""
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,27 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class Part:
+    """Rows of an epoch that are sorted by length together and cut into batches."""
+
+    rows: np.ndarray
+    """In the order in which they were drawn."""
+    sizes: np.ndarray
+    """(batches,) rows of each batch, that of the shortest segments first."""
+    order: np.ndarray
+    """(batches,) which batch comes when."""
+
+    def batches(self, source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
+        """Places among `rows` of each batch, in training order, where the rows have these lengths (rows,).
+
+        They need not be the lengths that the part was planned by: as many rows go into each batch, but others.
+        """
+        cuts = np.cumsum([0, *self.sizes])
+        order, _ = _sorted(source.astype(np.int64) + 1, target.astype(np.int64) + 1)
+        return [order[cuts[batch] : cuts[batch + 1]] for batch in self.order]
+
+
 def plan(
     side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int, weights: Sequence[float] | None = None
 ) -> list[np.ndarray]:
@@ -87,6 +105,29 @@ def plan(
     `weights` are those of the corpora that `side.corpora` counts in: every row of a corpus of weight 2.5 is there twice
     and half of them, another half each epoch, a third time.
     """
+    return [
+        part.rows[places]
+        for part in plan_parts(
+            side, batch_tokens=batch_tokens, max_length=max_length, seed=seed, epoch=epoch, weights=weights
+        )
+        for places in part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
+    ]
+
+
+def plan_parts(
+    side: Side,
+    *,
+    batch_tokens: int,
+    max_length: int,
+    seed: int,
+    epoch: int,
+    weights: Sequence[float] | None = None,
+    pieces: int | None = None,
+) -> list[Part]:
+    """The plan of an epoch in parts that come one after the other, of about `pieces` pieces a side; one part if None.
+
+    How many batches a part has is known without its pieces.
+    """
     source, target = side.source.lengths.astype(np.int64) + 1, side.target.lengths.astype(np.int64) + 1
     wider = np.maximum(source, target)
     rows = np.flatnonzero(wider <= max_length)
@@ -98,28 +139,24 @@ def plan(
     if len(rows) == 0:
         return []
     rows = random.permutation(rows)
-    edges = _edges(int(wider[rows].max()))
-    bucket = np.searchsorted(edges, wider[rows])
-    key = _sort_key(bucket, np.searchsorted(edges, source[rows]), np.searchsorted(edges, target[rows]), len(edges))
-    order = np.argsort(key, kind="stable")
-    cuts = _cut(edges[bucket[order]], batch_tokens)
-    rows = rows[order]
-    batches = [rows[begin:end] for begin, end in pairwise(cuts)]
-    return [batches[index] for index in random.permutation(len(batches))]
+    count = 1 if pieces is None else max(1, round(int(wider[rows].sum()) / pieces))
+    parts = []
+    for part in np.array_split(rows, count):
+        _, widths = _sorted(source[part], target[part])
+        sizes = np.diff(_cut(widths, batch_tokens))
+        parts.append(Part(part, sizes, random.permutation(len(sizes))))
+    return parts
 
 
-def make_batch(side: Side, rows: np.ndarray, draw: Draw | None = None) -> Batch:
-    """The batch of these rows, padded to the longest of them on each side; in the segmentation of `draw` if given."""
-    tokens, places = (side.source, side.target), rows
-    if draw is not None:
-        tokens, places = draw(rows), np.arange(len(rows))
-    source, target = tokens[0].lengths[places] + 1, tokens[1].lengths[places] + 1
+def make_batch(side: Side, rows: np.ndarray) -> Batch:
+    """The batch of these rows, padded to the longest of them on each side."""
+    source, target = side.source.lengths[rows] + 1, side.target.lengths[rows] + 1
     width = int(target.max())
     return Batch(
-        source=torch.from_numpy(tokens[0].padded(places, int(source.max()), None, EOS)),
+        source=torch.from_numpy(side.source.padded(rows, int(source.max()), None, EOS)),
         source_valid=torch.from_numpy(np.arange(source.max()) < source[:, None]),
-        target_in=torch.from_numpy(tokens[1].padded(places, width, BOS, None)),
-        target_out=torch.from_numpy(tokens[1].padded(places, width, None, EOS)),
+        target_in=torch.from_numpy(side.target.padded(rows, width, BOS, None)),
+        target_out=torch.from_numpy(side.target.padded(rows, width, None, EOS)),
         target_valid=torch.from_numpy(np.arange(width) < target[:, None]),
         target_tokens=int(target.sum()),
         lines=side.lines[rows],
@@ -127,18 +164,15 @@ def make_batch(side: Side, rows: np.ndarray, draw: Draw | None = None) -> Batch:
     )
 
 
-def prefetched(
-    make: Callable[[Job], Batch], jobs: Iterable[Job], *, pin: bool = False, ahead: int = 8
-) -> Iterator[Batch]:
-    """What `make` gives for each job, as the rows of a plan's batches, made up to `ahead` in advance by a thread.
+def prefetched(make: Callable[[Job], Made], jobs: Iterable[Job], *, ahead: int = 8) -> Iterator[Made]:
+    """What `make` gives for each job, made up to `ahead` in advance by a thread, which goes through the jobs as well.
 
-    `pin` puts the batches in page-locked memory. The thread ends with the loop, also when that is left early; what goes
-    wrong in it is raised here.
+    The thread ends with the loop, also when that is left early; what goes wrong in it is raised here.
     """
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
+    ready: queue.Queue[Made | BaseException | None] = queue.Queue(maxsize=ahead)
     left = threading.Event()
 
-    def put(item: Batch | BaseException | None) -> bool:
+    def put(item: Made | BaseException | None) -> bool:
         while not left.is_set():
             with suppress(queue.Full):
                 ready.put(item, timeout=0.1)
@@ -148,8 +182,7 @@ def prefetched(
     def work() -> None:
         try:
             for job in jobs:
-                batch = make(job)
-                if not put(batch.pinned() if pin else batch):
+                if left.is_set() or not put(make(job)):
                     return
             put(None)
         except BaseException as error:
@@ -198,10 +231,19 @@ def _edges(longest: int) -> np.ndarray:
     return np.array(edges, dtype=np.int64)
 
 
-def _sort_key(wider: np.ndarray, source: np.ndarray, target: np.ndarray, buckets: int) -> np.ndarray:
-    """By the wider side's bucket, then by the other's; the second runs back and forth, so that neighbours are near."""
-    other = source - target + buckets
-    return wider * (2 * buckets + 1) + np.where(wider % 2 == 0, other, 2 * buckets - other)
+def _sorted(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows' places in order of length, end marks counted, and how wide each is at most, non-decreasing.
+
+    By the wider side's bucket, then by the difference of the sides' buckets; that runs back and forth, so that
+    neighbours are near.
+    """
+    wider = np.maximum(source, target)
+    edges = _edges(int(wider.max()))
+    bucket = np.searchsorted(edges, wider)
+    other = np.searchsorted(edges, source) - np.searchsorted(edges, target) + len(edges)
+    key = bucket * (2 * len(edges) + 1) + np.where(bucket % 2 == 0, other, 2 * len(edges) - other)
+    order = np.argsort(key, kind="stable")
+    return order, edges[bucket[order]]
 
 
 def _cut(widths: np.ndarray, batch_tokens: int) -> list[int]:

@@ -1,10 +1,10 @@
 """Cleaning: what is unusual about segment pairs, and which of them are left out of training; all of it is counted."""
 
-from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 
+from mtkit.data.segments import Ragged
 from mtkit.data_settings import Cleaning
 
 REASONS = {
@@ -24,13 +24,30 @@ _SHORT = 10
 """Pieces up to which a ratio says nothing: "No." may well be five words elsewhere."""
 
 
-def pair_hashes(direction: str, sources: Sequence[str], targets: Sequence[str]) -> np.ndarray:
-    """(pairs,) uint64, the same for the same direction and text, whatever its spaces."""
-    digests = (
-        blake2b(f"{direction}\n{' '.join(source.split())}\n{' '.join(target.split())}".encode(), digest_size=8).digest()
-        for source, target in zip(sources, targets, strict=True)
-    )
-    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+def pair_hashes(direction: str, source: Ragged, target: Ragged) -> np.ndarray:
+    """(pairs,) uint64, the same for the same direction and pieces: text that differs in its spaces alone is the same.
+
+    All pairs at once: each piece is mixed with its place, a side is the sum of its pieces, a pair is both sides mixed.
+    """
+    way = np.frombuffer(blake2b(direction.encode(), digest_size=8).digest(), dtype=np.uint64)
+    return _mixed(_mixed(_row_sums(source) + way) + _row_sums(target))
+
+
+def _row_sums(side: Ragged) -> np.ndarray:
+    """(rows,) uint64, modulo 2^64."""
+    ends = np.cumsum(side.lengths, dtype=np.int64)
+    places = np.arange(len(side.flat)) - np.repeat(ends - side.lengths, side.lengths)
+    pieces = _mixed(_mixed(side.flat.astype(np.uint64)) + places.astype(np.uint64))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
+    return sums[ends] - sums[ends - side.lengths]
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Each uint64 as another that looks random, one to one: SplitMix64 (Steele et al., OOPSLA 2014)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 class Seen:

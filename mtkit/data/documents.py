@@ -1,120 +1,67 @@
-"""Joining the segments of a document into rows, and marks (tags, breaks) between pieces."""
+"""Joining the segments of documents into rows of many lengths, other ones each epoch.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+Where all rows are as long as the budget allows, a model hardly begins to learn which source words a target word stands
+for: Bao et al., "G-Transformer for Document-level Machine Translation", ACL 2021, arXiv 2105.14761. Trained on rows of
+several lengths, single segments among them, it learns that from the short ones, and context from the long ones: Sun et
+al., "Rethinking Document-level Neural Machine Translation", Findings of ACL 2022, arXiv 2010.08961.
+"""
 
 import numpy as np
 
-
-class Ragged(NamedTuple):
-    """Sequences of pieces: all of them one behind the other, and how long each is."""
-
-    flat: np.ndarray
-    """(sum of lengths,) int32."""
-    lengths: np.ndarray
-    """(rows,) int32."""
-
-    def only(self, keep: np.ndarray) -> "Ragged":
-        """The rows that `keep`, (rows,) bool, is True for."""
-        return Ragged(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep])
-
-    def behind(self, other: "Ragged") -> "Ragged":
-        """The rows of `other`, then these."""
-        return Ragged(np.concatenate([other.flat, self.flat]), np.concatenate([other.lengths, self.lengths]))
-
-    def marked(self, marks: np.ndarray) -> "Ragged":
-        """Each row with its mark in front; a mark below 0 is none."""
-        real = marks >= 0
-        starts = np.cumsum(self.lengths) - self.lengths
-        flat = np.insert(self.flat, starts[real], marks[real])
-        return Ragged(flat.astype(np.int32, copy=False), (self.lengths + real).astype(np.int32))
-
-    def grouped(self, firsts: np.ndarray) -> "Ragged":
-        """Rows run together: one from each index in `firsts`, the first of which is 0, up to the next."""
-        lengths = np.add.reduceat(self.lengths, firsts) if len(firsts) else self.lengths[:0]
-        return Ragged(self.flat, lengths.astype(np.int32))
+from mtkit.data.prepared import Side, Tokens
 
 
-@dataclass(frozen=True)
-class Segments:
-    """Segment pairs as pieces, and for each where it comes from."""
+def joined(side: Side, pieces: int, *, seed: int, epoch: int) -> Side:
+    """The rows of an epoch: neighbouring segments of a document with breaks between them, up to `pieces` a side.
 
-    source: Ragged
-    target: Ragged
-    lines: np.ndarray
-    """(n,) int64: line of the input."""
-    documents: np.ndarray
-    """(n,) int64: running number of the document; segments of one stand together."""
-    corpora: np.ndarray
-    """(n,) int16."""
-    tasks: np.ndarray
-    """(n,) int16: direction."""
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def only(self, keep: np.ndarray) -> "Segments":
-        """Those that `keep`, (n,) bool, is True for."""
-        arrays = (self.lines, self.documents, self.corpora, self.tasks)
-        return Segments(self.source.only(keep), self.target.only(keep), *(each[keep] for each in arrays))
-
-    def behind(self, other: "Segments") -> "Segments":
-        """The segments of `other`, then these."""
-        return Segments(
-            self.source.behind(other.source),
-            self.target.behind(other.target),
-            np.concatenate([other.lines, self.lines]),
-            np.concatenate([other.documents, self.documents]),
-            np.concatenate([other.corpora, self.corpora]),
-            np.concatenate([other.tasks, self.tasks]),
-        )
-
-    def rows(self, firsts: np.ndarray, tags: np.ndarray | None, break_piece: int) -> "Segments":
-        """Rows of these segments, one from each index in `firsts` up to the next: tag, segment, break, segment, ...
-
-        A row has the line, document, corpus and task of its first segment. `tags`: the piece of each task.
-        """
-        begins = np.zeros(len(self), dtype=bool)
-        begins[firsts] = True
-        target = np.where(begins, -1, break_piece)
-        source = target if tags is None else np.where(begins, tags[self.tasks], break_piece)
-        arrays = (self.lines, self.documents, self.corpora, self.tasks)
-        return Segments(
-            self.source.marked(source).grouped(firsts),
-            self.target.marked(target).grouped(firsts),
-            *(each[firsts] for each in arrays),
-        )
-
-
-def joined(segments: Iterator[Segments], pieces: int) -> Iterator[tuple[Segments, np.ndarray]]:
-    """The same segments, and where rows begin that join those of one document up to `pieces` a side.
-
-    Breaks are counted; a segment that is longer by itself is a row of its own. What a document's end, or the budget,
-    has not closed yet waits for the segments to come, so where these are cut into chunks does not matter.
+    Breaks and tags are counted; a segment that is longer by itself is a row of its own. How much room each row has is
+    drawn, from that of a segment of mean length to `pieces`, such that each doubling of the room gets the same share of
+    the text. Every segment is in one row; a pure function of the arguments. Nothing is copied: a row is a stretch of
+    the prepared side, which has the breaks. A side whose segments are to stay alone (its `documents` are None) is given
+    back as it is.
     """
-    waiting: Segments | None = None
-    for chunk in segments:
-        whole = chunk if waiting is None else chunk.behind(waiting)
-        if not len(whole):
-            continue
-        firsts = _firsts(whole, pieces)
-        closed = np.arange(len(whole)) < firsts[-1]
-        if closed.any():
-            yield whole.only(closed), firsts[:-1]
-        waiting = whole.only(~closed)
-    if waiting is not None:
-        yield waiting, np.zeros(1, dtype=np.int64)
+    if side.documents is None:
+        return side
+    random = np.random.default_rng((seed, epoch, 1))  # other numbers than those that shuffle the epoch
+    mean = max(1.0, *(float(tokens.lengths.mean()) for tokens in (side.source, side.target)))
+    # a row of room r takes in r pieces: with a density of 1 / r^2, rows of room r to 2 r take in as much at any r
+    room = 1 / random.uniform(1 / pieces, max(1 / mean, 1 / pieces), len(side))
+    ends = np.minimum(_reach(side.source, room), _reach(side.target, room))
+    ends = np.minimum(ends, _document_ends(side, side.documents))
+    firsts = _firsts(np.maximum(ends, np.arange(1, len(side) + 1)))
+    lasts = np.append(firsts[1:], len(side)) - 1
+    return Side(
+        side.source.spans(firsts, lasts),
+        side.target.spans(firsts, lasts),
+        side.lines[firsts],
+        None,
+        None,
+        None if side.tasks is None else side.tasks[firsts],
+        None if side.corpora is None else side.corpora[firsts],
+        side.documents[firsts],
+    )
 
 
-def _firsts(segments: Segments, pieces: int) -> np.ndarray:
-    """Where rows begin: at a new document, and where a side would grow beyond the budget."""
-    firsts = []
-    current, source, target = None, 0, 0
-    columns = (segments.documents.tolist(), segments.source.lengths.tolist(), segments.target.lengths.tolist())
-    for index, (document, more_source, more_target) in enumerate(zip(*columns, strict=True)):
-        source, target = source + 1 + more_source, target + 1 + more_target
-        if document != current or source > pieces or target > pieces:
-            firsts.append(index)
-            current, source, target = document, more_source, more_target
+def _reach(tokens: Tokens, room: np.ndarray) -> np.ndarray:
+    """For each segment, the one before which a row that begins there and has so much room ends."""
+    after = np.cumsum(tokens.lengths + np.int64(1))  # where the next begins, breaks counted
+    return np.searchsorted(after, after - tokens.lengths + room, side="right")
+
+
+def _document_ends(side: Side, documents: np.ndarray) -> np.ndarray:
+    """For each segment, the first one behind it that cannot be in its row.
+
+    That is where a document ends, or a record batch of the file: what lies in two is not one stretch.
+    """
+    together = (documents[1:] == documents[:-1]) & side.source.adjoining & side.target.adjoining
+    ends = np.append(np.flatnonzero(~together) + 1, len(documents))
+    return np.repeat(ends, np.diff(ends, prepend=0))
+
+
+def _firsts(ends: np.ndarray) -> np.ndarray:
+    """The first segment of each row: the first of all, and where one ends, the next."""
+    following, firsts, first = ends.tolist(), [], 0
+    while first < len(following):
+        firsts.append(first)
+        first = following[first]
     return np.array(firsts, dtype=np.int64)

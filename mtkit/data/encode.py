@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from mtkit.data.cleaning import pair_hashes
-from mtkit.data.documents import Ragged
 from mtkit.data.readers import SegmentPair, first_suspicious
+from mtkit.data.segments import Ragged
 from mtkit.data.tokenizer import Tokenizer, Tokenizers
 from mtkit.errors import DataError
 
@@ -42,11 +42,16 @@ def usable_cores() -> int:
 
 
 class Chunk(NamedTuple):
-    """Segment pairs that stand together in one corpus."""
+    """Segment pairs that stand together in one corpus, by columns: these are quick to send to another process."""
 
     corpus: int
     direction: str
-    pairs: list[SegmentPair]
+    lines: list[int]
+    """Lines of the input."""
+    sources: list[str]
+    targets: list[str]
+    documents: list[str | int | None]
+    """Ids, as in `SegmentPair`."""
     aligned: int
     """How many of them, from the first, are looked at for sides that do not match."""
 
@@ -74,23 +79,32 @@ def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, aligned: i
         held.append(pair)
         characters += len(pair.source) + len(pair.target)
         if len(held) == _PAIRS or characters >= _CHARACTERS:
-            yield Chunk(corpus, direction, held, aligned)
+            yield _chunk(held, corpus, direction, aligned)
             held, characters = [], 0
     if held:
-        yield Chunk(corpus, direction, held, aligned)
+        yield _chunk(held, corpus, direction, aligned)
+
+
+def _chunk(held: list[SegmentPair], corpus: int, direction: str, aligned: int) -> Chunk:
+    lines, sources, targets, documents = zip(*held, strict=True)
+    return Chunk(corpus, direction, list(lines), list(sources), list(targets), list(documents), aligned)
 
 
 def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Encoded:
     """The pieces of a chunk, without marks, by `threads` threads (-1: all processors)."""
-    sources, targets = [pair.source for pair in chunk.pairs], [pair.target for pair in chunk.pairs]
-    off = first_suspicious((pair.source, pair.target) for pair in chunk.pairs[: chunk.aligned])
+    off = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
+    source, target = (
+        _ragged(tokenizer.encode_lines(texts, threads))
+        for tokenizer, texts in ((tokenizers.source, chunk.sources), (tokenizers.target, chunk.targets))
+    )
+    same = (one.strip() == other.strip() for one, other in zip(chunk.sources, chunk.targets, strict=True))
     return Encoded(
-        source=_ragged(tokenizers.source, sources, threads),
-        target=_ragged(tokenizers.target, targets, threads),
-        words=(_words(sources), _words(targets)),
-        hashes=pair_hashes(chunk.direction, sources, targets),
-        identical=np.array([source.strip() == target.strip() for _, source, target, _ in chunk.pairs]),
-        suspicious=None if off is None else chunk.pairs[off - 1].line,
+        source,
+        target,
+        words=(_words(source, tokenizers.source), _words(target, tokenizers.target)),
+        hashes=pair_hashes(chunk.direction, source, target),
+        identical=np.fromiter(same, dtype=bool, count=len(chunk.lines)),
+        suspicious=None if off is None else chunk.lines[off - 1],
     )
 
 
@@ -151,11 +165,13 @@ def _loaded(folder: Path) -> Tokenizers:
     return Tokenizers.load(folder)
 
 
-def _ragged(tokenizer: Tokenizer, texts: list[str], threads: int) -> Ragged:
-    pieces = tokenizer.encode_lines(texts, threads)
-    lengths = np.array([len(each) for each in pieces], dtype=np.int32)
-    return Ragged(np.fromiter(chain.from_iterable(pieces), dtype=np.int32, count=int(lengths.sum())), lengths)
+def _ragged(rows: list[list[int]]) -> Ragged:
+    lengths = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows))
+    return Ragged(np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum())), lengths)
 
 
-def _words(texts: list[str]) -> np.ndarray:
-    return np.array([len(text.split()) for text in texts], dtype=np.int32)
+def _words(side: Ragged, tokenizer: Tokenizer) -> np.ndarray:
+    """The words of each row: pieces that begin with a space."""
+    before = np.concatenate([np.zeros(1, np.int32), np.cumsum(tokenizer.begins_word[side.flat], dtype=np.int32)])
+    ends = np.cumsum(side.lengths, dtype=np.int64)
+    return before[ends] - before[ends - side.lengths]

@@ -78,9 +78,10 @@ def prepare(
     with writing(folder) as temporary:
         temporary.mkdir()
         sides = sides or _write_builtin(settings, temporary / "text", progress)
-        size = sum(
-            each["bytes"] for name, each in inputs.items() if name.partition(" ")[0] == "train" and "bytes" in each
-        )
+        if settings.train:
+            size = sum(inputs[name]["bytes"] for name in _names("train", settings.train))
+        else:
+            size = sum(path.stat().st_size for path in _paths(sides["train"][0]))
         tokenizers = _train_tokenizers(settings, sides["train"], size, temporary / "tokenizer", progress)
         held_out, written = Seen(), {}
         alone = sum(map(sum, lines.values())) <= _ALONE

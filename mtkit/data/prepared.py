@@ -8,7 +8,8 @@ The folder, written by `mtkit.data.prepare`:
     valid.arrow       the same, and source_text and target_text as they were read; so NAME.arrow for each test side
 
 Further columns where they are needed: task (int16, the direction; then the source begins with the tag of its target
-language), in train.arrow corpus (int16), in the others document (int64).
+language), in train.arrow corpus (int16), document (int64). Where train.arrow has documents, a break piece stands behind
+each row, on both sides, so that neighbouring rows can be read as one (`mtkit.data.documents`).
 """
 
 import json
@@ -25,7 +26,7 @@ from mtkit.data.tokenizer import PAD, Tokenizers
 from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the layout of the folder changes so that older ones cannot be read."""
 
 
@@ -45,6 +46,16 @@ class Tokens:
         """(length,) int32, the pieces of one row."""
         start = self._starts[row]
         return self._flat[start : start + self.lengths[row]]
+
+    @property
+    def adjoining(self) -> np.ndarray:
+        """(rows - 1,) bool: whether one piece, a break, lies between a row and the next."""
+        return self._starts[:-1] + self.lengths[:-1] + 1 == self._starts[1:]
+
+    def spans(self, firsts: np.ndarray, lasts: np.ndarray) -> "Tokens":
+        """A row from each of `firsts` to that of `lasts`, with all that lies between; the rows there are adjoining."""
+        lengths = self._starts[lasts] + self.lengths[lasts] - self._starts[firsts]
+        return Tokens(self._flat, self._starts[firsts], lengths.astype(np.int32))
 
     def padded(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
         """(len(rows), width) int64: the rows with `first` before and `last` behind, where given, then PAD.
@@ -106,10 +117,20 @@ class Side:
     corpora: np.ndarray | None = None
     """(rows,) int16: the training corpus of each row, its place in `DataSettings.train`; None where there is one."""
     documents: np.ndarray | None = None
-    """(rows,) int64: the document of each row, counted from 0, in validation and test sides that have documents."""
+    """(rows,) int64: the document of each row, counted from 0, in validation and test sides that have documents, and in
+    the training side where its segments are to be joined."""
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    def drawn(self, rows: np.ndarray, source: Tokens, target: Tokens) -> "Side":
+        """These rows with other tokens: source and target have them in the order of `rows`."""
+
+        def taken(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else column[rows]
+
+        columns = (taken(self.tasks), taken(self.corpora), taken(self.documents))
+        return Side(source, target, self.lines[rows], None, None, *columns)
 
     def too_long(self, max_length: int) -> int:
         """How many rows have more than `max_length` tokens on a side, end mark counted; training leaves them out."""
@@ -192,13 +213,14 @@ def _open_side(path: Path, rows: int) -> Side:
         raise ValueError(f"{path.name} does not hold {rows:,} rows")
     names = batches[0].schema.names
     has_text = "source_text" in names
+    breaks = int("document" in names and not has_text)
 
     def column(name: str) -> np.ndarray | None:
         return np.concatenate([batch[name].to_numpy() for batch in batches]) if name in names else None
 
     return Side(
-        source=_tokens(flat, whole.address, [batch["source"] for batch in batches]),
-        target=_tokens(flat, whole.address, [batch["target"] for batch in batches]),
+        source=_tokens(flat, whole.address, [batch["source"] for batch in batches], breaks),
+        target=_tokens(flat, whole.address, [batch["target"] for batch in batches], breaks),
         lines=np.concatenate([batch["line"].to_numpy() for batch in batches]),
         source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches])) if has_text else None,
         target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches])) if has_text else None,
@@ -208,8 +230,8 @@ def _open_side(path: Path, rows: int) -> Side:
     )
 
 
-def _tokens(flat: np.ndarray, address: int, chunks: list[pa.ListArray]) -> Tokens:
-    """Rows of all record batches, by where their values lie in the mapped file."""
+def _tokens(flat: np.ndarray, address: int, chunks: list[pa.ListArray], breaks: int) -> Tokens:
+    """Rows of all record batches, by where their values lie in the mapped file; the last `breaks` are not theirs."""
     starts, lengths = [], []
     for chunk in chunks:
         offsets = chunk.offsets.to_numpy()
@@ -217,7 +239,7 @@ def _tokens(flat: np.ndarray, address: int, chunks: list[pa.ListArray]) -> Token
         # Arrow aligns buffers to 8 bytes, so the distance is a whole number of int32; no values, no buffer
         base = 0 if values is None else (values.address - address) // 4 + chunk.values.offset
         starts.append(offsets[:-1].astype(np.int64) + base)
-        lengths.append(np.diff(offsets))
+        lengths.append(np.diff(offsets) - np.int32(breaks))
     return Tokens(flat, np.concatenate(starts), np.concatenate(lengths).astype(np.int32, copy=False))
 
 

@@ -24,10 +24,8 @@ def summary(report: Report, max_length: int) -> str:
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
     parts = [head, "", *_table(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
-    training = record["sides"]["train"]
-    if training["rows"] != training["segments"]:
-        joined = training["segments"] / max(training["rows"], 1)
-        parts.append(f"documents: {training['rows']:,} rows to train on, {joined:.1f} segments a row")
+    if documents := settings["documents"]:
+        parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
     return "\n".join([*parts, _vocabulary(record)])

@@ -1,7 +1,8 @@
-"""A side of the data to an Arrow file, in a stream: read, encode, clean, join, write, and count on the way."""
+"""A side of the data to an Arrow file, in a stream: read, encode, clean, write, and count on the way."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
-from mtkit.data.documents import Ragged, Segments, joined
 from mtkit.data.encode import Chunk, Encoded, Encoder, Progress, chunks
-from mtkit.data.readers import SegmentPair, read_corpus
+from mtkit.data.readers import read_corpus
+from mtkit.data.segments import Ragged, Segments
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
 from mtkit.data_settings import Corpus, DataSettings
 
@@ -98,15 +99,17 @@ class SideWriter:
         self._last: object = None
         several = len(settings.directions) > 1
         self._tags = np.array([tokenizers.source.tag(each) for each in settings.directions]) if several else None
-        self._with_documents = not self._training and any(corpus.documents is not None for corpus in corpora)
+        self._breaks = self._training and settings.documents is not None
+        documents = any(corpus.documents is not None for corpus in corpora)
+        self._with_documents = self._breaks or (documents and not self._training)
 
     def write(self, folder: Path, lines: Sequence[int], encoder: Encoder, progress: Progress) -> dict[str, Any]:
         """Write the side of `lines` lines a corpus to a file in `folder`; what was counted."""
         rows = 0
-        table = self._joined if self._training and self._settings.documents else self._single
         path = folder / f"{self.name}.arrow"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, self._schema()) as writer:
-            for part in table(encoder.encode(self._chunks(lines, progress))):
+            for chunk, encoded in encoder.encode(self._chunks(lines, progress)):
+                part = self._batch(chunk, encoded)
                 writer.write_batch(part)
                 rows += part.num_rows
         corpora = [
@@ -134,12 +137,12 @@ class SideWriter:
                 progress(read_corpus(corpus), what, lines[index]), index, self._directions[index], aligned
             )
 
-    def _kept(self, chunk: Chunk, encoded: Encoded) -> tuple[Segments, np.ndarray]:
-        """A chunk's segments that stay, and which of its pairs they are."""
+    def _kept(self, chunk: Chunk, encoded: Encoded) -> Segments:
+        """A chunk's segments that stay: all of a validation or test side."""
         lengths = (encoded.source.lengths, encoded.target.lengths)
         cleaning, held_out = self._settings.cleaning, self._held_out if self._training else None
         found = examine(encoded.hashes, encoded.identical, lengths, cleaning, self._seen, held_out)
-        none = {reason: np.zeros(len(chunk.pairs), dtype=bool) for reason in found}
+        none = {reason: np.zeros(len(chunk.lines), dtype=bool) for reason in found}
         gone = left_out(found, cleaning) if self._training else none
         keep = ~np.logical_or.reduce(list(gone.values()))
         if not self._training:
@@ -150,36 +153,32 @@ class SideWriter:
         segments = Segments(
             encoded.source,
             encoded.target,
-            np.array([pair.line for pair in chunk.pairs], dtype=np.int64),
-            np.array([self._document(chunk.corpus, pair) for pair in chunk.pairs], dtype=np.int64),
-            np.full(len(chunk.pairs), chunk.corpus, dtype=np.int16),
-            np.full(len(chunk.pairs), task, dtype=np.int16),
+            np.array(chunk.lines, dtype=np.int64),
+            self._numbered(chunk),
+            np.full(len(chunk.lines), chunk.corpus, dtype=np.int16),
+            np.full(len(chunk.lines), task, dtype=np.int16),
         ).only(keep)
         count.add_pieces("source", segments.source, self._tokenizers.source.is_byte)
         count.add_pieces("target", segments.target, self._tokenizers.target.is_byte)
-        return segments, keep
+        return segments
 
-    def _document(self, corpus: int, pair: SegmentPair) -> int:
-        """The running number of a pair's document; where a corpus has none, each pair is one."""
-        place = (corpus, pair.line if self._corpora[corpus].documents is None else pair.document)
-        if place != self._last:
-            self._documents, self._last = self._documents + 1, place
-        return self._documents
+    def _numbered(self, chunk: Chunk) -> np.ndarray:
+        """The running number of each pair's document; where a corpus has none, each pair is one."""
+        begins = np.ones(len(chunk.lines), dtype=bool)
+        if self._corpora[chunk.corpus].documents is not None:
+            ids = [(chunk.corpus, each) for each in chunk.documents]
+            begins[:] = list(map(ne, ids, [self._last, *ids]))
+            self._last = ids[-1]
+        numbers = self._documents + np.cumsum(begins, dtype=np.int64)
+        self._documents = int(numbers[-1])
+        return numbers
 
-    def _single(self, parts: Iterator[tuple[Chunk, Encoded]]) -> Iterator[pa.RecordBatch]:
-        for chunk, encoded in parts:
-            segments, keep = self._kept(chunk, encoded)
-            pairs = [pair for pair, stays in zip(chunk.pairs, keep, strict=True) if stays]
-            yield self._batch(segments, np.arange(len(segments)), pairs)
-
-    def _joined(self, parts: Iterator[tuple[Chunk, Encoded]]) -> Iterator[pa.RecordBatch]:
-        assert self._settings.documents is not None
-        segments = (self._kept(chunk, encoded)[0] for chunk, encoded in parts)
-        for part, firsts in joined(segments, self._settings.documents.pieces):
-            yield self._batch(part, firsts, ())
-
-    def _batch(self, segments: Segments, firsts: np.ndarray, pairs: Sequence[SegmentPair]) -> pa.RecordBatch:
-        rows = segments.rows(firsts, self._tags, BREAK)
+    def _batch(self, chunk: Chunk, encoded: Encoded) -> pa.RecordBatch:
+        rows = self._kept(chunk, encoded)
+        if self._tags is not None:
+            rows = rows.tagged(self._tags)
+        if self._breaks:
+            rows = rows.closed(BREAK)
         columns = {
             "source": _lists(rows.source),
             "target": _lists(rows.target),
@@ -190,8 +189,8 @@ class SideWriter:
         }
         schema = self._schema()
         if not self._training:
-            columns["source_text"] = pa.array([pair.source for pair in pairs], pa.string())
-            columns["target_text"] = pa.array([pair.target for pair in pairs], pa.string())
+            columns["source_text"] = pa.array(chunk.sources, pa.string())
+            columns["target_text"] = pa.array(chunk.targets, pa.string())
         return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 

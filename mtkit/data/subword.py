@@ -8,13 +8,11 @@ pieces stay where they are, and what lies between them is drawn by itself.
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import sentencepiece
 
-from mtkit.data.batches import Draw
 from mtkit.data.prepared import Side, Tokens
 from mtkit.data.tokenizer import Tokenizer, Tokenizers
 from mtkit.data_settings import TokenizerSettings
@@ -34,13 +32,18 @@ class Sampler:
             self._processor.is_control(piece) or self._processor.is_unknown(piece) for piece in range(tokenizer.size)
         )
         self._fixed = np.fromiter(fixed, dtype=bool, count=tokenizer.size)
+        # with U+2581 for spaces, those before the first word too, and bytes by their values
+        self._spelling = [self._processor.id_to_piece(piece) for piece in range(tokenizer.size)]
 
     def draw(self, pieces: np.ndarray, seed: int) -> list[int]:
         """Pieces that spell the same; the same ones for the same `seed` (below 2^31), in any thread and process."""
-        result: list[int] = []
+        fixed = np.flatnonzero(self._fixed[pieces])
         with _SAMPLING:
             sentencepiece.set_random_generator_seed(seed)
-            for begin, end in pairwise([-1, *np.flatnonzero(self._fixed[pieces]), len(pieces)]):
+            if not len(fixed):
+                return self._cut_anew(pieces.tolist())
+            result: list[int] = []
+            for begin, end in pairwise([-1, *fixed, len(pieces)]):
                 result += self._cut_anew(pieces[begin + 1 : end].tolist())
                 result += pieces[end : end + 1].tolist()
         return result
@@ -52,8 +55,7 @@ class Sampler:
         return drawn if self._spelt(drawn) == self._spelt(pieces) else pieces
 
     def _spelt(self, pieces: list[int]) -> str:
-        """With U+2581 for spaces, those before the first word too, and bytes by their values."""
-        return "".join(self._processor.id_to_piece(each) for each in pieces)
+        return "".join([self._spelling[piece] for piece in pieces])
 
 
 class Resegmentation:
@@ -65,25 +67,16 @@ class Resegmentation:
         self._target = self._source if tokenizers.joint else Sampler(tokenizers.target, strength)
         self._longest, self._seed = longest, seed
 
-    def of(self, side: Side, epoch: int, batch: int) -> Draw:
-        """For the rows of a batch of an epoch: a row's pieces depend on seed, epoch, batch and row alone.
+    def of(self, side: Side, rows: np.ndarray, *, epoch: int, part: int) -> Side:
+        """These rows of a side in other pieces: a row's depend on seed, epoch, part, and its place among `rows`."""
+        seeds = np.random.default_rng((self._seed, epoch, part)).integers(1 << 31, size=(len(rows), 2)).tolist()
+        source = [self._row(self._source, side.source[row], own) for row, (own, _) in zip(rows, seeds, strict=True)]
+        target = [self._row(self._target, side.target[row], own) for row, (_, own) in zip(rows, seeds, strict=True)]
+        return side.drawn(rows, _tokens(source), _tokens(target))
 
-        Batches are planned by the lengths that the data has; those drawn are longer, so that a batch holds somewhat
-        more tokens than `batch_tokens`.
-        """
-        return partial(self._rows, side, epoch, batch)
-
-    def _rows(self, side: Side, epoch: int, batch: int, rows: np.ndarray) -> tuple[Tokens, Tokens]:
-        source, target = [], []
-        for row in rows.tolist():
-            seeds = np.random.SeedSequence((self._seed, epoch, batch, row)).generate_state(2) >> 1
-            source.append(self._row(self._source, side.source[row], int(seeds[0])))
-            target.append(self._row(self._target, side.target[row], int(seeds[1])))
-        return _tokens(source), _tokens(target)
-
-    def _row(self, sampler: Sampler, pieces: np.ndarray, seed: int) -> Sequence[int] | np.ndarray:
+    def _row(self, sampler: Sampler, pieces: np.ndarray, seed: int) -> np.ndarray:
         drawn = sampler.draw(pieces, seed)
-        return drawn if len(drawn) < self._longest else pieces
+        return np.array(drawn, dtype=np.int32) if len(drawn) < self._longest else pieces
 
 
 def strength_of(tokenizer: TokenizerSettings, *, dropout: float, alpha: float) -> float:
@@ -101,9 +94,9 @@ def strength_of(tokenizer: TokenizerSettings, *, dropout: float, alpha: float) -
     return given[own]
 
 
-def _tokens(rows: Sequence[Sequence[int] | np.ndarray]) -> Tokens:
+def _tokens(rows: Sequence[np.ndarray]) -> Tokens:
     """A column of these rows."""
     lengths = np.array([len(row) for row in rows], dtype=np.int32)
     # one element at least: padding is gathered from some place
-    flat = np.concatenate([*(np.asarray(row, dtype=np.int32) for row in rows), np.zeros(1, dtype=np.int32)])
+    flat = np.concatenate([*rows, np.zeros(1, dtype=np.int32)])
     return Tokens(flat, np.cumsum(lengths, dtype=np.int64) - lengths, lengths)

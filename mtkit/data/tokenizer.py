@@ -49,6 +49,8 @@ class Tokenizer:
         """Pieces in the vocabulary, specials and bytes included; a multiple of 8."""
         self.is_byte = np.array([processor.is_byte(piece) for piece in range(self.size)])
         """(size,) True for the pieces that stand for one byte of a character outside the vocabulary."""
+        self.begins_word = np.array([self.piece(piece).startswith("\u2581") for piece in range(self.size)])
+        """(size,) True for the pieces that begin with a space, as the first of each word does."""
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":

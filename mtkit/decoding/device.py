@@ -1,15 +1,25 @@
 """Where to decode, and in which arithmetic."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import cast
 
 import torch
+from torch import nn
 
 from mtkit.decoding.search import Model
 from mtkit.errors import MtkitError
+from mtkit.model.int8 import int8_products
 
-DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""The arithmetic of matrix products by name; auto is float32, whose results do not depend on the batch."""
+DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+"""The arithmetic of matrix products by name; auto is float32, whose results do not depend on the batch. In int8 linear
+layers alone compute, on the CPU."""
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -35,13 +45,19 @@ def find_dtype(name: str) -> torch.dtype | None:
 def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
     """Around decoding: the model in evaluation mode, no gradients, matrix products in `dtype`; gives its device.
 
-    The model is in its own mode again afterwards. None stands for float32.
+    The model is in its own mode again afterwards. None stands for float32. Raises: MtkitError for int8 on a GPU.
     """
     training, device = model.training, next(model.parameters()).device
-    lower = dtype not in (None, torch.float32)
     model.train(False)
     try:
-        with torch.no_grad(), torch.autocast(device.type, dtype if lower else torch.bfloat16, enabled=lower):
+        with torch.no_grad(), _products(model, dtype, device.type):
             yield device
     finally:
         model.train(training)
+
+
+def _products(model: Model, dtype: torch.dtype | None, device: str) -> AbstractContextManager[object]:
+    if dtype == torch.int8:
+        return int8_products(cast(nn.Module, model))
+    lower = dtype not in (None, torch.float32)
+    return torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower)

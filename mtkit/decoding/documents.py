@@ -29,7 +29,7 @@ class Documents:
             group: list[int] = []
             size = 0
             for number in document:
-                size += 1 + len(encoded[number])
+                size += 1 + len(source.tag(number)) + len(encoded[number])
                 if group and size > budget:
                     yield from _several(group)
                     group = []
@@ -40,10 +40,10 @@ class Documents:
 
 
 def joined(source: Source, encoded: Sequence[list[int]], group: Sequence[int]) -> Segment:
-    """The lines of a group as one segment, with a break between each two."""
+    """The lines of a group as one segment, each with its tag, with a break between each two."""
     pieces = list(encoded[group[0]])
     for number in group[1:]:
-        pieces += [BREAK, *encoded[number]]
+        pieces += [BREAK, *source.tag(number), *encoded[number]]
     return source.segment(group[0], pieces)
 
 

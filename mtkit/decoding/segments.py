@@ -82,11 +82,14 @@ class Source:
         """The task of a line, where there are several."""
         return None if self._directions is None else int(self._directions.tasks[line])
 
+    def tag(self, line: int) -> list[int]:
+        """The piece that goes before a line, where there are several directions; nothing where there are not."""
+        task = self.task(line)
+        return [] if task is None else [self._tags[task]]
+
     def segment(self, line: int, pieces: Sequence[int], part: int = 0) -> Segment:
         """The segment of these pieces of text, cut where the model takes no more."""
-        task = self.task(line)
-        tag = [] if task is None else [self._tags[task]]
-        return Segment(line, part, [*tag, *pieces[: self.longest], EOS], task)
+        return Segment(line, part, [*self.tag(line), *pieces[: self.longest], EOS], self.task(line))
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The pieces of each line, none of a blank one."""

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from mtkit.model.dropout import Dropout
+
 
 class Embedding(nn.Module):
     """Vectors of tokens, scaled by sqrt(D), with absolute positions added and dropout applied.
@@ -17,7 +19,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = tokens
         self.positions = positions
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.scale = math.sqrt(tokens.embedding_dim)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.model.dropout import Dropout
+
 
 class FeedForward(nn.Module):
     """Two linear maps with an activation between, on each position alone.
@@ -17,7 +19,7 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(d_model, inner)
         self.gate = nn.Linear(d_model, inner) if activation == "swiglu" else None
         self.outer = nn.Linear(inner, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for linear in (self.inner, self.outer, self.gate):
             if linear is not None:
                 nn.init.xavier_uniform_(linear.weight)

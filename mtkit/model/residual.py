@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from mtkit.model.dropout import Dropout
 from mtkit.recipe import ModelSettings
 
 Stream = Tensor | tuple[Tensor | float, Tensor]
@@ -22,7 +23,7 @@ class Residual(nn.Module):
     def __init__(self, model: ModelSettings) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(model.d_model)
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = Dropout(model.dropout)
         self.pre = model.norm == "pre"
 
     def before(self, x: Stream) -> Tensor:

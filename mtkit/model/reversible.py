@@ -3,8 +3,7 @@
 Papers: Gomez et al., 2017, arXiv 1707.04585; Kitaev et al., 2020, arXiv 2001.04451, section 3.
 Only the last two streams are kept, whatever the depth. The backward pass goes down the sub-layers: with (u, w) out of
 one, its input was u, and a = w - f(u); f runs once more, with the same dropout, for its gradient. What an attention
-chooses there it chooses again, from an input that is the same but for rounding; reformer keeps its buckets, in 8 bytes
-a token, head and round.
+chose (buckets, clusters, edges) is kept, a byte or two each, for u is the same but for rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mtkit.attention import Attention
+from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Side
 from mtkit.model.residual import Stream
@@ -99,6 +99,8 @@ class _Stack:
     """Of the losses raised inside."""
     generators: list[list[Tensor]] = field(default_factory=list)
     """For each sub-layer the states of the random generators before it."""
+    chosen: list[int] = field(default_factory=list)
+    """How many choices each sub-layer made."""
 
 
 class _Reversible(torch.autograd.Function):
@@ -108,30 +110,35 @@ class _Reversible(torch.autograd.Function):
     def forward(
         ctx: Any, stack: _Stack, x: Tensor, memory: Tensor | None, *parameters: nn.Parameter
     ) -> tuple[Tensor | None, ...]:
-        a, b, side = x, x, Side()
+        a, b, side, choices = x, x, Side(), list[Tensor]()
         for sublayer in stack.sublayers:
             stack.generators.append(_generators(x.device))
-            _, branch = sublayer.run((0.0, b), side, memory)
+            with keeping() as chosen:
+                _, branch = sublayer.run((0.0, b), side, memory)
+            stack.chosen.append(len(chosen))
+            choices += chosen
             a, b = b, a + branch
         losses = side.losses or {}
         stack.names = tuple(losses)
         ctx.stack, ctx.autocast = stack, _autocast(x.device)
-        ctx.save_for_backward(a, b, memory)
+        ctx.save_for_backward(a, b, memory, *choices)
         return a, b, side.log_prob, *losses.values()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         stack: _Stack = ctx.stack
-        u, w, memory = ctx.saved_tensors
+        u, w, memory, *choices = ctx.saved_tensors
         grad_u, grad_w, grad_log_prob, *grad_losses = upstream
         grad_memory = None if memory is None else torch.zeros_like(memory)
         gradients: dict[nn.Parameter, Tensor] = {}
-        for sublayer, generators in zip(reversed(stack.sublayers), reversed(stack.generators), strict=True):
-            side = Side()
+        every = zip(stack.sublayers, stack.generators, stack.chosen, strict=True)
+        for sublayer, generators, count in reversed(list(every)):
+            side, first = Side(), choices[len(choices) - count :]
+            del choices[len(choices) - count :]
             read = u.detach().requires_grad_()
             beside = None if memory is None else memory.detach().requires_grad_()
-            with torch.enable_grad(), ctx.autocast(), _replayed(generators, u.device):
+            with torch.enable_grad(), ctx.autocast(), _replayed(generators, u.device), repeating(first):
                 _, branch = sublayer.run((0.0, read), side, beside)
             outputs, grads = [branch], [grad_w.to(branch.dtype)]
             by_name = dict(zip(stack.names, grad_losses, strict=True))

@@ -94,6 +94,10 @@ class Transformer(nn.Module):
         """The output projection (V, D): logits are `hidden @ output_weight.T`."""
         return self.target_embedding.tokens.weight if self.output is None else self.output.weight
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D) to the logits (..., V) of the next piece, in float32."""
+        return nn.functional.linear(hidden, self.output_weight).float()
+
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
         """source (B, S) ids with the end mark; source_valid (B, S); task (B,)."""
         x, side = self.source_embedding(source), Side()
@@ -167,8 +171,7 @@ class Transformer(nn.Module):
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
             x, after[name], weights = layer.step(x, state[name], side, need_weights=need_weights and number == last)
-        logits = nn.functional.linear(self.decoder_norm(closed(x)), self.output_weight).float()
-        return logits, after, None if weights is None else weights.mean(1)
+        return self.logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:

@@ -81,14 +81,6 @@ class World:
         agreed: list[float] = together.tolist()
         return agreed[:-1]
 
-    def total(self, count: int) -> int:
-        """The sum of a count over all processes."""
-        if self.size == 1:
-            return count
-        together = torch.tensor([count], dtype=torch.int64)
-        dist.all_reduce(together)
-        return int(together)
-
 
 def _sum_together(tensors: Sequence[Tensor]) -> None:
     """Sum each tensor over all processes in place, many small ones in one call."""

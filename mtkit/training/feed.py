@@ -7,13 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch, make_batch, plan, prefetched
+from mtkit.data.batches import Batch, Part, make_batch, plan_parts, prefetched
+from mtkit.data.documents import joined
 from mtkit.data.prepared import Prepared, Side
 from mtkit.data.readers import name_of
 from mtkit.data.subword import Resegmentation, strength_of
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.training.distributed import World
+
+DRAWN_TOGETHER = 1 << 19
+"""Pieces a side, about, that subword regularisation draws before their rows are sorted into batches: seconds of work,
+and rows enough that batches hold hardly any padding."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Work:
     tokens: int
     """Real target tokens of the whole update, over all processes and batches: what its loss is a mean over."""
     rows: list[np.ndarray]
-    """Rows of the training side, each global batch of the update, over all processes."""
+    """Rows of the epoch's side, each global batch of the update, over all processes."""
     epoch: int
     batch: int
     """The place in the data after this update: `epoch`, and how many of its global batches are used up."""
@@ -50,11 +55,29 @@ class Inputs:
     """(B,): the direction of each segment; None where there is only one."""
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """A global batch: its rows of the epoch's side, and their places in the side that has their pieces."""
+
+    rows: np.ndarray
+    side: Side
+    places: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A global batch, of which this process has its own part, or none."""
+
+    rows: np.ndarray
+    tokens: int
+    own: Batch | None
+
+
 class Feed:
     """The training side, cut into updates; where it starts is found without going through what came before."""
 
     def __init__(self, recipe: Recipe, prepared: Prepared, longest: int, world: World) -> None:
-        self.side = prepared.train
+        self._side, self._documents = prepared.train, prepared.settings.documents
         self._batch_tokens = recipe.training.batch_tokens
         self._accumulate = recipe.training.accumulate
         self._longest = longest
@@ -72,32 +95,50 @@ class Feed:
             Resegmentation(prepared.tokenizers, strength, longest=longest, seed=recipe.seed) if strength else None
         )
         self.batches_per_epoch = len(self.plan(0))
-        """Global batches of the first epoch; others may differ by a few."""
+        """Global batches of the first epoch; others may differ by some."""
         self.updates_per_epoch = -(-self.batches_per_epoch // self._accumulate)
         if not self.batches_per_epoch:
             raise DataError(
-                f"no training segment in {prepared.folder} fits the model: all {len(self.side):,} of them have more "
+                f"no training segment in {prepared.folder} fits the model: all {len(self._side):,} of them have more "
                 f"than {longest} pieces on one side; raise model.max_length"
             )
 
+    def side(self, epoch: int) -> Side:
+        """The rows of an epoch: those of the training side, or of its documents, joined anew each time."""
+        if self._documents is None:
+            return self._side
+        return joined(self._side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=epoch)
+
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The rows of every global batch of an epoch."""
-        return plan(
-            self.side,
+        return self._plan(self.side(epoch), epoch)
+
+    def _plan(self, side: Side, epoch: int) -> list[np.ndarray]:
+        return [
+            part.rows[places]
+            for part in self._parts(side, epoch)
+            for places in part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
+        ]
+
+    def _parts(self, side: Side, epoch: int) -> list[Part]:
+        return plan_parts(
+            side,
             batch_tokens=self._batch_tokens,
             max_length=self._longest,
             seed=self._seed,
             epoch=epoch,
             weights=self._weights,
+            pieces=None if self._resegmentation is None else DRAWN_TOGETHER,
         )
 
     def largest(self) -> list[Batch]:
         """This process's part of the batches of the first epoch that take the most memory: by tokens, and by width."""
-        lengths = np.maximum(self.side.source.lengths, self.side.target.lengths).astype(np.int64) + 1
-        mine = [rows for whole in self.plan(0) if len(rows := self._own(whole))]
+        side = self.side(0)
+        lengths = np.maximum(side.source.lengths, side.target.lengths).astype(np.int64) + 1
+        mine = [rows for whole in self._plan(side, 0) if len(rows := self._own(whole))]
         sizes = [(len(rows) * int(lengths[rows].max()), int(lengths[rows].max())) for rows in mine]
         places = {max(range(len(mine)), key=lambda place: (sizes[place][by], sizes[place])) for by in (0, 1) if mine}
-        return [make_batch(self.side, mine[place]) for place in sorted(places)]
+        return [make_batch(side, mine[place]) for place in sorted(places)]
 
     def updates(self, epoch: int, batch: int) -> Generator[Work, None, None]:
         """Without end, from this place on; an epoch's last update takes the batches that are left."""
@@ -110,36 +151,52 @@ class Feed:
         return rows[self._world.rank :: self._world.size]
 
     def _rest_of(self, epoch: int, begin: int) -> Iterator[Work]:
-        whole = self.plan(epoch)
-        own = [len(self._own(rows)) > 0 for rows in whole]
-        jobs = [(epoch, number) for number in range(begin, len(whole)) if own[number]]
+        count = sum(len(part.sizes) for part in self._parts(self.side(epoch), epoch))
+        made = prefetched(self._make, self._batches(epoch, begin))
+        for first in range(begin, count, self._accumulate):
+            used = min(first + self._accumulate, count)
+            whole = [next(made) for _ in range(first, used)]
+            yield Work(
+                batches=[each.own for each in whole if each.own is not None],
+                tokens=sum(each.tokens for each in whole),
+                rows=[each.rows for each in whole],
+                epoch=epoch if used < count else epoch + 1,
+                batch=used if used < count else 0,
+            )
 
-        def make(place: tuple[int, int]) -> Batch:
-            rows = self._own(whole[place[1]])
-            draw = None if self._resegmentation is None else self._resegmentation.of(self.side, *place)
-            return make_batch(self.side, rows, draw)
+    def _batches(self, epoch: int, begin: int) -> Iterator["_Rows"]:
+        """The global batches of an epoch from `begin` on; pieces are drawn a part of the epoch at a time.
 
-        made = prefetched(make, jobs, pin=self._world.device.type == "cuda")
-        for first in range(begin, len(whole), self._accumulate):
-            rows = whole[first : first + self._accumulate]
-            used = first + len(rows)
-            batches = [next(made) for _ in range(sum(own[first:used]))]
-            place = (epoch, used) if used < len(whole) else (epoch + 1, 0)
-            yield Work(batches, self._count(batches, rows), rows, *place)
+        Rows are sorted by the pieces that were drawn: by those that the data has, a third of each batch were padding.
+        """
+        side, first = self.side(epoch), 0
+        for number, part in enumerate(self._parts(side, epoch)):
+            begin_here, first = max(begin - first, 0), first + len(part.sizes)
+            if begin_here >= len(part.sizes):
+                continue
+            if self._resegmentation is None:
+                places = part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
+                yield from (_Rows(part.rows[each], side, part.rows[each]) for each in places[begin_here:])
+            else:
+                drawn = self._resegmentation.of(side, part.rows, epoch=epoch, part=number)
+                places = part.batches(drawn.source.lengths, drawn.target.lengths)
+                yield from (_Rows(part.rows[each], drawn, each) for each in places[begin_here:])
 
-    def _count(self, batches: Sequence[Batch], rows: Sequence[np.ndarray]) -> int:
-        """Target tokens of an update, over all processes; where pieces are drawn, each knows only those of its own."""
-        if self._resegmentation is None:
-            return count_tokens(self.side, rows)
-        return self._world.total(sum(batch.target_tokens for batch in batches))
+    def _make(self, whole: "_Rows") -> "_Made":
+        """This process's part of a global batch."""
+        own = self._own(whole.places)
+        batch = make_batch(whole.side, own) if len(own) else None
+        if batch is not None and self._world.device.type == "cuda":
+            batch = batch.pinned()
+        return _Made(whole.rows, count_tokens(whole.side, [whole.places]), batch)
 
-    def name_lines(self, rows: Sequence[np.ndarray]) -> str:
-        """The lines of the input files that these rows come from, as "lines 3, 8 and 12 of train.en"."""
-        every = np.unique(np.concatenate(rows))
-        corpora = np.zeros(len(every), dtype=np.int64) if self.side.corpora is None else self.side.corpora[every]
+    def name_lines(self, epoch: int, rows: Sequence[np.ndarray]) -> str:
+        """The lines of the input files where these rows of an epoch begin, as "lines 3, 8 and 12 of train.en"."""
+        side, every = self.side(epoch), np.unique(np.concatenate(rows))
+        corpora = np.zeros(len(every), dtype=np.int64) if side.corpora is None else side.corpora[every]
         named = []
         for corpus in np.unique(corpora):
-            numbers = np.sort(self.side.lines[every[corpora == corpus]])
+            numbers = np.sort(side.lines[every[corpora == corpus]])
             lines = f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
             named.append(f"{lines} of {self._source_names[corpus]}")
         return ", ".join(named)

@@ -107,7 +107,8 @@ class Training:
         )
         self.progress = Progress()
         self.say = say
-        self._recent: dict[int, list[np.ndarray]] = {}  # rows of the updates since the losses were last looked at
+        # epoch and rows of the updates since the losses were last looked at
+        self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
 
     def run(self, init_from: Run | None) -> Outcome:
         """Go on from the last checkpoint, or begin, until a limit or a signal."""
@@ -182,7 +183,7 @@ class Training:
         rate = self.schedule(number, self.limits.done(self.progress))
         self.updater.run(batches, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
         self.interval.count(batches.tokens)
-        self._recent[number] = batches.rows
+        self._recent[number] = (self.progress.epoch, batches.rows)
         self.progress = replace(
             self.progress,
             update=number,
@@ -209,7 +210,7 @@ class Training:
             last = self.checkpoints.last()
             raise RunError(
                 f"the loss or its gradient is not finite at update {failed}, which trains on "
-                f"{self.feed.name_lines(self._recent[failed])}; "
+                f"{self.feed.name_lines(*self._recent[failed])}; "
                 + (f"the last good checkpoint is {last}" if last else "there is no checkpoint yet")
                 + "; look at these lines, or train with a lower --peak-rate under another --name"
             )

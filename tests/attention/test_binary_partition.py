@@ -1,17 +1,19 @@
-"""Binary partition: walks cover everything once, and windows hold just what the walks take."""
+"""Binary partition: walks cover everything once, and lists beside blocks of tokens hold just what the walks take."""
 
 import pytest
 import torch
 
 from mtkit.attention.binary_partition import (
-    SHORTEST_BLOCK,
+    BLOCK,
     Edge,
-    Window,
     count,
     finished,
     finishing_order,
+    label_of,
+    labels_of,
     left_walk,
     right_walk,
+    token_lists,
     top,
 )
 
@@ -37,22 +39,31 @@ def test_a_walk_covers_its_side_once_by_few_nodes(k: int, right: bool) -> None:
             assert max((e.level for e in edges), default=0) <= top(length, k, causal=not right)
 
 
-@pytest.mark.parametrize("right", [False, True])
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 9])
-def test_windows_hold_what_the_walks_take(k: int, right: bool) -> None:
-    for length in LENGTHS:
-        highest = top(length, k, causal=False)
-        padded = length + -length % max(SHORTEST_BLOCK, 1 << highest)
-        taken: list[list[Edge]] = [[] for _ in range(length)]
-        for level in range(highest + 1):
-            window = Window(level, k, right)
-            seen, walked, slot = window.edges(padded, torch.device("cpu"))
-            numbered = torch.arange(1, count(length, level) + 1).view(1, 1, -1, 1)
-            place = window.nodes(numbered, padded // window.block)[0, 0, :, :, 0].repeat_interleave(window.block, 0) - 1
-            for i, column in (seen & (place >= 0))[:length].nonzero().tolist():
-                taken[i].append(Edge(level, *(int(each[i, column]) for each in (place, walked, slot))))
-        for i in range(length):
-            assert sorted(taken[i]) == sorted(walk(i, k, length, right))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 9, 40])
+@pytest.mark.parametrize("clip", [0, 2, 20])
+def test_lists_hold_what_the_walks_take_and_their_labels(k: int, clip: int, causal: bool) -> None:
+    for length in (*LENGTHS, 7 * BLOCK + 5):
+        lists = token_lists(length, k, clip, causal, torch.device("cpu"))
+        levels = range(top(length, k, causal=causal) + 1)
+        first = [sum(count(length, below, whole=causal) for below in range(level)) for level in levels]
+        rows = lists.labels.flatten(0, 1)[:length]
+        assert int(rows.max()) <= labels_of(k, clip)
+        for i, row in enumerate(rows):
+            places = lists.places[i // BLOCK]
+            seen = row != labels_of(k, clip)
+            taken = sorted(zip(places[seen].tolist(), row[seen].tolist(), strict=True))
+            wanted = [(i, 0)]
+            for right in (False,) if causal else (False, True):
+                for e in walk(i, k, length, right):
+                    wanted.append((first[e.level] + e.place, label_of(e.walked, e.slot, right, k, clip)))
+            assert taken == sorted(wanted)
+
+
+def test_lists_stay_short_and_are_made_once() -> None:
+    short, long = (token_lists(length, 4, 3, True, torch.device("cpu")) for length in (1 << 10, 1 << 14))
+    assert long.places.shape[1] - short.places.shape[1] <= 4 * (4 + 2), "no more than k + 2 nodes for each level"
+    assert token_lists(1 << 14, 4, 3, True, torch.device("cpu")) is long
 
 
 def test_nodes_are_numbered_in_the_order_in_which_they_end() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from mtkit.attention.feature_sums import attend_all, attend_causal, attend_next, elu1, sums_of
+from mtkit.attention.feature_sums import Keys, attend_all, attend_causal, attend_next, elu1, sums_of
 
 EPS = 1e-6
 
@@ -38,19 +38,21 @@ def agree(one: Callable[..., Tensor], other: Callable[..., Tensor], inputs: list
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 17, 37])
 def test_chunks_are_the_triangle_of_similarities(length: int) -> None:
-    agree(lambda *x: attend_causal(*x, eps=EPS, chunk=8), lambda *x: written_out(*x, causal=True), features(length))
+    agree(
+        lambda *x: attend_causal(*x, Keys, eps=EPS, chunk=8), lambda *x: written_out(*x, causal=True), features(length)
+    )
 
 
 @pytest.mark.parametrize(("keys", "values"), [(4, 4), (2, 2), (1, 1), (1, 4), (4, 2)])
 def test_neighbouring_heads_share_keys_and_values(keys: int, values: int) -> None:
     inputs = features(11, keys=keys, values=values)
-    agree(lambda *x: attend_causal(*x, eps=EPS, chunk=4), lambda *x: written_out(*x, causal=True), inputs)
+    agree(lambda *x: attend_causal(*x, Keys, eps=EPS, chunk=4), lambda *x: written_out(*x, causal=True), inputs)
     agree(lambda *x: attend_all(*x, eps=EPS), lambda *x: written_out(*x, causal=False), inputs)
 
 
 def test_steps_are_the_causal_sums() -> None:
     phi_q, phi_k, v = (x.detach() for x in features(19, keys=2, values=2))
-    whole = attend_causal(phi_q, phi_k, v, eps=EPS, chunk=5)
+    whole = attend_causal(phi_q, phi_k, v, Keys, eps=EPS, chunk=5)
     sums = torch.zeros(2, 2, 3, 6, dtype=torch.float64)
     for t in range(19):
         here = slice(t, t + 1)
@@ -74,7 +76,11 @@ def test_autocast_leaves_the_sums_in_float32(causal: bool) -> None:
     ones = torch.ones(1, 1, 600, 2, dtype=torch.bfloat16)
     v = torch.tensor([1.0, 3.0]).repeat(300).view(1, 1, 600, 1).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        means = attend_causal(ones, ones, v, eps=EPS, chunk=64) if causal else attend_all(ones, ones, v, eps=EPS)
+        means = (
+            attend_causal(ones, ones, v, lambda x: Keys(x.float()), eps=EPS, chunk=64)
+            if causal
+            else attend_all(ones, ones, v, eps=EPS)
+        )
     assert means.dtype == torch.bfloat16
     assert means[0, 0, -1].item() == 2.0
 
@@ -88,7 +94,7 @@ def test_what_backward_keeps_grows_with_the_length_and_no_faster() -> None:
             return x
 
         with saved_tensors_hooks(note, lambda x: x):
-            attend_causal(*features(length), eps=EPS, chunk=8)
+            attend_causal(*features(length), Keys, eps=EPS, chunk=8)
         return sum(sizes), max(sizes)
 
     (short, _), (long, largest) = kept(256), kept(1024)

@@ -1,86 +1,105 @@
-"""Attention over windows of keys: the plain softmax and its gradients, in parts of any size, dropout included."""
+"""Attention over layouts of windows: the plain softmax over all they show, its gradients, in parts of any size."""
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mtkit.attention import windows
-from mtkit.attention.windows import NOTHING_SEEN, Part, attend_windows
+from mtkit.attention.windows import FAR, attend_layouts, noise_of, stream_rows
 
-STREAMS, BLOCKS, BLOCK, WIDTH = 3, 4, 2, 6
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+BATCH, LENGTH, HEADS = 2, 7, 2
+ROWS = BATCH * LENGTH * HEADS
 
 
-def inputs() -> tuple[list[Tensor], Tensor]:
-    """q, k, v, and which keys are hidden: all of them for one query, and for one key of the windows."""
-    keys = (BLOCKS - 1) * BLOCK + WIDTH
-    hidden = (torch.rand(STREAMS, BLOCKS, BLOCK, WIDTH) < 0.3).double()
-    hidden[1, 2, 0] = 1
-    return [drawn(STREAMS, BLOCKS, BLOCK, 5), drawn(STREAMS, keys, 5), drawn(STREAMS, keys, 7)], hidden
+class Shuffled:
+    """Tokens of each stream in any order, each beside some of those before it; what `taken` (R, R) has is hidden."""
+
+    block, before, width, each = 2, 2, 4, 4
+
+    def __init__(self, taken: Tensor) -> None:
+        rows = stream_rows((BATCH, LENGTH, HEADS), torch.device("cpu"))
+        order = torch.rand(rows.shape).argsort()
+        self.place = order.argsort() + torch.arange(len(rows)).unsqueeze(-1) * self.each * self.block
+        self.keys = F.pad(F.pad(rows.gather(1, order), (0, 1), value=ROWS).flatten(), (self.before, 0), value=ROWS)
+        i = self.keys[self.before :].unflatten(0, (-1, self.block)).unsqueeze(-1)
+        j = self.keys.unfold(0, self.width, self.block).unsqueeze(1)
+        stream = F.pad(torch.arange(len(rows)).repeat_interleave(self.each * self.block), (self.before, 0), value=-1)
+        other = stream.unfold(0, self.width, self.block).unsqueeze(1) != stream[self.before :].view(-1, self.block, 1)
+        again = F.pad(taken, (0, 1, 0, 1), value=True)[i, j]
+        nothing = i < HEADS  # is seen by the first token
+        self.hidden = (torch.rand(other.shape) < 0.3) | other | again | nothing
+        self.shown = torch.zeros(ROWS + 1, ROWS + 1, dtype=torch.bool)
+        self.shown[i.expand_as(other)[~self.hidden], j.expand_as(other)[~self.hidden]] = True
+        self.shown = self.shown[:ROWS, :ROWS]
+
+    def hide(self, scores: Tensor, blocks: slice) -> None:
+        scores += self.hidden[blocks] * FAR
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """One block at a time, with scores masked by replacement."""
-    heads, sums = [], []
-    for block in range(BLOCKS):
-        near = slice(block * BLOCK, block * BLOCK + WIDTH)
-        scores = (q[:, block] @ k[:, near].transpose(1, 2) * 0.5).masked_fill(hidden[:, block] > 0, float("-inf"))
-        heads.append(scores.softmax(-1).nan_to_num() @ v[:, near])
-        sums.append(scores.logsumexp(-1, keepdim=True))
-    return torch.stack(heads, 1), torch.stack(sums, 1)
+def layouts() -> tuple[list[Shuffled], Tensor]:
+    """Two of them, and the pairs (R, R) that they show."""
+    first = Shuffled(torch.zeros(ROWS, ROWS, dtype=torch.bool))
+    second = Shuffled(first.shown)
+    assert not (first.shown & second.shown).any()
+    return [first, second], first.shown | second.shown
 
 
-@pytest.mark.parametrize("at_once", [1, 2 * BLOCK * WIDTH, 2 * BLOCKS * BLOCK * WIDTH, 1 << 20])
-def test_it_is_a_softmax_and_has_its_gradients(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(windows.SCORES_AT_ONCE, "cpu", at_once)
-    (q, k, v), hidden = inputs()
-    heads, sums = attend_windows(q, k, v, lambda part: hidden[part], scale=0.5)
-    wanted, wanted_sums = plain(q, k, v, hidden)
+def drawn(width: int) -> Tensor:
+    return torch.randn(BATCH, LENGTH, HEADS, width, dtype=torch.float64, requires_grad=True)
+
+
+def plain(q: Tensor, v: Tensor, shown: Tensor) -> Tensor:
+    """All pairs, with scores masked by replacement."""
+    rows, values = q.flatten(0, 2), v.flatten(0, 2)
+    scores = rows @ F.normalize(rows, dim=-1).T
+    seen = shown | ~shown.any(-1, keepdim=True) & torch.eye(ROWS, dtype=torch.bool)
+    return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values).view_as(v)
+
+
+@pytest.mark.parametrize(("scores", "rows"), [(1, 1), (16, 2 * LENGTH), (40, 3 * LENGTH), (1 << 20, 1 << 20)])
+def test_it_is_a_softmax_and_has_its_gradients(scores: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(windows.SCORES_AT_ONCE, "cpu", scores)
+    monkeypatch.setitem(windows.ROWS_AT_ONCE, "cpu", rows)
+    q, v, (laid_out, shown) = drawn(5), drawn(3), layouts()
+    alone = ~shown.any(-1)
+    assert alone.any(), "some see nothing"
+    assert not alone.all()
+    heads, wanted = attend_layouts(q, v, laid_out), plain(q, v, shown)
     torch.testing.assert_close(heads, wanted)
-    seen = hidden.amin(-1, keepdim=True) == 0
-    torch.testing.assert_close(sums[seen], wanted_sums[seen])
-    assert (sums[~seen] < NOTHING_SEEN).all()
-    assert not heads[~seen.squeeze(-1)].any()
-    upwards = torch.randn_like(heads), torch.randn_like(sums)
-    own = torch.autograd.grad([heads, sums], [q, k, v], upwards)
-    wanted_sums = torch.where(seen, wanted_sums, 0.0)
-    real = [q, k, v]
-    expected = torch.autograd.grad([wanted, wanted_sums], real, [upwards[0], upwards[1]])
-    for ours, theirs in zip(own, expected, strict=True):
-        torch.testing.assert_close(ours, theirs.nan_to_num())
+    assert torch.equal(heads.flatten(0, 2)[alone], v.flatten(0, 2)[alone])
+    upwards = torch.randn_like(heads)
+    for ours, theirs in zip(*(torch.autograd.grad(x, (q, v), upwards) for x in (heads, wanted)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_scores_far_from_zero_do_not_overflow() -> None:
+    q, v, (laid_out, shown) = drawn(5), drawn(3), layouts()
+    far = (q * 1e3).float()
+    torch.testing.assert_close(attend_layouts(far, v.float(), laid_out), plain(far, v.float(), shown))
 
 
 def test_dropout_drops_its_share_and_is_the_same_in_the_backward_pass() -> None:
-    (q, k, _), hidden = inputs()
-    ones = torch.eye(k.shape[1], dtype=torch.float64).expand(STREAMS, -1, -1).contiguous().requires_grad_()
+    q, (laid_out, shown) = drawn(5), layouts()
+    ones = torch.eye(ROWS, dtype=torch.float64).expand(ROWS, ROWS).view(BATCH, LENGTH, HEADS, ROWS).requires_grad_()
 
-    def attended(v: Tensor) -> Tensor:
+    def attended(q: Tensor, v: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return attend_windows(q, k, v, lambda part: hidden[part], scale=0.5, dropout=0.4)[0]
+        return attend_layouts(q, v, laid_out, dropout=0.4)
 
-    weights = attended(ones)  # by key
-    kept = (weights > 0).sum() / (hidden == 0).sum()
-    assert 0.4 < kept < 0.8
-    assert torch.autograd.gradcheck(attended, (ones,))
-    (d_q,) = torch.autograd.grad(attended(ones).square().sum(), q)
-    step = torch.randn_like(q) * 1e-6
-    before = attended(ones).square().sum()
-    with torch.no_grad():
-        q += step
-    assert (attended(ones).square().sum() - before).item() == pytest.approx((d_q * step).sum().item(), rel=1e-3)
+    weights = attended(q, ones).flatten(0, 2)  # by key
+    kept = (weights[shown] > 0).double().mean()
+    assert 0.45 < kept < 0.75
+    assert not weights[~shown & shown.any(-1, keepdim=True)].any()
+    v = drawn(3)
+    assert torch.autograd.gradcheck(attended, (q, v))
 
 
-def test_hidden_is_asked_for_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(windows.SCORES_AT_ONCE, "cpu", 2 * BLOCK * WIDTH)
-    (q, k, v), hidden = inputs()
-    parts: list[Part] = []
-
-    def part_of(part: Part) -> Tensor:
-        parts.append(part)
-        return hidden[part]
-
-    attend_windows(q, k, v, part_of, scale=1.0)
-    assert len(parts) == STREAMS * BLOCKS // 2
+def test_noise_is_the_same_for_the_same_seed_and_keeps_the_mean() -> None:
+    x = torch.ones(1000)
+    first, again = (noise_of(0.25, 7, x.device) for _ in range(2))
+    one = first(x)
+    assert torch.equal(one, again(x))
+    assert not torch.equal(one, first(x))
+    assert set(one.tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert noise_of(0.0, 7, x.device)(x) is x

@@ -107,7 +107,7 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "-", "--top-k", "3"], MtkitError, "--method sample"),
         (["--input", "-", "--method", "greedy", "--beam", "3"], MtkitError, "--method beam"),
         (["--input", "-", "--device", "abacus"], MtkitError, "no device 'abacus'"),
-        (["--input", "-", "--dtype", "int8"], MtkitError, "no dtype 'int8'"),
+        (["--input", "-", "--dtype", "int4"], MtkitError, "no dtype 'int4'"),
         (["--scores"], MtkitError, "--input"),
         (["--direction", "en-de"], MtkitError, "--input"),
         (["--document-ids", "test.source"], MtkitError, "--input"),

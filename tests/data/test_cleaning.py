@@ -2,14 +2,25 @@ import numpy as np
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out, pair_hashes
 from mtkit.data_settings import Cleaning
+from tests.data.test_segments import ragged
 
 
-def test_hashes_are_of_direction_and_text_but_not_of_spaces() -> None:
-    one = pair_hashes("en-de", ["a b", "a  b ", "a", "a b"], ["c", "c", "b c", "d"])
-    assert one[0] == one[1]
-    assert len(set(one.tolist())) == 3
-    assert pair_hashes("en-fr", ["a b"], ["c"])[0] != one[0]
-    assert one[0] == pair_hashes("en-de", ["a b"], ["c"])[0]
+def test_hashes_are_of_direction_and_pieces_and_their_places() -> None:
+    texts = [([1, 2], [3]), ([1], [2, 3]), ([2, 1], [3]), ([3], [1, 2]), ([], [1, 2, 3]), ([1, 2, 3], []), ([], [])]
+    texts += [([1, 2, 2], [3]), ([2, 2, 1], [3]), ([1, 1], []), ([], [1, 1]), ([0], []), ([0, 0], [])]
+    once = pair_hashes("en-de", ragged(*(one for one, _ in texts)), ragged(*(two for _, two in texts)))
+    other = pair_hashes("en-fr", ragged(*(one for one, _ in texts)), ragged(*(two for _, two in texts)))
+    assert len({*once.tolist(), *other.tolist()}) == 2 * len(texts)
+    turned = pair_hashes("en-de", ragged(*(one for one, _ in texts[::-1])), ragged(*(two for _, two in texts[::-1])))
+    assert turned.tolist() == once.tolist()[::-1]
+
+
+def test_hashes_of_many_pairs_are_spread_over_64_bits() -> None:
+    rows = [[number // 300, number % 300] for number in range(90_000)]
+    hashes = pair_hashes("en-de", ragged(*rows), ragged(*[[7]] * len(rows)))
+    assert len(np.unique(hashes)) == len(rows)
+    bits = (hashes[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.01
 
 
 def test_seen_knows_what_a_set_knows_whatever_the_chunks() -> None:

@@ -21,11 +21,12 @@ def folder(tmp_path: Path) -> Path:
 def test_chunks_hold_every_pair_in_order_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_PAIRS", 5)
     made = list(chunks(PAIRS, 3, "en-de", 7))
-    assert [pair for chunk in made for pair in chunk.pairs] == PAIRS
-    assert [len(chunk.pairs) for chunk in made] == [5, 5, 5, 5, 3]
+    columns = [(chunk.lines, chunk.sources, chunk.targets, chunk.documents) for chunk in made]
+    assert [SegmentPair(*pair) for each in columns for pair in zip(*each, strict=True)] == PAIRS
+    assert [len(chunk.lines) for chunk in made] == [5, 5, 5, 5, 3]
     assert {(chunk.corpus, chunk.direction, chunk.aligned) for chunk in made} == {(3, "en-de", 7)}
     monkeypatch.setattr(encode, "_CHARACTERS", 30)
-    assert [len(chunk.pairs) for chunk in chunks(PAIRS[:6], 0, "en-de", 0)] == [2, 2, 2]
+    assert [len(chunk.lines) for chunk in chunks(PAIRS[:6], 0, "en-de", 0)] == [2, 2, 2]
 
 
 def test_a_chunk_is_the_pieces_of_each_pair_alone(folder: Path) -> None:

@@ -1,11 +1,14 @@
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.data_settings import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
 from mtkit.errors import DataError, MtkitError
 from tests.data.conftest import WritePair
@@ -178,3 +181,27 @@ def test_real_text_is_prepared(tmp_path: Path) -> None:
     }
     assert record["vocabulary"] == {"source": 8_000, "target": 8_000}
     assert record["sides"]["test"]["bytes"]["source"] < 0.01 * record["sides"]["test"]["pieces"]["source"]
+
+
+@pytest.mark.parametrize("builtin", [True, False])
+def test_tokenizers_of_large_corpora_are_trained_on_a_sample(
+    tmp_path: Path, builtin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that memory does not grow with the corpus."""
+    settings = DataSettings(folder=tmp_path / "data", builtin=Grammar(train=400, valid=30, test=20))
+    if not builtin:
+        prepare(settings)
+        text = {side: tmp_path / "data" / "text" / f"train.{side}" for side in ("en", "de")}
+        corpus = Corpus(source=text["en"], target=text["de"])
+        cleaning = Cleaning(overlap=False)
+        settings = DataSettings(folder=tmp_path / "other", train=(corpus,), valid=(corpus,), cleaning=cleaning)
+    seen: list[int] = []
+
+    def train(path: Path, lines: Iterable[str], *rest: Any) -> Tokenizer:
+        seen.append(len(list(lines)))
+        return train_tokenizer(path, lines, *rest)
+
+    monkeypatch.setattr(module, "train_tokenizer", train)
+    monkeypatch.setattr(module, "_TOKENIZER_BYTES", 10_000)
+    prepare(settings)
+    assert 100 < seen[0] < 400  # of 800 lines, some 40,000 bytes

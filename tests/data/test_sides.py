@@ -10,6 +10,7 @@ import pytest
 
 from mtkit.data import encode
 from mtkit.data import prepare as module
+from mtkit.data.documents import joined
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
@@ -98,26 +99,27 @@ def test_the_table_shows_corpora_directions_and_what_was_left_out(several: DataS
 
 
 def test_segments_of_a_document_are_joined_for_training_only(several: DataSettings) -> None:
-    joined = DataSettings.model_validate({**several.model_dump(), "documents": {"pieces": 60}})
+    with_documents = DataSettings.model_validate({**several.model_dump(), "documents": {"pieces": 60}})
     prepare(several.model_copy(update={"folder": several.folder.with_name("single")}))
-    prepare(joined)
+    prepare(with_documents)
     one, other = open_prepared(several.folder.with_name("single")), open_prepared(several.folder)
     assert _rows(one.valid) == _rows(other.valid)
-    assert len(other.train) < len(one.train)
+    assert _rows(one.train) == _rows(other.train)
+    whole = joined(other.train, 60, seed=1, epoch=0)
     tags = {one.tokenizers.source.tag(each) for each in one.directions}
     pieces, counts = [], []
-    for source, target in _rows(other.train):
-        assert source[0] in tags
-        assert not tags & set(source[1:])
-        assert source.count(BREAK) == target.count(BREAK)
-        assert max(len(source) - 1, len(target)) <= 60
-        pieces += [piece for piece in source if piece not in {BREAK, *tags}]
-        counts.append(source.count(BREAK) + 1)
-    assert pieces == [piece for source, _ in _rows(one.train) for piece in source if piece not in tags]
+    for source, target in _rows(whole):
+        parts = " ".join(map(str, source)).split(f" {BREAK} ")
+        assert {int(part.split()[0]) for part in parts} <= tags  # each segment as it is alone
+        assert len(parts) - 1 == source.count(BREAK) == target.count(BREAK)
+        assert max(len(source), len(target)) <= 60
+        pieces += [piece for piece in source if piece != BREAK]
+        counts.append(len(parts))
+    assert pieces == [piece for source, _ in _rows(one.train) for piece in source]
     # no row reaches into the next document of 7 segments, and the corpora without documents stay as they are
     assert max(counts) > 1
     assert counts[-41:] == [1] * 41
-    for first, count in zip(other.train.lines.tolist(), counts[:-41], strict=False):
+    for first, count in zip(whole.lines.tolist(), counts[:-41], strict=False):
         assert (first - 1) // 7 == (first + count - 2) // 7
 
 

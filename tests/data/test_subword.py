@@ -1,12 +1,11 @@
 import threading
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mtkit.data.batches import make_batch
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, Side
 from mtkit.data.subword import Resegmentation, Sampler, strength_of
 from mtkit.data.tokenizer import EOS, UNK, Tokenizer, train_tokenizer
 from mtkit.data_settings import TokenizerSettings
@@ -97,47 +96,49 @@ def test_bytes_that_are_no_character_and_empty_rows_stay_as_they_are(tokenizer: 
     assert draws(Sampler(tokenizer, 0.5), [], 2) == [(), ()]
 
 
-def test_a_row_is_drawn_the_same_in_any_batch_mate_and_anew_each_epoch(builtin: Prepared) -> None:
-    side = builtin.train
-    drawn = Resegmentation(builtin.tokenizers, 0.2, longest=200, seed=1)
-
-    def sources(rows: list[int], epoch: int, batch: int = 3) -> list[tuple[int, ...]]:
-        made = make_batch(side, np.array(rows), drawn.of(side, epoch, batch))
-        lengths = made.source_valid.sum(1).tolist()
-        return [tuple(row[:length].tolist()) for row, length in zip(made.source, lengths, strict=True)]
-
-    rows = list(range(40))
-    together = sources(rows, 0)
-    assert sources(rows[1::2], 0) == together[1::2]
-    changed = sum(one != other for one, other in zip(together, sources(rows, 1), strict=True))
-    assert changed > 20
-    assert sources(rows, 0, batch=4) != together
-    assert (
-        Resegmentation(builtin.tokenizers, 0.2, longest=200, seed=2).of(side, 0, 3)(np.array(rows))[0].lengths.sum() > 0
-    )
-    plain = Counter(len(side.source[row]) + 1 for row in rows)
-    assert sum(map(len, together)) > sum(length * count for length, count in plain.items())
+def sources(side: Side) -> list[tuple[int, ...]]:
+    return [tuple(side.source[row].tolist()) for row in range(len(side))]
 
 
-def test_the_batch_says_how_many_target_tokens_were_drawn(builtin: Prepared) -> None:
-    side, rows = builtin.train, np.arange(20)
-    batch = make_batch(side, rows, Resegmentation(builtin.tokenizers, 0.4, longest=200, seed=1).of(side, 0, 0))
-    assert batch.target_tokens == int(batch.target_valid.sum()) > side.target.lengths[rows].sum() + len(rows)
-    for row in rows:
-        pieces = batch.target_out[row][batch.target_valid[row]].tolist()
-        assert pieces[-1] == EOS
-        assert builtin.tokenizers.target.decode(pieces) == builtin.tokenizers.target.decode(side.target[row].tolist())
+def test_rows_are_drawn_anew_for_each_seed_epoch_and_part(builtin: Prepared) -> None:
+    side, rows = builtin.train, np.array([7, 7, *range(40)])
+
+    def drawn(seed: int, epoch: int, part: int) -> list[tuple[int, ...]]:
+        cut = Resegmentation(builtin.tokenizers, 0.2, longest=200, seed=seed)
+        return sources(cut.of(side, rows, epoch=epoch, part=part))
+
+    once = drawn(1, 0, 3)
+    assert once == drawn(1, 0, 3)
+    for other in (drawn(2, 0, 3), drawn(1, 1, 3), drawn(1, 0, 4)):
+        assert sum(one != another for one, another in zip(once, other, strict=True)) > 20
+    again = [drawn(1, epoch, 0) for epoch in range(20)]
+    assert any(rows[0] != rows[1] for rows in again), "a row that comes twice is drawn twice"
+    plain = [tuple(side.source[row].tolist()) for row in rows]
+    assert sum(map(len, once)) > sum(map(len, plain))
+
+
+def test_drawn_rows_keep_their_lines_and_spell_the_same(builtin: Prepared) -> None:
+    side, rows = replace(builtin.train, tasks=np.arange(len(builtin.train)) % 3), np.array([9, 2, 30])
+    drawn = Resegmentation(builtin.tokenizers, 0.4, longest=200, seed=1).of(side, rows, epoch=0, part=0)
+    assert drawn.lines.tolist() == side.lines[rows].tolist()
+    assert drawn.tasks is not None
+    assert drawn.tasks.tolist() == (rows % 3).tolist()
+    for place, row in enumerate(rows):
+        for tokenizer, new, old in (
+            (builtin.tokenizers.source, drawn.source, side.source),
+            (builtin.tokenizers.target, drawn.target, side.target),
+        ):
+            assert tokenizer.decode(new[place].tolist()) == tokenizer.decode(old[row].tolist())
 
 
 def test_rows_that_would_outgrow_the_model_keep_their_pieces(builtin: Prepared) -> None:
     side, rows = builtin.train, np.arange(40)
     longest = int(max(side.source.lengths[rows].max(), side.target.lengths[rows].max())) + 1
-    source, target = Resegmentation(builtin.tokenizers, 0.9, longest=longest, seed=1).of(side, 0, 0)(rows)
-    assert max(source.lengths.max(), target.lengths.max()) < longest
-    full = int(side.source.lengths[rows].argmax())
-    assert source[full].tolist() == side.source[full].tolist() or len(source[full]) < longest
-    kept = [row for row in rows if target[row].tolist() == side.target[row].tolist()]
+    drawn = Resegmentation(builtin.tokenizers, 0.9, longest=longest, seed=1).of(side, rows, epoch=0, part=0)
+    assert max(drawn.source.lengths.max(), drawn.target.lengths.max()) < longest
+    kept = [row for row in rows if drawn.target[row].tolist() == side.target[row].tolist()]
     assert kept, "at 0.9 nearly every long row outgrows the limit"
+    assert len(kept) < len(rows)
 
 
 def test_the_setting_of_the_other_kind_of_tokenizer_is_one_clear_error() -> None:

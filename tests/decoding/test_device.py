@@ -20,7 +20,7 @@ def test_types_by_name() -> None:
     assert find_dtype("auto") is None
     assert find_dtype("bfloat16") is torch.bfloat16
     with pytest.raises(MtkitError, match="float32"):
-        find_dtype("int8")
+        find_dtype("int4")
 
 
 def test_decoding_leaves_the_model_as_it_was() -> None:

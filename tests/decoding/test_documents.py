@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mtkit.data.tokenizer import BREAK, Tokenizers
+from mtkit.data.tokenizer import BREAK, EOS, Tokenizers
 from mtkit.decoding.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.segments import Directions, Source
@@ -68,6 +68,17 @@ def test_other_documents_and_other_directions_are_not_joined(tokenizers: Tokeniz
     encoded = [[9]] * 6
     source = Source(tokenizers.source, None, Directions(["en-de", "en-fr"], [0, 0, 0, 1, 1, 1]))
     assert list(Documents("aabbbc", 99).groups(source, encoded)) == [[0, 1], [3, 4]]
+
+
+def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> None:
+    tokenizer = trained.run.tokenizers.source
+    source = Source(tokenizer, 14, Directions(trained.run.directions, [1] * 6))
+    tag = tokenizer.tag(trained.run.directions[1])
+    assert joined(source, [[9] * 5] * 2, [0, 1]).pieces == [tag, *[9] * 5, BREAK, tag, *[9] * 5, EOS]
+    # 14 pieces hold two lines, their tags, the break and the end
+    for longest, groups in ((14, [[0, 1], [2, 3], [4, 5]]), (13, [])):
+        source = Source(tokenizer, longest, Directions(trained.run.directions, [1] * 6))
+        assert list(Documents([1] * 6, 99).groups(source, [[9] * 5] * 6)) == groups
 
 
 def test_as_many_lines_come_out_as_went_in(tokenizers: Tokenizers) -> None:

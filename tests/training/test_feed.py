@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mtkit.data.batches import make_batch
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, Tokens
+from mtkit.data_settings import Documents
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work, to_device
 from tests.training.conftest import tiny
@@ -47,7 +48,26 @@ def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
     assert (epoch[-1].epoch, epoch[-1].batch) == (1, 0)
 
 
-def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(prepared: Prepared) -> None:
+def test_segments_of_documents_are_joined_anew_each_epoch(prepared: Prepared) -> None:
+    whole = replace(prepared, settings=prepared.settings.model_copy(update={"documents": Documents(pieces=5_000)}))
+    source = feed(whole)
+    assert source.side(1) is prepared.train  # its segments are no documents
+    source._side = replace(prepared.train, documents=np.zeros(len(prepared.train), dtype=np.int64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokens, "adjoining", property(lambda tokens: np.ones(len(tokens) - 1, dtype=bool)))
+        lines = [source.side(epoch).lines.tolist() for epoch in (0, 1, 0)]
+        longest = max(int(source.side(epoch).source.lengths.max()) for epoch in range(9))
+        taken = [line for work in islice(source.updates(1, 0), 3) for each in work.batches for line in each.lines]
+    assert lines[0] == lines[2] != lines[1]
+    assert 500 < longest < 1_024  # what the model takes
+    assert set(taken) <= set(lines[1])
+
+
+@pytest.mark.parametrize("together", [1 << 19, 700])
+def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(
+    prepared: Prepared, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtkit.training.feed.DRAWN_TOGETHER", together)
     source = feed(prepared, subword_dropout=0.2)
     whole = list(islice(source.updates(0, 0), source.updates_per_epoch + 5))
     place = whole[source.updates_per_epoch - 4]
@@ -58,8 +78,7 @@ def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(pr
     assert all(work.tokens == sum(batch.target_tokens for batch in work.batches) for work in whole)
 
 
-def test_processes_draw_the_same_pieces_as_one(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "total", lambda self, count: count)
+def test_processes_draw_the_same_pieces_as_one(prepared: Prepared) -> None:
     alone = list(islice(feed(prepared, subword_dropout=0.3).updates(0, 0), 6))
     shares = [list(islice(feed(prepared, rank=r, size=2, subword_dropout=0.3).updates(0, 0), 6)) for r in range(2)]
 
@@ -72,7 +91,7 @@ def test_processes_draw_the_same_pieces_as_one(prepared: Prepared, monkeypatch: 
 
     for number, work in enumerate(alone):
         assert sorted(targets(alone, number)) == sorted(targets(shares[0], number) + targets(shares[1], number))
-        assert work.tokens == sum(share[number].tokens for share in shares)
+        assert all(share[number].tokens == work.tokens for share in shares)
 
 
 def test_the_largest_batches_are_those_with_most_tokens_and_with_the_widest_rows(prepared: Prepared) -> None:
@@ -84,14 +103,28 @@ def test_the_largest_batches_are_those_with_most_tokens_and_with_the_widest_rows
     assert max(max(batch.source.shape[1], batch.target_in.shape[1]) for batch in largest) == lengths.max() + 1
 
 
+def test_drawn_pieces_are_sorted_into_batches_by_their_own_lengths(prepared: Prepared) -> None:
+    drawn, plain = feed(prepared, subword_dropout=0.3), feed(prepared)
+    assert drawn.updates_per_epoch == plain.updates_per_epoch
+    shares = []
+    for source in (drawn, plain):
+        batches = [each for work in islice(source.updates(0, 0), source.updates_per_epoch) for each in work.batches]
+        lines = np.concatenate([batch.lines for batch in batches])
+        assert np.array_equal(np.sort(lines), np.sort(prepared.train.lines))
+        valid = [mask for batch in batches for mask in (batch.source_valid, batch.target_valid)]
+        shares.append(1 - sum(int(mask.sum()) for mask in valid) / sum(mask.numel() for mask in valid))
+    # by the lengths that the data has, padding would be three times as much as without drawing, and more
+    assert shares[0] < 1.5 * shares[1]
+
+
 def test_lines_are_named_with_the_corpus_that_they_are_of(prepared: Prepared) -> None:
     source = feed(prepared)
-    assert source.name_lines([np.array([4]), np.array([1])]) == f"lines 2, 5 of {prepared.folder}/text/train.en"
+    assert source.name_lines(0, [np.array([4]), np.array([1])]) == f"lines 2, 5 of {prepared.folder}/text/train.en"
     corpora = np.zeros(len(prepared.train), dtype=np.int16)
     corpora[4:] = 1
-    source.side = replace(prepared.train, corpora=corpora)
+    source._side = replace(prepared.train, corpora=corpora)
     source._source_names = ["a.en", "b.en"]
-    assert source.name_lines([np.array([4, 7]), np.array([1])]) == "line 2 of a.en, lines 5, 8 of b.en"
+    assert source.name_lines(0, [np.array([4, 7]), np.array([1])]) == "line 2 of a.en, lines 5, 8 of b.en"
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -31,6 +31,8 @@ from mtkit.attention.dot_product import attend, attend_step, safe_softmax, widen
 from mtkit.attention.feature_sums import elu1
 from mtkit.attention.prefix_products import prefix_products
 from mtkit.attention.projected import HeadAttention
+from mtkit.attention.recurrence import Part, recur
+from mtkit.attention.windows import noise_of
 from mtkit.errors import MtkitError, did_you_mean
 
 
@@ -254,23 +256,41 @@ class Luna(HeadAttention):
             tokens = tokens * length
         return torch.arange(length, device=context.device) < tokens
 
+    def _answers(self, context: Tensor, asks: Tensor) -> Tensor:
+        """a (..., T, l) of tokens' answers (..., T, K) to what the memory asks (..., l, K), in the decoder role."""
+        return self.activation((context * self.scale) @ asks.transpose(-1, -2))
+
     def _tokens(self, query: Tensor, asks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v (B, H, T, K) and a (B, H, T, l) of tokens in the decoder role, in float32 at least."""
         k, v = self.keys_values(query)
         q, k, v, context, asks = map(widened, (self.queries(query), k, v, self._heads("context_proj", query), asks))
         with torch.autocast(query.device.type, enabled=False):
-            a = self.activation((context * self.scale) @ asks.transpose(-1, -2))
-        return q, k, v, F.dropout(a, self.dropout)
+            return q, k, v, self._answers(context, asks)
 
     def _causal(self, query: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
         """The heads (B, H, T, K) in the decoder role, and the values."""
-        q, k, v, a = self._tokens(query, self._packed_queries(packed))
-        with torch.autocast(query.device.type, enabled=False):
-            share = 1 / torch.arange(1, query.shape[1] + 1, device=q.device, dtype=q.dtype).unsqueeze(-1)  # (T, 1)
-            scores = prefix_products(q * (self.scale * share), k, a, self.chunk)
-            weights = F.dropout(scores.softmax(-1), self.dropout)
-            heads = prefix_products(weights, a, v, self.chunk) * share
-        return heads.type_as(query), v
+        k, v = self.keys_values(query)
+        tokens = self.queries(query), k, v, self._heads("context_proj", query)
+        asks = widened(self._packed_queries(packed)).flatten(0, 1)
+        share = 1 / torch.arange(1, query.shape[1] + 1, device=asks.device, dtype=asks.dtype).unsqueeze(-1)  # (T, 1)
+        dropout, seed = self.dropout, int(torch.randint(1 << 31, ())) if self.dropout else 0
+
+        def step(
+            part: Part, sequences: list[Tensor], constants: list[Tensor], state: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
+            q, k, v, context = map(widened, sequences)
+            now = share[part.positions]
+            noise = noise_of(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
+            a = noise(self._answers(context, *constants))
+            scores, keys = prefix_products(q * (self.scale * now), k, a, state[0])
+            heads, values = prefix_products(noise(scores.softmax(-1)), a, v, state[1])
+            return heads * now, [keys, values]
+
+        streams, slots, width = asks.shape
+        nothing = [asks.new_zeros(streams, width, slots), asks.new_zeros(streams, slots, width)]
+        rows = [x.flatten(0, 1) for x in tokens]
+        heads, _ = recur(step, rows, nothing, constants=[asks], chunk=self.chunk)
+        return heads.view_as(k).type_as(query), v
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, valid: Tensor | None) -> Tensor:

@@ -21,18 +21,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.cache import append, start_cache, written
+from mtkit.attention.cache import append, sent, start_cache, written
 from mtkit.attention.contract import ROLES, Attended, Site, State
 from mtkit.attention.dot_product import safe_softmax, widened
-from mtkit.attention.engine import join_parts
 from mtkit.attention.pattern import random_key
 from mtkit.attention.projected import HeadAttention
+from mtkit.attention.recomputed import as_first
 from mtkit.attention.sorted_chunks import sorted_chunks
-from mtkit.attention.windows import NOTHING_SEEN, attend_windows
+from mtkit.attention.windows import SHORTEST, attend_layouts
 from mtkit.errors import MtkitError
 
 LAST_RESORT = -1e5
 """The paper's score of a token with itself."""
+ROTATED_AT_ONCE = 1 << 20
+"""Rotated features looked at at a time, so that they stay in the cache."""
 
 
 class Reformer(HeadAttention):
@@ -73,7 +75,6 @@ class Reformer(HeadAttention):
         self.lsh_buckets, self.chunk, self.rounds = lsh_buckets, chunk, rounds
         self.across_buckets = not site.causal if across_buckets is None else across_buckets
         del self.k_proj  # queries are keys
-        self.first_buckets: list[Tensor] = []  # of forwards that the backward pass will run again
         self.register_buffer("rotations", self._drawn(update=0))
         self.register_buffer("training_rotations", self._drawn(update=0))
 
@@ -90,8 +91,8 @@ class Reformer(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """Softmax over the union of what the rounds bring together, in blocks of tokens sorted by bucket."""
-        q, k, v, buckets = self._hashed(query, query_valid)
-        heads = self._attend(q, k, v, self._as_first(buckets), query_valid)
+        q, v, buckets = self._hashed(query, query_valid)
+        heads = self._attend(q, v, as_first(buckets, self.lsh_buckets + 1), query_valid)
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
 
     def start(
@@ -124,10 +125,10 @@ class Reformer(HeadAttention):
         """The newest token of each hypothesis reads the last two chunks of its bucket in each round."""
         here = torch.full((1,), state["count"], device=query.device)
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))
-        q, k, v, buckets = (x.unflatten(0, query.shape[:2]) for x in (q, k, v, buckets))
+        q, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))
+        q, v, buckets = (x.unflatten(0, query.shape[:2]) for x in (q, v, buckets))
         picks, state = self._listed(buckets, state)
-        state = append(state, keys=k, values=v)
+        state = append(state, keys=_keys(q), values=v)
         index = picks.clamp(min=0).unsqueeze(-1)
         keys, values = (
             written(state, name).take_along_dim(index, dim=3) for name in ("keys", "values")
@@ -139,8 +140,7 @@ class Reformer(HeadAttention):
 
     def after_update(self, update: int, total_updates: int) -> None:
         """New rotations for training."""
-        self.first_buckets.clear()
-        self.training_rotations.copy_(self._drawn(update))
+        self.training_rotations.copy_(sent(self._drawn(update), self.training_rotations.device))
 
     def naive(
         self,
@@ -151,7 +151,7 @@ class Reformer(HeadAttention):
         **_: Any,
     ) -> Attended:
         """The paper's sum over rounds, each a dense map: o_i = sum_r exp(z_ir - z_i) o_ir."""
-        q, k, v, buckets = self._hashed(query, query_valid)
+        q, v, buckets = self._hashed(query, query_valid)
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])
         same = buckets.unsqueeze(-1) == buckets.unsqueeze(-2)  # (B, H, rounds, T, T)
         place = (same & (j < i)).sum(-1)
@@ -165,7 +165,7 @@ class Reformer(HeadAttention):
             allowed = allowed & (query_valid[:, None, None, None, :] | (i == j))
         together = together & allowed
         times = together.sum(2, keepdim=True)  # N_ij
-        scores = (q @ k.transpose(-1, -2)).masked_fill(i == j, LAST_RESORT).unsqueeze(2)
+        scores = (q @ _keys(q).transpose(-1, -2)).masked_fill(i == j, LAST_RESORT).unsqueeze(2)
         scores = (scores - times.clamp(min=1).to(scores.dtype).log()).masked_fill(~together, float("-inf"))
         z = scores.logsumexp(-1, keepdim=True)
         outputs = scores.softmax(-1) @ v.unsqueeze(2)  # (B, H, rounds, T, V)
@@ -179,50 +179,36 @@ class Reformer(HeadAttention):
 
     def _hashed(
         self, query: Tensor, valid: Tensor | None, position: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, T, K), and buckets (B, H, rounds, T), for padding one behind the last."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and values (B, H, T, K), and buckets (B, H, rounds, T), for padding one behind the last."""
         v = self.projection.values(self.v_proj(query))
         with torch.autocast(query.device.type, enabled=False):  # rounding must not move a token to another bucket
             q = self.queries(query.type_as(self.q_proj.weight), position)
             buckets = self._buckets(widened(q.detach()))
-            k = F.normalize(widened(q), dim=-1, eps=1e-6)
         if valid is not None:
             buckets = buckets.masked_fill(~valid[:, None, None], self.lsh_buckets)
-        return q.type_as(v), k.type_as(v), v, buckets
-
-    def _as_first(self, buckets: Tensor) -> Tensor:
-        """The buckets (B, H, rounds, T) of the first time, where activations are computed a second time.
-
-        Reversible layers rebuild what they attend to but for rounding, which could move a token to another bucket. They
-        run without gradients first, and again, the last forward first, while a backward pass runs.
-        """
-        if not self.training:
-            return buckets
-        if torch._C._current_graph_task_id() != -1:
-            return self.first_buckets.pop() if self.first_buckets else buckets
-        if torch.is_grad_enabled():  # not reversible: nothing to keep
-            self.first_buckets.clear()
-        else:
-            self.first_buckets.append(buckets)
-        return buckets
+        return q.type_as(v), v, buckets
 
     def _buckets(self, q: Tensor) -> Tensor:
         """argmax [x R; -x R] of each q (B, H, T, K) in each round: (B, H, rounds, T)."""
         if self.lsh_buckets == 1:
             return torch.zeros(*q.shape[:2], self.rounds, q.shape[2], dtype=torch.long, device=q.device)
         rotations = self.training_rotations if self.training else self.rotations
-        rotated = q.unsqueeze(2) @ rotations.type_as(q)  # (B, H, rounds, T, buckets / 2)
-        return torch.cat([rotated, -rotated], dim=-1).argmax(-1)
+        together = rotations.type_as(q).transpose(1, 2).flatten(2)  # (H, K, rounds * buckets / 2)
+        most = max(ROTATED_AT_ONCE // (q.shape[0] * together.shape[0] * together.shape[2]), 1)
+        return torch.cat([self._largest(part @ together) for part in q.split(most, dim=2)], dim=-1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor, valid: Tensor | None) -> Tensor:
+    def _largest(self, rotated: Tensor) -> Tensor:
+        """argmax [y; -y] of each round's y in rotated (B, H, T, rounds * buckets / 2): (B, H, rounds, T)."""
+        rotated = rotated.unflatten(-1, (self.rounds, -1)).transpose(2, 3)
+        top, bucket = rotated.max(-1)
+        low, opposite = rotated.min(-1)
+        return torch.where(top >= -low, bucket, opposite + self.lsh_buckets // 2)
+
+    def _attend(self, q: Tensor, v: Tensor, buckets: Tensor, valid: Tensor | None) -> Tensor:
         """The heads' outputs (B, H, T, V)."""
-        rows, parts = [x.flatten(0, 1) for x in (q, k, v)], []
-        for layout in sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal):
-            near = layout.blocks(rows[0]), layout.windows(rows[1]), layout.windows(rows[2])
-            outputs = attend_windows(*near, layout.hidden, scale=1.0, dropout=self.dropout)
-            parts.append((layout.unsorted(outputs[0]), layout.unsorted(outputs[1])))
-        heads, log_sum = join_parts(parts)
-        return torch.where(log_sum > NOTHING_SEEN, heads, rows[2]).view_as(v)
+        layouts = sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal)
+        return attend_layouts(q.transpose(1, 2), v.transpose(1, 2), layouts, dropout=self.dropout).transpose(1, 2)
 
     def _listed(self, buckets: Tensor, state: State) -> tuple[Tensor, State]:
         """The positions that the newest token sees, each once, and the state with the token in its buckets' lists.
@@ -245,3 +231,8 @@ class Reformer(HeadAttention):
         latest.view(*sizes.shape[:-1], -1).scatter_(-1, own * places + rank % span, state["count"])
         sizes.scatter_add_(-1, own, torch.ones_like(own, dtype=sizes.dtype))
         return picks.masked_fill(again, -1), {**state, "latest": latest, "sizes": sizes}
+
+
+def _keys(q: Tensor) -> Tensor:
+    """Queries at length 1."""
+    return F.normalize(widened(q), dim=-1, eps=SHORTEST).type_as(q)

@@ -35,6 +35,7 @@ from mtkit.attention.grouped import attend_chosen_to_chosen, attend_in_chunks, a
 from mtkit.attention.grouping import enlist, enlisted, rows_at, start_lists
 from mtkit.attention.pattern import Band
 from mtkit.attention.projected import HeadAttention
+from mtkit.attention.recomputed import as_first
 from mtkit.errors import MtkitError
 
 ASSIGN = ("argmax", "balanced")
@@ -127,13 +128,13 @@ class Routing(HeadAttention):
         w, causal = self.window, self.site.causal
         how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
         if self.balanced:
-            query_key = self.centroids.best(xq, w, valid), self.centroids.best(xk, w, valid)
+            query_key = self._best(xq, valid), self._best(xk, valid)
             heads = attend_chosen_to_chosen(*routed, *query_key, shared=self.shared, **how)
         elif memory is not None:
-            chosen = self.centroids.best(xk, w, valid, own=True)
-            heads = attend_to_chosen(*routed, self.centroids.nearest(xq), *chosen, window=w, **how)
+            chosen = self._best(xk, valid, own=True)
+            heads = attend_to_chosen(*routed, self._nearest(xq), *chosen, window=w, **how)
         else:
-            groups = [self.centroids.nearest(x, valid) for x in (xq, xk)]
+            groups = [self._nearest(x, valid) for x in (xq, xk)]
             how |= {"groups": self.clusters, "window": w, "causal": causal, "shared": self.shared}
             heads = attend_in_chunks(*routed, *groups, **how)
         if self.local:
@@ -308,6 +309,13 @@ class Routing(HeadAttention):
                 x = read(F.linear(widened(tokens), widened(linear.weight), widened(linear.bias)))
         x = widened(self._spread(x, local=False))
         return F.layer_norm(x, x.shape[-1:])
+
+    def _nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return as_first(self.centroids.nearest(x, valid), self.clusters + 1)
+
+    def _best(self, x: Tensor, valid: Tensor | None, own: bool = False) -> tuple[Tensor, Tensor]:
+        position, there = self.centroids.best(x, self.window, valid, own)
+        return as_first(position, x.shape[2]), as_first(there, 2)
 
     def _normalized(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:]).type_as(x) if self.normalize else x

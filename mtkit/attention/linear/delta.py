@@ -13,7 +13,7 @@ meaning for elu1); chunk is the number of positions written at once. How much of
 beta (phi(k) . phi(q)) v, not v.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,8 +22,10 @@ from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.dot_product import widened
-from mtkit.attention.feature_sums import chunks, elu1, spread
+from mtkit.attention.feature_sums import elu1, spread
+from mtkit.attention.prefix_products import prefix_products
 from mtkit.attention.projected import HeadAttention
+from mtkit.attention.recurrence import Part, recur
 from mtkit.errors import MtkitError, did_you_mean
 
 FEATURE_MAPS = ("dpfp", "elu1")
@@ -40,7 +42,7 @@ class Writes(NamedTuple):
     """What is written into the memory of each head, in order."""
 
     keys: Tensor
-    """(B, G, S, M) normalised features, zero at padding."""
+    """(B, G, S, M) normalised features."""
     values: Tensor
     """(B, G, S, V)."""
     beta: Tensor
@@ -96,13 +98,14 @@ class Delta(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; S_i^T q_i, in the cross role S_S^T q_i."""
-        q = self._reads(query)
         if memory is None:
-            writes = self._writes(query, query_valid)
-            heads = read_causal(q, writes, self.chunk)
+            writes = self._unmapped(query, query_valid)
+            with torch.autocast(query.device.type, enabled=False):
+                q = self.queries(query.type_as(self.q_proj.weight))
+            heads = read_causal(q, writes, self.chunk, self._features)
         else:
-            writes = self._writes(memory, memory_valid)
-            heads = read(q, written(writes, self.chunk))
+            writes = self._unmapped(memory, memory_valid)
+            heads = read(self._reads(query), written(writes, self.chunk, self._features))
         losses = self.losses(heads, writes.values, None, query_valid, memory_valid)
         return Attended(self.joined(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
 
@@ -119,7 +122,7 @@ class Delta(HeadAttention):
     ) -> tuple[State, Any]:
         """An empty memory; in the cross role the one with the source in it, once for all hypotheses."""
         if memory is not None:
-            return {"shared": {"sums": written(self._writes(memory, memory_valid), self.chunk)}}, None
+            return {"shared": {"sums": written(self._unmapped(memory, memory_valid), self.chunk, self._features)}}, None
         shape = (batch_size, hypotheses, self.groups, self.features, self.projection.value_width)
         return {"sums": widened(self.q_proj.weight).new_zeros(shape), "count": 0}, None
 
@@ -171,15 +174,17 @@ class Delta(HeadAttention):
             return self._features(self.queries(query.type_as(self.q_proj.weight), position))
 
     def _writes(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> Writes:
+        writes = self._unmapped(memory, valid, position)
+        with torch.autocast(memory.device.type, enabled=False):
+            return writes._replace(keys=self._features(writes.keys))
+
+    def _unmapped(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> Writes:
+        """Writes whose keys are not features yet."""
         with torch.autocast(memory.device.type, enabled=False):
             memory = memory.type_as(self.k_proj.weight)
-            k, v = self.keys_values(memory, position)
-            keys, values = (spread(x, self.groups) for x in (self._features(k), widened(v)))
+            keys, values = (spread(widened(x), self.groups) for x in self.keys_values(memory, position))
             beta = widened(self.beta_proj(memory)).sigmoid().transpose(1, 2).unsqueeze(-1)
-        if valid is not None:
-            padding = ~valid[:, None, :, None]
-            keys, beta = keys.masked_fill(padding, 0.0), beta.masked_fill(padding, 0.0)
-        return Writes(keys, values, beta)
+        return Writes(keys, values, beta if valid is None else beta.masked_fill(~valid[:, None, :, None], 0.0))
 
     def _features(self, x: Tensor) -> Tensor:
         """(B, H, T, M), divided by their sum: with the norm of a key at most 1, no write makes the memory grow."""
@@ -195,41 +200,46 @@ def read(q: Tensor, sums: Tensor) -> Tensor:
         return (rows.flatten(2, 3) @ sums).unflatten(2, rows.shape[2:4]).flatten(1, 2)
 
 
-def read_causal(q: Tensor, writes: Writes, chunk: int) -> Tensor:
-    """What query i of (B, H, T, M) finds after write i: (B, H, T, V); time and memory O(T)."""
-    with torch.autocast(q.device.type, enabled=False):
-        length = q.shape[2]
-        chunk = min(chunk, length)
-        before, corrections, _ = _scan(writes, chunk)
-        k = chunks(writes.keys, chunk)
-        rows = chunks(q.unflatten(1, (k.shape[1], -1)), chunk)  # (B, G, R, n, c, M)
-        rows = rows.transpose(2, 3).flatten(3, 4)  # (B, G, n, R*c, M): the heads of a group share its memory
-        inside = (rows @ k.transpose(-1, -2)).unflatten(3, (-1, chunk)).tril().flatten(3, 4) @ corrections
-        total = (inside + rows @ before).unflatten(3, (-1, chunk)).transpose(2, 3)  # (B, G, R, n, c, V)
-        return total.flatten(3, 4)[:, :, :, :length].flatten(1, 2)
+def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
+    """What query i of (B, H, T, M) finds after write i: (B, H, T, V); time and memory O(T).
 
-
-def written(writes: Writes, chunk: int) -> Tensor:
-    """The memory (B, G, M, V) after all writes."""
-    with torch.autocast(writes.keys.device.type, enabled=False):
-        return _scan(writes, min(chunk, writes.keys.shape[2]))[2]
-
-
-def _scan(writes: Writes, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The memory before each chunk (B, G, n, M, V), what each key adds (B, G, n, c, V), and the memory at the end.
-
-    With u_j = beta_j (v_j - S_j-1^T k_j), S_j = S_j-1 + k_j u_j^T. Inside a chunk the u solve a triangular system,
-    linear in the memory before it: solved for all chunks at once, they leave one product a chunk to the scan.
+    Queries and keys go through `features`, some positions at a time.
     """
-    k, v, beta = (chunks(x, chunk) for x in writes)
-    overlap = (beta * (k @ k.transpose(-1, -2))).tril(-1)
-    known = torch.cat([beta * v, beta * k], dim=-1)
-    solved = torch.linalg.solve_triangular(overlap, known, upper=False, unitriangular=True)
-    own, erased = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    sums = k.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
-    before, corrections = [], []
-    for keys, new, old in zip(k.unbind(2), own.unbind(2), erased.unbind(2), strict=True):
-        before.append(sums)
-        corrections.append(new - old @ sums)
-        sums = sums + keys.transpose(-1, -2) @ corrections[-1]
-    return torch.stack(before, dim=2), torch.stack(corrections, dim=2), sums
+    groups = writes.keys.shape[1]
+
+    def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v, beta = sequences  # (N, R, c, K), (N, c, K): the heads of a group share its memory
+        phi_q, phi_k = features(q), features(k)
+        rows, sums = prefix_products(phi_q.flatten(1, 2), phi_k, _added(phi_k, v, beta, state[0]), state[0])
+        return rows.view(*q.shape[:-1], -1), [sums]
+
+    sequences = [x.flatten(0, 1) for x in (q.unflatten(1, (groups, -1)), *writes)]
+    heads, _ = recur(step, sequences, [_nothing(writes, features)], chunk=chunk)
+    return heads.unflatten(0, (-1, groups)).flatten(1, 2)
+
+
+def written(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
+    """The memory (B, G, M, V) after all writes, whose keys go through `features`."""
+
+    def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        phi_k, v, beta = features(sequences[0]), *sequences[1:]
+        added = _added(phi_k, v, beta, state[0])
+        return added, [torch.baddbmm(state[0], phi_k.mT, added)]
+
+    _, (sums,) = recur(step, [x.flatten(0, 1) for x in writes], [_nothing(writes, features)], chunk=chunk)
+    return sums.unflatten(0, writes.keys.shape[:2])
+
+
+def _added(k: Tensor, v: Tensor, beta: Tensor, sums: Tensor) -> Tensor:
+    """What each key adds (N, c, V): u_j = beta_j (v_j - S_j-1^T k_j), so that S_j = S_j-1 + k_j u_j^T.
+
+    The u of a part solve a triangular system, with the memory before it in what is known.
+    """
+    overlap, known = (beta * (k @ k.mT)).tril(-1), beta * (v - k @ sums)
+    return torch.linalg.solve_triangular(overlap, known, upper=False, unitriangular=True)
+
+
+def _nothing(writes: Writes, features: Callable[[Tensor], Tensor]) -> Tensor:
+    """An empty memory (N, M, V) for each group of each segment."""
+    made = features(writes.keys[:1, :1, :1].detach())
+    return made.new_zeros(writes.keys.shape[:2].numel(), made.shape[-1], writes.values.shape[-1])

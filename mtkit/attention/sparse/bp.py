@@ -21,20 +21,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.binary_partition import (
-    SHORTEST_BLOCK,
-    Window,
     count,
     finished,
     finishing_order,
+    label_of,
+    labels_of,
     left_walk,
     right_walk,
+    token_lists,
     top,
 )
-from mtkit.attention.cache import append, start_cache
+from mtkit.attention.cache import append, sent, start_cache
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.dot_product import attend_step, safe_softmax, scores_of, step_rows, weighted, widened
+from mtkit.attention.listed import attend_listed
 from mtkit.attention.projected import HeadAttention
-from mtkit.attention.windows import FAR
 from mtkit.errors import MtkitError
 
 MEMORIES = ("carry", "local")
@@ -71,7 +72,7 @@ class Bp(HeadAttention):
             if value < least:
                 raise MtkitError(f"bp needs {name} >= {least}, not {value}")
         self.k, self.clip, self.carries = bp_k, bp_clip, bp_memory == "carry"
-        labels = (2 * bp_k + 1) * (bp_clip + 1)
+        labels = labels_of(bp_k, bp_clip)
         self.labels = nn.Parameter(torch.zeros(labels, self.projection.key_width)) if bp_labels else None
         d_model = site.d_model
         self.updates = self.carries and site.layer + 1 < site.layers
@@ -104,10 +105,9 @@ class Bp(HeadAttention):
         return self._attended(query, inputs.get("query_valid"), inputs.get("carry"), literal=True)
 
     def _attended(self, query: Tensor, query_valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
-        length, levels = query.shape[1], self._levels(query.shape[1])
+        levels = self._levels(query.shape[1])
         # in the decoder nothing before a real token is padding
         valid = None if self.site.causal else query_valid
-        valid = query.new_ones(1, length, dtype=torch.bool) if valid is None else valid
         read_spans = self._literal_span_rows if literal else self._span_rows
         read_tokens = self._literal_token_rows if literal else self._token_rows
         q, (k, v) = self.queries(query), self._keys_values(query)
@@ -145,9 +145,10 @@ class Bp(HeadAttention):
         above: Tensor = self.span_feed_forward_norm(spans + self.span_feed_forward(spans))
         return above
 
-    def _span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+    def _span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """What the spans q (B, H, spans, K) read from the tokens they cover, (B, H, spans, V)."""
         levels, length = self._levels(k.shape[2]), k.shape[2]
+        valid = _all_real(k) if valid is None else valid
         if not levels:
             return q.new_zeros(*q.shape[:3], v.shape[3])
         rest = -length % (1 << len(levels))
@@ -161,47 +162,18 @@ class Bp(HeadAttention):
             rows.append((weights.type_as(values).unsqueeze(-2) @ values).squeeze(-2))
         return torch.cat(rows, dim=2)
 
-    def _token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+    def _token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """What the tokens q (B, H, T, K) read from k and v (B, H, T + spans, K), in one softmax."""
-        batch, heads, length = q.shape[:3]
-        sizes = [length, *self._levels(length)]
-        padded = length + -length % max(SHORTEST_BLOCK, 1 << (len(sizes) - 1))
-        own = (q * self.scale * k[:, :, :length]).sum(-1, keepdim=True)
-        q = F.pad(q * self.scale, (0, 0, 0, padded - length))
-        scores, visible = [F.pad(own, (0, 0, 0, padded - length))], [valid.new_ones(1, 1, padded, 1)]
-        labels = [torch.zeros(padded, 1, dtype=torch.long, device=q.device)]
-        levels = list(enumerate(zip(k.split(sizes, 2), v.split(sizes, 2), strict=True)))
-        sides = (False,) if self.site.causal else (False, True)
-        parts = [(Window(level, self.k, right), *nodes) for level, nodes in levels for right in sides]
-        for window, keys, _ in parts:
-            blocks = padded // window.block
-            taken, level, slot = window.edges(padded, q.device)
-            real = valid[:, :: 1 << window.level][:, None, : keys.shape[2], None]
-            seen = window.nodes(real, blocks).transpose(-1, -2).expand(-1, -1, -1, window.block, -1)
-            visible.append(taken & seen.flatten(2, 3))
-            near = q.unflatten(2, (blocks, window.block)) @ window.nodes(keys, blocks).transpose(-1, -2)
-            scores.append(near.flatten(2, 3))
-            labels.append(self._label(level, slot, window.right))
-        seen = torch.cat([each.expand(len(valid), -1, -1, -1) for each in visible], dim=-1)
-        together = widened(torch.cat(scores, dim=-1))
+        length = q.shape[2]
+        lists = token_lists(length, self.k, self.clip, self.site.causal, q.device)
+        labels = labels_of(self.k, self.clip)
+        table = q.new_zeros(1, 1).expand(*q.shape[:3], labels)
         if self.labels is not None:
-            label = torch.cat(labels, dim=-1).expand(batch, heads, -1, -1)
-            together = together + (q @ self.labels.type_as(q).T).gather(-1, label)
-        # all heads share what is hidden, and no token is hidden from itself: adding is enough, and faster than masking
-        together = together + torch.where(seen, 0.0, FAR).type_as(together)
-        weights = F.dropout(together.softmax(-1), self.dropout).type_as(v)
-        first, *others = weights.split([each.shape[-1] for each in scores], dim=-1)
-        rows = widened(first[:, :, :length] * v[:, :, :length])
-        for (window, _, values), share in zip(parts, others, strict=True):
-            blocks = padded // window.block
-            near = share.unflatten(2, (blocks, window.block)) @ window.nodes(values, blocks)
-            rows += near.flatten(2, 3)[:, :, :length]
-        return rows.type_as(v)
-
-    def _label(self, level: Any, slot: Any, right: bool) -> Any:
-        """The row of the table for a node reached at that level and slot, numbers or tensors."""
-        level = level.clamp(max=self.clip) if isinstance(level, Tensor) else min(level, self.clip)
-        return (2 * self.k + 1) * level + 2 * slot + 1 + right
+            table = (q * self.scale) @ self.labels.type_as(q).T
+        missing = None
+        if valid is not None:  # nodes without a real token
+            missing = torch.cat([~valid[:, :: 1 << level] for level in range(len(self._levels(length)) + 1)], dim=1)
+        return attend_listed(q, k, v, table, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
     def start(
         self,
@@ -231,9 +203,9 @@ class Bp(HeadAttention):
         rows, keys, values = step_rows(q[:, :, :, 0], *self._picked(state, nodes))
         scores = widened(scores_of(rows, keys, self.scale))
         if self.labels is not None:
-            labels = [0, *(self._label(edge.walked, edge.slot, False) for edge in edges)]
+            labels = [0, *(label_of(edge.walked, edge.slot, False, self.k, self.clip) for edge in edges)]
             by_label = rows * self.scale @ self.labels.type_as(rows).T
-            scores = scores + by_label.index_select(-1, torch.tensor(labels, device=query.device))
+            scores = scores + by_label.index_select(-1, sent(torch.tensor(labels), query.device))
         output = self.joined(weighted(safe_softmax(scores, None), values)).view(query.shape)
         above, state = self._end_spans(query, state, carry)
         return Attended(output, carry=above), state
@@ -266,7 +238,7 @@ class Bp(HeadAttention):
 
     def _picked(self, state: State, nodes: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, G, nodes, K) from the cache."""
-        index = torch.tensor(nodes, device=state["keys"].device)
+        index = sent(torch.tensor(nodes), state["keys"].device)
         return state["keys"].index_select(3, index), state["values"].index_select(3, index)
 
     def _step_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -275,8 +247,8 @@ class Bp(HeadAttention):
         q, k, v = (each.unflatten(0, x.shape[:2]) for each in (self.queries(flat), *self.keys_values(flat)))
         return q, k, v
 
-    def _literal_span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-        lengths = valid.sum(1).expand(len(q)).tolist()
+    def _literal_span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        lengths = (_all_real(k) if valid is None else valid).sum(1).expand(len(q)).tolist()
         rows = [q.new_zeros(*q.shape[:2], 0, v.shape[3])]
         place = 0
         for level, spans in enumerate(self._levels(k.shape[2]), start=1):
@@ -291,10 +263,10 @@ class Bp(HeadAttention):
                 place += 1
         return torch.cat(rows, 2)
 
-    def _literal_token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+    def _literal_token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         sizes = [q.shape[2], *self._levels(q.shape[2])]
         rows = torch.zeros_like(q[..., :1]).expand(-1, -1, -1, v.shape[3]).clone()
-        for segment, length in enumerate(valid.sum(1).expand(len(q)).tolist()):
+        for segment, length in enumerate((_all_real(q) if valid is None else valid).sum(1).expand(len(q)).tolist()):
             for i in range(length):
                 edges = [(edge, False) for edge in left_walk(i, self.k)]
                 if not self.site.causal:
@@ -303,7 +275,17 @@ class Bp(HeadAttention):
                 nodes = [i, *(sum(sizes[: edge.level]) + edge.place for edge, _ in edges)]
                 keys = k[segment, :, nodes]
                 if self.labels is not None:
-                    keys = keys + self.labels[[0, *(self._label(e.walked, e.slot, right) for e, right in edges)]]
+                    keys = (
+                        keys
+                        + self.labels[
+                            [0, *(label_of(e.walked, e.slot, right, self.k, self.clip) for e, right in edges)]
+                        ]
+                    )
                 weights = ((keys * q[segment, :, i, None]).sum(-1) * self.scale).softmax(-1)
                 rows[segment, :, i] = (weights.unsqueeze(-1) * v[segment, :, nodes]).sum(1)
         return rows
+
+
+def _all_real(x: Tensor) -> Tensor:
+    """(1, T) of (B, H, T, K)."""
+    return x.new_ones(1, x.shape[2], dtype=torch.bool)

@@ -13,6 +13,7 @@ Cost: O(T (r + g) + g²).
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +21,11 @@ from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site
 from mtkit.attention.dot_product import safe_softmax, weighted
-from mtkit.attention.engine import attend_part, join_parts, sparse_part
-from mtkit.attention.pattern import Band
+from mtkit.attention.engine import attend_part, join_parts
+from mtkit.attention.listed import Lists, attend_listed, smallest_type
 from mtkit.attention.patterned import of_layer
 from mtkit.attention.projected import HeadAttention
-from mtkit.attention.relative_labels import RelativeLabels
+from mtkit.attention.relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
 
 PREFIXES = {
@@ -38,6 +39,8 @@ PREFIXES = {
 }
 """By what is shared: for who reads whom, the prefix of the key and value projections."""
 MEMORIES = ("carry", "local")
+SHORTEST_BLOCK, LONGEST_BLOCK = 16, 64
+"""Tokens that share a list of keys: more of them waste products, fewer of them copies of keys."""
 Heads = tuple[Tensor, Tensor]
 """Keys (B, G, S, K) and values (B, G, S, V)."""
 
@@ -102,7 +105,6 @@ class Etc(HeadAttention):
             if number < least:
                 raise MtkitError(f"etc needs {name} >= {least}, not {number}")
         self.radius = of_layer("window_radius", window_radius, site)
-        self.pattern = Band(self.radius, self.radius)
         self.most, self.block, self.share = global_tokens, block, share
         self.hard_g2l, self.hard_l2g, self.carries = hard_g2l, hard_l2g, global_memory == "carry"
         width = self.projection.key_width
@@ -150,18 +152,18 @@ class Etc(HeadAttention):
         return self._attended(query, inputs.get("query_valid"), inputs.get("carry"), literal=True)
 
     def _attended(self, query: Tensor, valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
-        if valid is None:
-            valid = query.new_ones(query.shape[:2], dtype=torch.bool)
-        token_rows, node_rows = (
-            (self._literal_token_rows, self._literal_node_rows) if literal else (self._token_rows, self._node_rows)
-        )
+        padded, valid = valid, query.new_ones(query.shape[:2], dtype=torch.bool) if valid is None else valid
+        node_rows = self._literal_node_rows if literal else self._node_rows
         own = self.keys_values(query)
         nodes, above = self._nodes(query, carry), None
         if self.updates and not self.carries:
             nodes = self._updated(nodes, node_rows(query, nodes, valid, own))
         elif self.updates:
             above = self._updated(nodes, node_rows(query, nodes, valid, own))
-        heads = token_rows(query, nodes, valid, own)
+        if literal:
+            heads = self._literal_token_rows(query, nodes, valid, own)
+        else:
+            heads = self._token_rows(query, nodes, padded, own)
         return Attended(self.joined(heads), carry=above, losses=self.losses(heads, own[1], None, valid))
 
     def _nodes(self, query: Tensor, carry: Tensor | None) -> Tensor:
@@ -182,22 +184,17 @@ class Etc(HeadAttention):
         updated: Tensor = self.node_feed_forward_norm(nodes + self.node_feed_forward(nodes))
         return updated
 
-    def _token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
-        """(B, H, T, V): the band and the nodes, joined."""
+    def _token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor | None, own: Heads) -> Tensor:
+        """(B, H, T, V): the band and the nodes, in one softmax."""
         q, labels = self.queries(tokens), self.labels
-        near = sparse_part(q, *own, self.pattern, scale=self.scale, valid=valid, positions=labels, dropout=self.dropout)
-        if not nodes.shape[1]:
-            return near[0]
-        member = self._member(tokens, nodes)
-        far = attend_part(
-            q,
-            *self._read("token", "node", nodes, own),
-            scale=self.scale,
-            visible=self._nodes_seen(member, valid),
-            bias=None if labels is None else labels.belonging(q, member, self.scale),
-            dropout=self.dropout,
-        )
-        return join_parts([near, far])[0]
+        k, v = (torch.cat(pair, 2) for pair in zip(own, self._read("token", "node", nodes, own), strict=True))
+        k, v = (x.repeat_interleave(self.site.heads // x.shape[1], 1) for x in (k, v))
+        table = q.new_zeros(1, 1).expand(*q.shape[:3], 1) if labels is None else labels.by_label(q, self.scale)
+        clip = 0 if labels is None else labels.clip
+        sizes = q.shape[2], nodes.shape[1], self.radius, self.block
+        lists = token_lists(*sizes, clip=clip, hard=self.hard_l2g, device=q.device)
+        missing = None if valid is None else ~torch.cat([valid, self._there(valid)], dim=1)
+        return attend_listed(q, k, v, table, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
     def _node_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
         """(B, H, g, V): the nodes and the tokens, joined."""
@@ -304,3 +301,30 @@ class Etc(HeadAttention):
             if "global_" in name:
                 plain = "_".join(name.split("_")[-2:])  # "k_proj"
                 module.load_state_dict(getattr(self, plain).state_dict())
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)  # what is kept here serves training too
+def token_lists(
+    length: int, nodes: int, radius: int, members: int, *, clip: int, hard: bool, device: torch.device
+) -> Lists:
+    """Beside each block of tokens the band, then all nodes, which are numbered behind the tokens.
+
+    Labels are those of `RelativeLabels`, or 0 for all where clip is 0. Depends on nothing but its arguments, so that
+    all layers share what is made once.
+    """
+    blocks = -(-length // min(max(radius, SHORTEST_BLOCK), LONGEST_BLOCK))
+    block = -(-length // blocks)  # no longer than need be
+    width = min(block + 2 * radius, length)
+    start = torch.arange(0, length, block, device=device).unsqueeze(-1)
+    i = (start + torch.arange(block, device=device)).unsqueeze(-1)  # (blocks, block, 1)
+    near = (start - radius).clamp(0, length - width) + torch.arange(width, device=device)
+    node = torch.arange(nodes, device=device)
+    distance = near.unsqueeze(1) - i
+    member = (i // members).clamp(max=nodes - 1) == node
+    apart = 2 * clip + 1 if clip else 0
+    hidden = apart + (2 if clip else 1)
+    to_tokens = torch.where(distance.abs() <= radius, distance_label(distance, clip), hidden)
+    to_nodes = torch.where(member, apart + (clip > 0), hidden if hard else apart)
+    labels = torch.cat([to_tokens, to_nodes], dim=-1)
+    return Lists(torch.cat([near, length + node.expand(len(near), -1)], dim=-1), labels.to(smallest_type(hidden)))

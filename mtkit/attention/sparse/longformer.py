@@ -197,7 +197,7 @@ class Longformer(PatternAttention):
         heads, weights, state = self.heads_of_step(query, state, need_weights)
         if second is not None:
             if t < self.globals:
-                here = torch.tensor([t], device=query.device)
+                here = torch.full((1,), t, device=query.device)
                 rows = query.flatten(0, 1).unsqueeze(1)
                 q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self._global_heads(rows, rows, here))
                 second = append(second, keys=k, values=v)

@@ -45,7 +45,7 @@ class Facts:
 def measure(path: Path) -> Facts:
     """The facts of one text file. Raises: DataError where it is missing, damaged, empty or not UTF-8."""
     repairs = Repairs()
-    return _facts(str(path), ((line,) for line in Lines(path, repairs)), repairs)
+    return _facts(str(path), enumerate(Lines(path, repairs)), repairs)
 
 
 def measure_corpus(corpus: Corpus, progress: "Progress | None" = None) -> Facts:
@@ -57,20 +57,20 @@ def measure_corpus(corpus: Corpus, progress: "Progress | None" = None) -> Facts:
     pairs: Iterable[Any] = read_corpus(corpus, repairs)
     if progress is not None:
         pairs = progress(pairs, f"reading {name}", None)
-    return _facts(name, (pair[1:] for pair in pairs), repairs)
+    return _facts(name, iter(pairs), repairs)
 
 
-def _facts(name: str, rows: Iterator[Sequence[str | int | None]], repairs: Repairs) -> Facts:
-    """Facts of rows of fields; what hashes alike is alike, for no field has a newline in it."""
+def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs) -> Facts:
+    """Facts of rows: a number, one or two texts, an id; what hashes alike is alike, for no field has a newline."""
     lines, size, separators, digest = 0, 0, 0, hashlib.sha256()
     while chunk := list(islice(rows, _CHUNK)):
         lines += len(chunk)
-        text = "".join(f"{field}\n" for row in chunk for field in row[:2])
+        text = "\n".join([field for row in chunk for field in row[1:3]]) + "\n"
         encoded = text.encode()
         size += len(encoded)
         digest.update(encoded)
         digest.update(
-            "".join(f"{document}\n" for row in chunk for document in row[2:] if document is not None).encode()
+            "".join(f"{document}\n" for row in chunk for document in row[3:] if document is not None).encode()
         )
         separators += sum(text.count(each) for each in _SEPARATORS)
     if lines == 0:

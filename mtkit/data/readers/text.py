@@ -14,6 +14,9 @@ from mtkit.errors import DataError
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
 
+_BLOCK = 1 << 18
+"""Bytes of a file that are decoded at once: many times as fast as line by line."""
+
 
 @dataclass
 class Repairs:
@@ -41,14 +44,23 @@ class Lines:
     repairs: Repairs = field(default_factory=Repairs, compare=False)
 
     def __iter__(self) -> Iterator[str]:
+        before = 0
         with opened(self.path) as file:
-            yield from decoded(file, str(self.path), self.repairs)
+            while block := file.read(_BLOCK) + file.readline():
+                lines = _sound(block)
+                if lines is None:
+                    each = block.removesuffix(b"\n").split(b"\n")
+                    yield from decoded(each, str(self.path), self.repairs, first=before + 1)
+                    before += len(each)
+                else:
+                    yield from lines
+                    before += len(lines)
 
 
-def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None) -> Iterator[str]:
-    """The lines of a binary file or stream called `name`, as `Lines` gives them, and with its errors."""
+def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *, first: int = 1) -> Iterator[str]:
+    """The lines of a binary file or stream called `name`, from line `first` on, as `Lines` gives them; its errors."""
     repairs = repairs or Repairs()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first):
         text = line.removesuffix(b"\n")
         if text.endswith(b"\r"):
             text = text[:-1]
@@ -63,6 +75,16 @@ def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None) -
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
                 f"convert the file, as with `iconv -f latin1 -t utf-8`"
             ) from error
+
+
+def _sound(block: bytes) -> list[str] | None:
+    """The lines of a block that ends where a line does; None where there is anything to repair, or no UTF-8."""
+    if b"\r" in block or block.startswith(_BOM):
+        return None
+    try:
+        return block.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        return None
 
 
 @contextmanager

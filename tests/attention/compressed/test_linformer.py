@@ -52,6 +52,21 @@ def test_forward_is_the_equation_written_out(share: str, projection: str | None)
     torch.testing.assert_close(linformer(x, query_valid=valid).output, linformer.naive(x, query_valid=valid).output)
 
 
+@pytest.mark.parametrize("share", SHARE)
+@torch.no_grad()
+def test_at_first_a_query_gets_what_it_looks_for(share: str) -> None:
+    """Of few positions beside the slots: more where `full` has more, not at random."""
+    full, linformer = make(name="full"), make(max_length=200, rank=64, share=share)
+    linformer.adopt(full.state_dict())
+    x = torch.randn(8, 12, 32)
+    q, (k, _) = linformer.queries(x), linformer.keys_values(x)
+    e, f = (each[:, :, :12] for each in linformer._matrices(None))
+    ours = (q @ (e @ k).transpose(-1, -2) / 8**0.5).softmax(-1) @ f
+    theirs = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+    pair = torch.stack([(each - each.mean(2, keepdim=True)).flatten() for each in (ours, theirs)])
+    assert pair.corrcoef()[0, 1] > 0.6
+
+
 @pytest.mark.parametrize(("share", "count"), [("none", 2 * 4 * 5 * 9), ("head", 2 * 5 * 9), ("kv", 5 * 9)])
 def test_sharing_saves_matrices(share: str, count: int) -> None:
     full, linformer = make(name="full"), make(rank=5, share=share)

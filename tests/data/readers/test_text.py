@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.readers import Lines, Repairs, measure
+from mtkit.data.readers import Lines, Repairs, measure, text
 from mtkit.errors import DataError
 
 CONTENTS = pytest.mark.parametrize(
@@ -35,6 +35,23 @@ def test_a_gzipped_file_reads_like_a_plain_one(tmp_path: Path, content: bytes, l
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(content))
     assert list(Lines(path)) == lines
+
+
+@CONTENTS
+def test_lines_are_the_same_wherever_blocks_of_the_file_end(
+    tmp_path: Path, content: bytes, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"first\n" + content + b"\n" * (not content.endswith(b"\n")) + b"last")
+    repairs = Repairs()
+    expected = list(Lines(path, repairs))
+    for size in (1, 2, 3, 7):
+        monkeypatch.setattr(text, "_BLOCK", size)
+        counted = Repairs()
+        assert (list(Lines(path, counted)), counted) == (expected, repairs)
+    (tmp_path / "latin").write_bytes(b"a\n\nb\n\xe4\n")
+    with pytest.raises(DataError, match=r"latin, line 4: not UTF-8 \(byte 1 is 0xe4\)"):
+        list(Lines(tmp_path / "latin"))
 
 
 def test_lines_are_read_anew_by_each_loop(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""Recurrences over a sequence, part by part, in O(T) memory.
+
+A mechanism says what happens in one part, in operations that torch can differentiate: outputs and a new state from what
+stands there and the state before it. Kept for the backward pass are the inputs and the state before each part; what a
+part makes in between stays in the cache, and is made anew.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+STATE_AT_ONCE = {"cpu": 1 << 18}
+"""Numbers of state worked on at a time, by kind of device; 2^26 on others."""
+
+
+class Part(NamedTuple):
+    """Some streams, and some positions of them."""
+
+    streams: slice
+    positions: slice
+
+
+Step = Callable[[Part, list[Tensor], list[Tensor], list[Tensor]], tuple[Tensor, list[Tensor]]]
+"""From a part, its sequences, constants and the state before it to its outputs (n, ..., c, Z) and the state after."""
+
+
+def recur(
+    step: Step, sequences: Sequence[Tensor], state: Sequence[Tensor], *, constants: Sequence[Tensor] = (), chunk: int
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs (N, ..., T, Z) of all parts, of `chunk` positions each, and the state after the last.
+
+    Sequences are (N, ..., T, X), constants and the state to begin with (N, ...), of N streams apart from each other.
+    A step must give the same once more when it is called again for a part. No gradient goes to the state to begin with.
+    """
+    with torch.autocast(sequences[0].device.type, enabled=False):
+        outputs, *after = _Recurrence.apply(  # type: ignore[no-untyped-call]
+            step, chunk, len(sequences), state, *sequences, *constants
+        )
+    return outputs, after
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, step: Step, chunk: int, sequences: int, state: Sequence[Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.step, ctx.chunk, ctx.sequences = step, chunk, sequences
+        length = inputs[0].shape[-2]
+        last, before, outputs = [torch.empty_like(each) for each in state], [], inputs[0].new_empty(0)
+        for part in _parts(state, length, chunk):
+            if part.positions.start == 0:
+                now = [each[part.streams] for each in state]
+            before += now
+            made, now = step(part, *_given(part, inputs, sequences), now)
+            if not len(outputs):
+                outputs = made.new_empty(len(inputs[0]), *made.shape[1:-2], length, made.shape[-1])
+            _at(outputs, part).copy_(made)
+            if part.positions.stop >= length:
+                for each, own in zip(last, now, strict=True):
+                    each[part.streams] = own
+        ctx.save_for_backward(*inputs, *before)
+        return outputs, *last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_outputs: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(d_outputs.device.type, enabled=False):  # a caller's own must not change the types in here
+            return None, None, None, None, *_Recurrence._gradients(ctx, d_outputs, d_last)
+
+    @staticmethod
+    def _gradients(ctx: Any, d_outputs: Tensor, d_last: tuple[Tensor, ...]) -> list[Tensor | None]:
+        needed, states = ctx.needs_input_grad[4:], len(d_last)
+        inputs, before = ctx.saved_tensors[: len(needed)], ctx.saved_tensors[len(needed) :]
+        gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
+        length = d_outputs.shape[-2]
+        for number, part in reversed(list(enumerate(_parts(d_last, length, ctx.chunk)))):
+            if part.positions.stop >= length:
+                d_after: list[Tensor | None] = [each[part.streams] for each in d_last]
+            state = [x.detach().requires_grad_() for x in before[number * states : (number + 1) * states]]
+            given = [[x.detach() for x in each] for each in _given(part, inputs, ctx.sequences)]
+            wanted = [x.requires_grad_() for x, need in zip(chain(*given), needed, strict=True) if need]
+            with torch.enable_grad():
+                made, after = ctx.step(part, *given, state)
+            ends = [
+                (x, d)
+                for x, d in zip((made, *after), (_at(d_outputs, part), *d_after), strict=True)
+                if x.requires_grad and d is not None
+            ]
+            made_ends, d_ends = zip(*ends, strict=True)
+            found = torch.autograd.grad(made_ends, [*wanted, *state], d_ends, allow_unused=True)
+            totals, d_after = _given(part, gradients, ctx.sequences), list(found[len(wanted) :])
+            for total, own in zip((x for x in chain(*totals) if x is not None), found, strict=False):
+                if own is not None:
+                    total.add_(own)
+        return gradients
+
+
+def _parts(state: Sequence[Tensor], length: int, chunk: int) -> list[Part]:
+    """All positions of some streams, then those of the next."""
+    streams = len(state[0])
+    size = sum(each[0].numel() for each in state)
+    several = max(STATE_AT_ONCE.get(state[0].device.type, 1 << 26) // size, 1)
+    return [
+        Part(slice(stream, stream + several), slice(first, first + chunk))
+        for stream in range(0, streams, several)
+        for first in range(0, length, chunk)
+    ]
+
+
+def _given(part: Part, inputs: Sequence[Any], sequences: int) -> tuple[list[Any], list[Any]]:
+    """What a part has of sequences and constants, and of None."""
+    own = [None if x is None else _at(x, part) for x in inputs[:sequences]]
+    return own, [None if x is None else x[part.streams] for x in inputs[sequences:]]
+
+
+def _at(sequence: Tensor, part: Part) -> Tensor:
+    return sequence[part.streams][..., part.positions, :]

@@ -1,0 +1,63 @@
+"""Segment pairs as pieces, many in a few arrays, and the marks around them: tags in front, breaks behind."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Ragged(NamedTuple):
+    """Sequences of pieces: all of them one behind the other, and how long each is."""
+
+    flat: np.ndarray
+    """(sum of lengths,) int32."""
+    lengths: np.ndarray
+    """(rows,) int32."""
+
+    def only(self, keep: np.ndarray) -> "Ragged":
+        """The rows that `keep`, (rows,) bool, is True for."""
+        return Ragged(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep])
+
+    def opened(self, marks: np.ndarray) -> "Ragged":
+        """Each row with its own mark, (rows,), in front."""
+        return self._with(np.cumsum(self.lengths) - self.lengths, marks)
+
+    def closed(self, mark: int) -> "Ragged":
+        """Each row with the same mark behind."""
+        return self._with(np.cumsum(self.lengths), mark)
+
+    def _with(self, places: np.ndarray, marks: np.ndarray | int) -> "Ragged":
+        flat = np.insert(self.flat, places, marks)
+        return Ragged(flat.astype(np.int32, copy=False), self.lengths + np.int32(1))
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segment pairs as pieces, and for each where it comes from."""
+
+    source: Ragged
+    target: Ragged
+    lines: np.ndarray
+    """(n,) int64: line of the input."""
+    documents: np.ndarray
+    """(n,) int64: running number of the document; segments of one stand together."""
+    corpora: np.ndarray
+    """(n,) int16."""
+    tasks: np.ndarray
+    """(n,) int16: direction."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def only(self, keep: np.ndarray) -> "Segments":
+        """Those that `keep`, (n,) bool, is True for."""
+        arrays = (self.lines, self.documents, self.corpora, self.tasks)
+        return Segments(self.source.only(keep), self.target.only(keep), *(each[keep] for each in arrays))
+
+    def tagged(self, tags: np.ndarray) -> "Segments":
+        """With the tag of its direction before each source; `tags`: the piece of each direction."""
+        return replace(self, source=self.source.opened(tags[self.tasks]))
+
+    def closed(self, mark: int) -> "Segments":
+        """With a mark behind each, on both sides."""
+        return replace(self, source=self.source.closed(mark), target=self.target.closed(mark))

@@ -1,0 +1,60 @@
+"""Linear layers in 8-bit integers, for decoding on the CPU: less to multiply and less to read, at nearly the same BLEU.
+
+Weights are rounded once, each output's by a scale of its own; activations at each product, by one scale for all (Kim
+et al., "From Research to Production and Back: Ludicrously Fast Neural Machine Translation", WNGT 2019). Sums are exact
+in 32 bits. Attention itself, norms, softmax and whatever is no linear layer stay in float32.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.errors import MtkitError
+from mtkit.model.transformer import Transformer
+
+LARGEST = 127
+"""Of a rounded weight."""
+
+
+@contextmanager
+def int8_products(model: nn.Module) -> Iterator[None]:
+    """Inside, the linear layers of a model and its output projection compute in 8-bit integers, without gradients.
+
+    Raises: MtkitError where the model is not on the CPU, or the processor has no such products.
+    """
+    if next(model.parameters()).device.type != "cpu" or torch.backends.quantized.engine == "none":
+        raise MtkitError("int8 is for the CPU, and x86-64 or Arm; use --dtype bfloat16 or float16 on a GPU")
+    linears = [each for each in model.modules() if type(each) is nn.Linear]
+    whole = [each for each in model.modules() if isinstance(each, Transformer)]
+    try:
+        for linear in linears:
+            linear.__dict__["forward"] = _rounded(linear.weight, linear.bias)
+        for each in whole:
+            each.__dict__["logits"] = _rounded(each.output_weight, None)
+        yield
+    finally:
+        for linear in linears:
+            linear.__dict__.pop("forward", None)
+        for each in whole:
+            each.__dict__.pop("logits", None)
+
+
+def _rounded(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x (..., I) to x W^T + b (..., O) for weight (O, I) and bias (O,), W and x rounded to 8 bits."""
+    weight = weight.detach().float()
+    scales = weight.abs().amax(1).clamp(min=1e-12) / LARGEST
+    zeros = torch.zeros(len(scales), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
+        rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.detach().float())
+
+    def product(x: Tensor) -> Tensor:
+        # seven bits of activation: without VNNI, pairs of products are summed in 16 bits first
+        result: Tensor = torch.ops.quantized.linear_dynamic(x.float(), packed, True)
+        return result
+
+    return product

@@ -1,0 +1,91 @@
+"""Choices made once: what is kept and how small, in passes side by side, one inside the other, and in checkpoints."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from mtkit.attention.recomputed import as_first, choosing_once, keeping, repeating
+
+
+def drawn(below: int = 5) -> Tensor:
+    """A choice that never falls out alike twice."""
+    return as_first(torch.randint(below, (1000,)), below)
+
+
+def test_the_second_pass_repeats_the_first_choice_by_choice() -> None:
+    with keeping() as kept:
+        first = drawn(), drawn(300), as_first(torch.rand(9) > 0.5, 2)
+    with repeating(kept):
+        second = drawn(), drawn(300), as_first(torch.rand(9) > 0.5, 2)
+    for one, other in zip(first, second, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_nothing_is_kept_or_repeated_elsewhere() -> None:
+    with keeping() as kept:
+        pass
+    drawn()
+    assert not kept
+    with repeating([]):
+        pass
+    choice = torch.arange(3)
+    assert as_first(choice, 3) is choice
+
+
+def test_passes_end_where_they_fail() -> None:
+    for one in (keeping(), repeating([torch.zeros(1000)])):
+        with pytest.raises(KeyError), one:
+            raise KeyError
+    assert drawn().any()
+
+
+@pytest.mark.parametrize(
+    ("below", "dtype"),
+    [(2, torch.uint8), (256, torch.uint8), (257, torch.int16), (2**15, torch.int16), (2**15 + 1, torch.int32)],
+)
+def test_choices_are_kept_in_the_smallest_integers(below: int, dtype: torch.dtype) -> None:
+    largest = torch.tensor([0, below - 1])
+    with keeping() as kept:
+        as_first(largest, below)
+    assert kept[0].dtype == dtype
+    with repeating(kept):
+        assert torch.equal(as_first(largest - largest, below), largest)
+
+
+def test_what_is_run_again_inside_a_second_pass_repeats_the_first() -> None:
+    """A checkpoint inside a reversible sub-layer: run first without gradients, then with the checkpoint."""
+    with keeping() as outer:
+        first = drawn()
+    with repeating(outer):
+        with keeping() as inner:
+            second = drawn()
+        with repeating(inner):
+            third = drawn()
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_makes_its_choices_once(reentrant: bool) -> None:
+    """Two in flight, and backward twice through the same graph."""
+    seen: dict[int, list[Tensor]] = {0: [], 1: []}
+
+    def chosen(x: Tensor, number: int) -> Tensor:
+        seen[number].append(drawn())
+        return x.sin() * seen[number][-1]
+
+    x = torch.randn(1000, requires_grad=True)
+    outputs = [
+        checkpoint(choosing_once(chosen), x, number, use_reentrant=reentrant, preserve_rng_state=False)
+        for number in range(2)
+    ]
+    for number, output in enumerate(outputs):
+        if not reentrant:
+            output.sum().backward(retain_graph=True)
+        output.sum().backward()
+        first, *again = seen[number]
+        assert len(again) == (1 if reentrant else 2)
+        assert all(torch.equal(first, each) for each in again)
+    assert not torch.equal(seen[0][0], seen[1][0])

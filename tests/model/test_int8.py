@@ -1,0 +1,63 @@
+"""Linear layers in 8-bit integers: exact where rounding is, near elsewhere, and gone afterwards."""
+
+import pytest
+import torch
+from torch import nn
+
+from mtkit.errors import MtkitError
+from mtkit.model.build import build_model
+from mtkit.model.int8 import int8_products
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import load_recipe
+
+
+def network(attention: str = "full") -> Transformer:
+    settings = {"model": {"d_model": 32, "heads": 2, "feed_forward": 64}, "attention": {"name": attention}}
+    return build_model(load_recipe(None, settings), source_vocabulary=40, target_vocabulary=40).eval()
+
+
+@torch.no_grad()
+def test_whole_numbers_within_the_range_are_multiplied_exactly() -> None:
+    linear = nn.Linear(96, 24)
+    weight = torch.randint(-127, 128, (24, 96)).float()
+    weight[:, 0] = 127  # so that each output's scale is 1
+    linear.weight.copy_(weight)
+    x = torch.randint(0, 128, (5, 7, 96)).float()
+    x[0, 0, :2] = torch.tensor([0.0, 127.0])
+    expected = x.double() @ weight.double().t() + linear.bias.double()
+    with int8_products(nn.Sequential(linear)):
+        torch.testing.assert_close(linear(x).double(), expected, rtol=1e-6, atol=1e-2)
+    weight[:, 0] *= 100  # now the others round to 0 or 1
+    linear.weight.copy_(weight)
+    with int8_products(nn.Sequential(linear)):
+        assert not torch.allclose(linear(x), nn.functional.linear(x, linear.weight, linear.bias), rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["full", "longformer", "performer"])
+def test_a_step_is_near_that_in_float32(attention: str) -> None:
+    net = network(attention)
+    source, token = torch.randint(4, 40, (6, 9)), torch.randint(4, 40, (6, 2))
+    exact = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
+    with int8_products(net):
+        rounded = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
+    assert not torch.equal(exact, rounded)
+    assert (exact - rounded).norm() < 0.05 * exact.norm()
+
+
+@torch.no_grad()
+def test_afterwards_the_model_is_as_it_was() -> None:
+    net, source = network(), torch.randint(4, 40, (2, 5))
+    before = net.encode(source).memory
+    with int8_products(net):
+        assert not torch.equal(net.encode(source).memory, before)
+    assert torch.equal(net.encode(source).memory, before)
+    with pytest.raises(KeyError), int8_products(net):
+        raise KeyError
+    assert torch.equal(net.encode(source).memory, before)
+    assert "logits" not in net.__dict__
+
+
+def test_a_model_elsewhere_is_refused() -> None:
+    with pytest.raises(MtkitError, match="int8 is for the CPU"), int8_products(nn.Linear(2, 2, device="meta")):
+        pass
