@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings; options here win over it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`; options here win.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.  [default: tiny]")] = None,
     attention: Annotated[

@@ -15,7 +15,9 @@ def compare(
     attention: Annotated[
         str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles that its paper gives it.")
     ],
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings; options here win over it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`; options here win.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, picture and runs go.")] = Path(
         "mtkit-compare"

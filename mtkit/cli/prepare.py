@@ -12,7 +12,9 @@ _PAIR = "SRC TGT"
 
 
 def prepare(
-    recipe: Annotated[Path | None, typer.Option(help="Recipe (YAML) whose data settings to start from.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`, whose data to prepare.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder to write; mtkit-data if left out.")] = None,
     train: Annotated[_Files, typer.Option(metavar=_PAIR, help="Text to train on: source file, target file.")] = None,
     valid: Annotated[_Files, typer.Option(metavar=_PAIR, help="Text to validate on while training.")] = None,

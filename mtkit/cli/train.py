@@ -11,7 +11,9 @@ from mtkit.errors import MtkitError
 
 
 def train(
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings; options here win over it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`; options here win.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run, its folder under mtkit-runs.  [default: the attention's name]")

@@ -15,7 +15,7 @@ from mtkit.errors import DataError, MtkitError
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
     from mtkit.decoding.segments import Directions
-    from mtkit.decoding.stream import Item, Work
+    from mtkit.decoding.stream import Item, Together, Work
     from mtkit.decoding.translator import Translator
     from mtkit.runs import Run
 
@@ -55,7 +55,7 @@ def translate(
     document_ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The document of each line of --input, one id a line.")
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with decoding settings.  [default: the run's]")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe with decoding settings.  [default: the run's]")] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the test sides.  [default: the run's]")
     ] = None,
@@ -173,9 +173,12 @@ class _Job:
                 return n_best_lines(found, first)
             return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in found]
 
+        def together(one: "Item", other: "Item") -> bool:
+            return one[1] == other[1] if ids is not None else bool(one[0].strip() and other[0].strip())
+
         about = {"direction": direction, "documents": self.joined and (str(ids) if ids else "blank lines")}
         with _progress(_count(name)) as advance:
-            self._write(items, work, {**about, "scores": scores}, advance)
+            self._write(items, work, {**about, "scores": scores}, advance, together if self.joined else None)
         notes.say()
 
     def force(self, name: str, target: Path, direction: str | None) -> None:
@@ -244,18 +247,23 @@ class _Job:
             write_text(output, text)
 
     def _write(
-        self, items: "Iterable[Item]", work: "Work", about: dict[str, Any], advance: Callable[[int], object]
+        self,
+        items: "Iterable[Item]",
+        work: "Work",
+        about: dict[str, Any],
+        advance: Callable[[int], object],
+        together: "Together | None" = None,
     ) -> None:
         from mtkit.decoding.stream import to_file, to_stream
 
         if self.output is None:
-            to_stream(items, work, sys.stdout.buffer)
+            to_stream(items, work, sys.stdout.buffer, together=together)
         elif _is_device(self.output):
             with self.output.open("wb") as pipe:
-                to_stream(items, work, pipe)
+                to_stream(items, work, pipe, together=together)
         else:
             about = {**self.translator.identity, **about}
-            to_file(items, work, self.output, about, say=note, on_skip=advance)
+            to_file(items, work, self.output, about, together=together, say=note, on_skip=advance)
 
 
 def _is_device(path: Path) -> bool:

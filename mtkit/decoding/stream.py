@@ -13,7 +13,10 @@ from mtkit.errors import MtkitError
 from mtkit.files import write_json
 
 CHUNK = 10_000
-"""Items worked on together; what is lost by a kill, at most."""
+"""Items worked on together; what is lost by a kill."""
+
+LONGEST_CHUNK = 4 * CHUNK
+"""Items in a chunk that is not cut at `CHUNK` because they belong together, at most."""
 
 Item = tuple[str, ...]
 """An input line with what belongs to it, none of which has a line end; all items of an input have as many strings."""
@@ -21,10 +24,13 @@ Item = tuple[str, ...]
 Work = Callable[[int, list[Item]], Iterable[str]]
 """(number of the first item, from 0; items) to lines of output, which depend on nothing else."""
 
+Together = Callable[[Item, Item], bool]
+"""Whether an item and the next belong together, so that no chunk should end between them."""
 
-def to_stream(items: Iterable[Item], work: Work, stream: BinaryIO) -> None:
+
+def to_stream(items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None) -> None:
     """Write the output of each chunk as soon as it is there."""
-    for first, chunk in _chunks(items):
+    for first, chunk in _chunks(items, together):
         stream.write(_bytes(work(first, chunk)))
         stream.flush()
 
@@ -35,6 +41,7 @@ def to_file(
     path: Path,
     about: Mapping[str, Any],
     *,
+    together: Together | None = None,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> None:
@@ -51,7 +58,7 @@ def to_file(
     about = json.loads(json.dumps(about, default=str))
     if path.is_dir():
         raise MtkitError(f"{path} is a folder; give the name of a file to write")
-    todo, done = _chunks(items), list[dict[str, Any]]()
+    todo, done = _chunks(items, together), list[dict[str, Any]]()
     begun = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,12 +87,19 @@ def to_file(
                 each.unlink(missing_ok=True)
 
 
-def _chunks(items: Iterable[Item]) -> Iterator[tuple[int, list[Item]]]:
+def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
     """The items, some at a time, with the number of the first of them, from 0."""
     iterator, first = iter(items), 0
-    while chunk := list(islice(iterator, CHUNK)):
+    chunk = list(islice(iterator, CHUNK))
+    while chunk:
+        following = None
+        if together is not None:
+            while (following := next(iterator, None)) and together(chunk[-1], following) and len(chunk) < LONGEST_CHUNK:
+                chunk.append(following)
         yield first, chunk
         first += len(chunk)
+        begun = [] if following is None else [following]
+        chunk = begun + list(islice(iterator, CHUNK - len(begun)))
 
 
 def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> list[dict[str, Any]]:

@@ -170,3 +170,14 @@ def test_a_stream_is_written_before_the_next_chunk_is_read() -> None:
             yield item
 
     to_stream(reader(buffer.getvalue), Worker(), buffer)
+
+
+@pytest.mark.parametrize("longest", [40, 17])
+def test_no_chunk_ends_where_items_belong_together(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LONGEST_CHUNK", longest)
+    given = [(str(number), "abcd"[sum(number >= end for end in (8, 25, 33))]) for number in range(38)]
+    worker, written = Worker(), io.BytesIO()
+    to_stream(iter(given), worker, written, together=lambda one, other: one[1] == other[1])
+    assert written.getvalue() == expected(given)
+    # after ten items at the next border of a document, or where a chunk has become too long
+    assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
