@@ -96,7 +96,8 @@ class TrainingSettings(Settings):
     """The training loop."""
 
     batch_tokens: PositiveInt = 2_048
-    """Padded target pieces a batch, at most (source pieces where there are more of them)."""
+    """Padded target pieces a batch, at most (source pieces where there are more of them); where pieces are drawn anew
+    each epoch, as many rows as hold so many before the draw."""
     accumulate: PositiveInt = 1
     """Batches whose gradients one update sums, each token weighing the same."""
     max_updates: PositiveInt | None = None

@@ -121,7 +121,7 @@ def label_of(walked: Number, slot: Number, right: bool, k: int, clip: int) -> Nu
     return (2 * k + 1) * level + 2 * slot + 1 + right
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # a byte or four for each pair that is looked at
 @torch.inference_mode(False)  # what is kept here serves training too
 def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.device) -> Lists:
     """The nodes beside each block of tokens, numbered level by level, with `label_of` each pair.

@@ -86,6 +86,8 @@ class Attention(nn.Module):
     """Exponent of T in time and memory with fixed options: 1, 1.5 or 2."""
     weights: ClassVar[bool] = False
     """Whether it can return attention weights."""
+    exact: ClassVar[bool] = False
+    """Whether 8-bit products are too rough for it: it makes choices of them, or keeps only what they leave over."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     """The slots it takes, each with the names it can combine with; None stands for every name."""
 

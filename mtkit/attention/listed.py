@@ -18,7 +18,9 @@ from mtkit.attention.windows import FAR, NOTHING_SEEN, noise_of, scores_at_once
 
 @dataclass(frozen=True)
 class Lists:
-    """Which keys lie beside each block of queries: places (blocks, L) in the sequence of keys, each at most once.
+    """Which keys lie beside each block of queries: places (blocks, L) in the sequence of keys.
+
+    A place may stand twice beside a block, but a query sees it once at most.
 
     labels (blocks, c, L) are columns of a table with a score of each query for every label; one past the last column
     hides the key from the query.

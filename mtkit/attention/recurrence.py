@@ -50,11 +50,12 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.step, ctx.chunk, ctx.sequences = step, chunk, sequences
         length = inputs[0].shape[-2]
-        last, before, outputs = [torch.empty_like(each) for each in state], [], inputs[0].new_empty(0)
+        last, before, outputs = [each.clone() for each in state], [], inputs[0].new_empty(0)
         for part in _parts(state, length, chunk):
             if part.positions.start == 0:
                 now = [each[part.streams] for each in state]
-            before += now
+            if any(ctx.needs_input_grad):
+                before += now
             made, now = step(part, *_given(part, inputs, sequences), now)
             if not len(outputs):
                 outputs = made.new_empty(len(inputs[0]), *made.shape[1:-2], length, made.shape[-1])

@@ -109,7 +109,7 @@ class SortedChunks:
 def _limit(scores: Tensor, distance: Tensor, near: bool) -> None:
     """Hides what is further than one step away, or with `near` False what is no further."""
     sign = 1 if near else -1
-    limit = scores.new_tensor(sign * 2 * STEP**2)
+    limit = scores.new_full((), sign * 2 * STEP**2)  # no copy from the host
     torch.minimum(scores, torch.addcmul(limit, distance, distance, value=-sign).type_as(scores), out=scores)
 
 

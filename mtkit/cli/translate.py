@@ -81,7 +81,7 @@ def translate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16, float16, or int8 on the CPU; auto is float32.")
+        str, typer.Option(help="auto (float32), bfloat16, float16, or int8: fast on CPUs, nearly as good.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
 ) -> None:

@@ -1,10 +1,12 @@
 """Cleaning: what is unusual about segment pairs, and which of them are left out of training; all of it is counted."""
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 
 from mtkit.data.segments import Ragged
+from mtkit.data.tokenizer import UNK
 from mtkit.data_settings import Cleaning
 
 REASONS = {
@@ -24,13 +26,23 @@ _SHORT = 10
 """Pieces up to which a ratio says nothing: "No." may well be five words elsewhere."""
 
 
-def pair_hashes(direction: str, source: Ragged, target: Ragged) -> np.ndarray:
+def pair_hashes(
+    direction: str, source: Ragged, target: Ragged, sources: Sequence[str], targets: Sequence[str]
+) -> np.ndarray:
     """(pairs,) uint64, the same for the same direction and pieces: text that differs in its spaces alone is the same.
 
     All pairs at once: each piece is mixed with its place, a side is the sum of its pieces, a pair is both sides mixed.
+    Where a piece is unknown, the text itself is mixed in: different words have the same unknown piece.
     """
-    way = np.frombuffer(blake2b(direction.encode(), digest_size=8).digest(), dtype=np.uint64)
-    return _mixed(_mixed(_row_sums(source) + way) + _row_sums(target))
+    hashes = _mixed(_mixed(_row_sums(source) + _hash(direction)) + _row_sums(target))
+    unknown = [np.repeat(np.arange(len(side.lengths)), side.lengths)[side.flat == UNK] for side in (source, target)]
+    for row in np.unique(np.concatenate(unknown)).tolist():
+        hashes[row] ^= _hash("\n".join(" ".join(text.split()) for text in (sources[row], targets[row])))
+    return hashes
+
+
+def _hash(text: str) -> np.uint64:
+    return np.uint64(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
 
 
 def _row_sums(side: Ragged) -> np.ndarray:

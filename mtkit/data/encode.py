@@ -102,7 +102,7 @@ def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Enc
         source,
         target,
         words=(_words(source, tokenizers.source), _words(target, tokenizers.target)),
-        hashes=pair_hashes(chunk.direction, source, target),
+        hashes=pair_hashes(chunk.direction, source, target, chunk.sources, chunk.targets),
         identical=np.fromiter(same, dtype=bool, count=len(chunk.lines)),
         suspicious=None if off is None else chunk.lines[off - 1],
     )

@@ -203,7 +203,7 @@ def _listed(changes: Sequence[str]) -> str:
 
 
 def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode())
     for model in sorted(tokenizer.iterdir()):
         digest.update(model.read_bytes())
     return digest.hexdigest()

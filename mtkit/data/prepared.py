@@ -180,11 +180,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = record["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged; run `mtkit prepare --data {folder} --overwrite`") from error
+        raise DataError(f"{path} is damaged; repeat the `mtkit prepare` that made it, with --overwrite") from error
     if version != FORMAT:
         raise DataError(
             f"{folder} has format {version}, this mtkit reads format {FORMAT}; "
-            f"run `mtkit prepare --data {folder} --overwrite`"
+            "repeat the `mtkit prepare` that made it, with --overwrite"
         )
     return record
 
@@ -200,7 +200,7 @@ def open_prepared(folder: Path) -> Prepared:
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowInvalid) as error:
         raise DataError(
             f"the prepared data in {folder} is damaged ({_first_line(error)}); "
-            f"run `mtkit prepare --data {folder} --overwrite`"
+            "repeat the `mtkit prepare` that made it, with --overwrite"
         ) from error
 
 

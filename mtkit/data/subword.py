@@ -69,7 +69,7 @@ class Resegmentation:
 
     def of(self, side: Side, rows: np.ndarray, *, epoch: int, part: int) -> Side:
         """These rows of a side in other pieces: a row's depend on seed, epoch, part, and its place among `rows`."""
-        seeds = np.random.default_rng((self._seed, epoch, part)).integers(1 << 31, size=(len(rows), 2)).tolist()
+        seeds = np.random.default_rng((self._seed, epoch, 2, part)).integers(1 << 31, size=(len(rows), 2)).tolist()
         source = [self._row(self._source, side.source[row], own) for row, (own, _) in zip(rows, seeds, strict=True)]
         target = [self._row(self._target, side.target[row], own) for row, (_, own) in zip(rows, seeds, strict=True)]
         return side.drawn(rows, _tokens(source), _tokens(target))

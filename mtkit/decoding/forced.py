@@ -81,7 +81,7 @@ def _of_network(network: Network, source: Tensor, target: Tensor, valid: Tensor,
     target_in = torch.cat([begin, target[:, :-1].masked_fill(target[:, :-1] == EOS, PAD)], 1)
     output = network.forward(source, target_in, source_valid=source != PAD, target_valid=valid, task=task)
     parts = zip(output.hidden[valid].split(ROWS), target[valid].split(ROWS), strict=True)
-    return torch.cat([_log_probs(part @ network.output_weight.T, pieces) for part, pieces in parts])
+    return torch.cat([_log_probs(network.logits(part), pieces) for part, pieces in parts])
 
 
 def _log_probs(logits: Tensor, pieces: Tensor) -> Tensor:

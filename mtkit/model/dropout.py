@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-POOL_ELEMENTS = 1 << 22
-"""Numbers in a pool, 16 MB: 262,144 places where a mask may begin."""
+POOL_ELEMENTS = 1 << 24
+"""Numbers in a pool, 64 MB: a million places where a mask may begin."""
 
 STRIDE = 16
 """Masks begin at multiples of this, so that they are aligned for vector loads."""
@@ -17,9 +17,9 @@ class Dropout(nn.Module):
     """Zeroes each number with probability `share` in training and scales the others up (Srivastava et al., 2014).
 
     On the CPU the mask is a stretch of a fixed pool of independent draws, from a place that is drawn each time with
-    torch's generator: a multiplication instead of a draw for each number. Masks of several calls are independent but
-    for the rare overlap of stretches, and all of it is a function of the generator's seed. What is larger than half a
-    pool, and all on other devices, is drawn in the ordinary way.
+    torch's generator: a multiplication instead of a draw for each number. Where two stretches overlap (for two of a
+    million numbers each, one time in eight), two masks have draws in common, at other places. All of it is a function
+    of the generator's seed. What is larger than half a pool, and all on other devices, is drawn in the ordinary way.
     """
 
     def __init__(self, share: float) -> None:
@@ -42,6 +42,7 @@ class Dropout(nn.Module):
 
 
 @lru_cache(maxsize=8)
+@torch.inference_mode(False)  # what is kept here serves training too
 def _pool(share: float, dtype: torch.dtype) -> Tensor:
     """Zeros with probability `share`, else 1 / (1 - share); the same in every process."""
     generator = torch.Generator().manual_seed(20_141_958)

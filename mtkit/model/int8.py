@@ -1,8 +1,9 @@
 """Linear layers in 8-bit integers, for decoding on the CPU: less to multiply and less to read, at nearly the same BLEU.
 
-Weights are rounded once, each output's by a scale of its own; activations at each product, by one scale for all (Kim
-et al., "From Research to Production and Back: Ludicrously Fast Neural Machine Translation", WNGT 2019). Sums are exact
-in 32 bits. Attention itself, norms, softmax and whatever is no linear layer stay in float32.
+Weights are rounded once, each output's by a scale of its own; activations at each product, by one scale for all rows
+(Kim et al., "From Research to Production and Back: Ludicrously Fast Neural Machine Translation", WNGT 2019), so that a
+translation may depend on what is translated beside it. Sums are exact in 32 bits. Attention itself, norms, softmax and
+whatever is no linear layer stay in float32, and so do all products of attentions that must not round (`exact`).
 """
 
 import warnings
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention import Attention
 from mtkit.errors import MtkitError
 from mtkit.model.transformer import Transformer
 
@@ -26,8 +28,10 @@ def int8_products(model: nn.Module) -> Iterator[None]:
     Raises: MtkitError where the model is not on the CPU, or the processor has no such products.
     """
     if next(model.parameters()).device.type != "cpu" or torch.backends.quantized.engine == "none":
-        raise MtkitError("int8 is for the CPU, and x86-64 or Arm; use --dtype bfloat16 or float16 on a GPU")
-    linears = [each for each in model.modules() if type(each) is nn.Linear]
+        raise MtkitError("int8 is for the CPU, x86-64 or Arm; give --device cpu, or --dtype bfloat16")
+    attentions = [each for each in model.modules() if isinstance(each, Attention)]
+    exact = {id(part) for each in attentions if each.exact for part in each.modules()}
+    linears = [each for each in model.modules() if type(each) is nn.Linear and id(each) not in exact]
     whole = [each for each in model.modules() if isinstance(each, Transformer)]
     try:
         for linear in linears:

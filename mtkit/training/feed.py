@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from mtkit.training.distributed import World
 
 DRAWN_TOGETHER = 1 << 19
 """Pieces a side, about, that subword regularisation draws before their rows are sorted into batches: seconds of work,
-and rows enough that batches hold hardly any padding."""
+and rows enough that batches hold hardly any padding. More where batches are large."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,20 @@ class Inputs:
     """T: place // T is the segment."""
     task: Tensor | None = None
     """(B,): the direction of each segment; None where there is only one."""
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The rows of an epoch, and how they are cut into batches."""
+
+    number: int
+    side: Side
+    parts: list[Part]
+
+    @property
+    def batches(self) -> int:
+        """How many there are, known without drawing."""
+        return sum(len(part.sizes) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,8 @@ class Feed:
         self._resegmentation = (
             Resegmentation(prepared.tokenizers, strength, longest=longest, seed=recipe.seed) if strength else None
         )
-        self.batches_per_epoch = len(self.plan(0))
+        self._last: _Epoch | None = None
+        self.batches_per_epoch = self._epoch(0).batches
         """Global batches of the first epoch; others may differ by some."""
         self.updates_per_epoch = -(-self.batches_per_epoch // self._accumulate)
         if not self.batches_per_epoch:
@@ -105,37 +121,41 @@ class Feed:
 
     def side(self, epoch: int) -> Side:
         """The rows of an epoch: those of the training side, or of its documents, joined anew each time."""
-        if self._documents is None:
-            return self._side
-        return joined(self._side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=epoch)
+        return self._epoch(epoch).side
 
     def plan(self, epoch: int) -> list[np.ndarray]:
-        """The rows of every global batch of an epoch."""
-        return self._plan(self.side(epoch), epoch)
-
-    def _plan(self, side: Side, epoch: int) -> list[np.ndarray]:
+        """The rows of every global batch of an epoch, as they are where no pieces are drawn."""
+        laid = self._epoch(epoch)
+        lengths = laid.side.source.lengths, laid.side.target.lengths
         return [
             part.rows[places]
-            for part in self._parts(side, epoch)
-            for places in part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
+            for part in laid.parts
+            for places in part.batches(lengths[0][part.rows], lengths[1][part.rows])
         ]
 
-    def _parts(self, side: Side, epoch: int) -> list[Part]:
-        return plan_parts(
-            side,
-            batch_tokens=self._batch_tokens,
-            max_length=self._longest,
-            seed=self._seed,
-            epoch=epoch,
-            weights=self._weights,
-            pieces=None if self._resegmentation is None else DRAWN_TOGETHER,
-        )
+    def _epoch(self, number: int) -> "_Epoch":
+        """The layout of an epoch; the last one asked for is kept."""
+        if self._last is None or self._last.number != number:
+            side = self._side
+            if self._documents is not None:
+                side = joined(side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=number)
+            parts = plan_parts(
+                side,
+                batch_tokens=self._batch_tokens,
+                max_length=self._longest,
+                seed=self._seed,
+                epoch=number,
+                weights=self._weights,
+                pieces=None if self._resegmentation is None else max(DRAWN_TOGETHER, 32 * self._batch_tokens),
+            )
+            self._last = _Epoch(number, side, parts)
+        return self._last
 
     def largest(self) -> list[Batch]:
         """This process's part of the batches of the first epoch that take the most memory: by tokens, and by width."""
         side = self.side(0)
         lengths = np.maximum(side.source.lengths, side.target.lengths).astype(np.int64) + 1
-        mine = [rows for whole in self._plan(side, 0) if len(rows := self._own(whole))]
+        mine = [rows for whole in self.plan(0) if len(rows := self._own(whole))]
         sizes = [(len(rows) * int(lengths[rows].max()), int(lengths[rows].max())) for rows in mine]
         places = {max(range(len(mine)), key=lambda place: (sizes[place][by], sizes[place])) for by in (0, 1) if mine}
         return [make_batch(side, mine[place]) for place in sorted(places)]
@@ -151,36 +171,41 @@ class Feed:
         return rows[self._world.rank :: self._world.size]
 
     def _rest_of(self, epoch: int, begin: int) -> Iterator[Work]:
-        count = sum(len(part.sizes) for part in self._parts(self.side(epoch), epoch))
-        made = prefetched(self._make, self._batches(epoch, begin))
-        for first in range(begin, count, self._accumulate):
-            used = min(first + self._accumulate, count)
+        laid = self._epoch(epoch)
+        made = prefetched(self._make, self._batches(laid, begin))
+        for first in range(begin, laid.batches, self._accumulate):
+            used = min(first + self._accumulate, laid.batches)
             whole = [next(made) for _ in range(first, used)]
             yield Work(
                 batches=[each.own for each in whole if each.own is not None],
                 tokens=sum(each.tokens for each in whole),
                 rows=[each.rows for each in whole],
-                epoch=epoch if used < count else epoch + 1,
-                batch=used if used < count else 0,
+                epoch=epoch if used < laid.batches else epoch + 1,
+                batch=used if used < laid.batches else 0,
             )
 
-    def _batches(self, epoch: int, begin: int) -> Iterator["_Rows"]:
-        """The global batches of an epoch from `begin` on; pieces are drawn a part of the epoch at a time.
+    def _batches(self, laid: "_Epoch", begin: int) -> Iterator["_Rows"]:
+        """The global batches of an epoch from `begin` on."""
+        ends = np.cumsum([len(part.sizes) for part in laid.parts])
+        left = [number for number, end in enumerate(ends) if end > begin]
+        skipped = begin - int(ends[left[0] - 1]) if left and left[0] else begin
+        for batches in prefetched(partial(self._part, laid), left, ahead=1):  # drawn while those before are trained on
+            yield from batches[skipped:]
+            skipped = 0
+
+    def _part(self, laid: "_Epoch", number: int) -> list["_Rows"]:
+        """The global batches of one part of an epoch, whose pieces are drawn together where any are.
 
         Rows are sorted by the pieces that were drawn: by those that the data has, a third of each batch were padding.
+        Every process draws them all, so that batches are the same however many there are.
         """
-        side, first = self.side(epoch), 0
-        for number, part in enumerate(self._parts(side, epoch)):
-            begin_here, first = max(begin - first, 0), first + len(part.sizes)
-            if begin_here >= len(part.sizes):
-                continue
-            if self._resegmentation is None:
-                places = part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
-                yield from (_Rows(part.rows[each], side, part.rows[each]) for each in places[begin_here:])
-            else:
-                drawn = self._resegmentation.of(side, part.rows, epoch=epoch, part=number)
-                places = part.batches(drawn.source.lengths, drawn.target.lengths)
-                yield from (_Rows(part.rows[each], drawn, each) for each in places[begin_here:])
+        part, side = laid.parts[number], laid.side
+        if self._resegmentation is None:
+            found = part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
+            return [_Rows(part.rows[places], side, part.rows[places]) for places in found]
+        drawn = self._resegmentation.of(side, part.rows, epoch=laid.number, part=number)
+        found = part.batches(drawn.source.lengths, drawn.target.lengths)
+        return [_Rows(part.rows[places], drawn, places) for places in found]
 
     def _make(self, whole: "_Rows") -> "_Made":
         """This process's part of a global batch."""
@@ -191,14 +216,15 @@ class Feed:
         return _Made(whole.rows, count_tokens(whole.side, [whole.places]), batch)
 
     def name_lines(self, epoch: int, rows: Sequence[np.ndarray]) -> str:
-        """The lines of the input files where these rows of an epoch begin, as "lines 3, 8 and 12 of train.en"."""
+        """The lines of the input files where these rows of an epoch are, or begin, as "lines 3, 8, 12 of train.en"."""
         side, every = self.side(epoch), np.unique(np.concatenate(rows))
+        joined_up = "what begins at " if self._documents is not None and side is not self._side else ""
         corpora = np.zeros(len(every), dtype=np.int64) if side.corpora is None else side.corpora[every]
         named = []
         for corpus in np.unique(corpora):
             numbers = np.sort(side.lines[every[corpora == corpus]])
             lines = f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-            named.append(f"{lines} of {self._source_names[corpus]}")
+            named.append(f"{joined_up}{lines} of {self._source_names[corpus]}")
         return ", ".join(named)
 
 

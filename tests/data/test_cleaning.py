@@ -1,23 +1,42 @@
 import numpy as np
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out, pair_hashes
+from mtkit.data.tokenizer import UNK
 from mtkit.data_settings import Cleaning
 from tests.data.test_segments import ragged
 
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def hashes_of(direction: str, pairs: Pairs, texts: list[tuple[str, str]] | None = None) -> list[int]:
+    """Of pieces counted from the first that stands for text; `texts` where some are unknown."""
+    source, target = (ragged(*([each + 4 for each in pair[side]] for pair in pairs)) for side in (0, 1))
+    texts = texts or [("", "")] * len(pairs)
+    found: list[int] = pair_hashes(direction, source, target, *zip(*texts, strict=True)).tolist()
+    return found
+
 
 def test_hashes_are_of_direction_and_pieces_and_their_places() -> None:
-    texts = [([1, 2], [3]), ([1], [2, 3]), ([2, 1], [3]), ([3], [1, 2]), ([], [1, 2, 3]), ([1, 2, 3], []), ([], [])]
-    texts += [([1, 2, 2], [3]), ([2, 2, 1], [3]), ([1, 1], []), ([], [1, 1]), ([0], []), ([0, 0], [])]
-    once = pair_hashes("en-de", ragged(*(one for one, _ in texts)), ragged(*(two for _, two in texts)))
-    other = pair_hashes("en-fr", ragged(*(one for one, _ in texts)), ragged(*(two for _, two in texts)))
-    assert len({*once.tolist(), *other.tolist()}) == 2 * len(texts)
-    turned = pair_hashes("en-de", ragged(*(one for one, _ in texts[::-1])), ragged(*(two for _, two in texts[::-1])))
-    assert turned.tolist() == once.tolist()[::-1]
+    pairs: Pairs = [([1, 2], [3]), ([1], [2, 3]), ([2, 1], [3]), ([3], [1, 2]), ([], [1, 2, 3]), ([1, 2, 3], [])]
+    pairs += [([], []), ([1, 2, 2], [3]), ([2, 2, 1], [3]), ([1, 1], []), ([], [1, 1]), ([0], []), ([0, 0], [])]
+    once = hashes_of("en-de", pairs)
+    assert len({*once, *hashes_of("en-fr", pairs)}) == 2 * len(pairs)
+    assert hashes_of("en-de", pairs[::-1]) == once[::-1]
+
+
+def test_pairs_with_unknown_pieces_are_told_by_their_text() -> None:
+    pairs: Pairs = [([5, UNK - 4], [6]), ([5, UNK - 4], [6]), ([5, UNK - 4], [6]), ([5], [6])]
+    texts = [("ask 鑫", "frag"), ("ask 淼", "frag"), (" ask  鑫", "frag "), ("ask", "frag")]
+    one, other, spaced, plain = hashes_of("en-de", pairs, texts)
+    assert one == spaced
+    assert len({one, other, plain}) == 3
+    assert plain == hashes_of("en-de", pairs[3:])[0]
 
 
 def test_hashes_of_many_pairs_are_spread_over_64_bits() -> None:
-    rows = [[number // 300, number % 300] for number in range(90_000)]
-    hashes = pair_hashes("en-de", ragged(*rows), ragged(*[[7]] * len(rows)))
+    rows = [[4 + number // 300, 4 + number % 300] for number in range(90_000)]
+    texts = [""] * len(rows)
+    hashes = pair_hashes("en-de", ragged(*rows), ragged(*[[7]] * len(rows)), texts, texts)
     assert len(np.unique(hashes)) == len(rows)
     bits = (hashes[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.abs(bits.mean(0) - 0.5).max() < 0.01

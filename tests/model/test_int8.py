@@ -34,7 +34,7 @@ def test_whole_numbers_within_the_range_are_multiplied_exactly() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["full", "longformer", "performer"])
+@pytest.mark.parametrize("attention", ["full", "longformer", "performer", "reformer"])
 def test_a_step_is_near_that_in_float32(attention: str) -> None:
     net = network(attention)
     source, token = torch.randint(4, 40, (6, 9)), torch.randint(4, 40, (6, 2))
@@ -56,6 +56,15 @@ def test_afterwards_the_model_is_as_it_was() -> None:
         raise KeyError
     assert torch.equal(net.encode(source).memory, before)
     assert "logits" not in net.__dict__
+
+
+@torch.no_grad()
+def test_attentions_that_must_not_round_stay_as_they_are() -> None:
+    attention = next(each for _, each in network("reformer").attentions())
+    x = torch.randn(2, 5, 32)
+    before = attention(x).output
+    with int8_products(attention):
+        assert torch.equal(attention(x).output, before)
 
 
 def test_a_model_elsewhere_is_refused() -> None:

@@ -48,19 +48,19 @@ def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
     assert (epoch[-1].epoch, epoch[-1].batch) == (1, 0)
 
 
-def test_segments_of_documents_are_joined_anew_each_epoch(prepared: Prepared) -> None:
-    whole = replace(prepared, settings=prepared.settings.model_copy(update={"documents": Documents(pieces=5_000)}))
-    source = feed(whole)
-    assert source.side(1) is prepared.train  # its segments are no documents
-    source._side = replace(prepared.train, documents=np.zeros(len(prepared.train), dtype=np.int64))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tokens, "adjoining", property(lambda tokens: np.ones(len(tokens) - 1, dtype=bool)))
-        lines = [source.side(epoch).lines.tolist() for epoch in (0, 1, 0)]
-        longest = max(int(source.side(epoch).source.lengths.max()) for epoch in range(9))
-        taken = [line for work in islice(source.updates(1, 0), 3) for each in work.batches for line in each.lines]
+def test_segments_of_documents_are_joined_anew_each_epoch(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = prepared.settings.model_copy(update={"documents": Documents(pieces=5_000)})
+    assert feed(replace(prepared, settings=settings)).side(1) is prepared.train  # its segments are no documents
+    train = replace(prepared.train, documents=np.zeros(len(prepared.train), dtype=np.int64))
+    monkeypatch.setattr(Tokens, "adjoining", property(lambda tokens: np.ones(len(tokens) - 1, dtype=bool)))
+    source = feed(replace(prepared, settings=settings, train=train))
+    lines = [source.side(epoch).lines.tolist() for epoch in (0, 1, 0)]
+    longest = max(int(source.side(epoch).source.lengths.max()) for epoch in range(9))
+    taken = [line for work in islice(source.updates(1, 0), 3) for each in work.batches for line in each.lines]
     assert lines[0] == lines[2] != lines[1]
     assert 500 < longest < 1_024  # what the model takes
     assert set(taken) <= set(lines[1])
+    assert source.name_lines(1, [np.array([0])]) == f"what begins at line 1 of {prepared.folder}/text/train.en"
 
 
 @pytest.mark.parametrize("together", [1 << 19, 700])
@@ -122,7 +122,7 @@ def test_lines_are_named_with_the_corpus_that_they_are_of(prepared: Prepared) ->
     assert source.name_lines(0, [np.array([4]), np.array([1])]) == f"lines 2, 5 of {prepared.folder}/text/train.en"
     corpora = np.zeros(len(prepared.train), dtype=np.int16)
     corpora[4:] = 1
-    source._side = replace(prepared.train, corpora=corpora)
+    source._last = replace(source._epoch(0), side=replace(prepared.train, corpora=corpora))
     source._source_names = ["a.en", "b.en"]
     assert source.name_lines(0, [np.array([4, 7]), np.array([1])]) == "line 2 of a.en, lines 5, 8 of b.en"
 

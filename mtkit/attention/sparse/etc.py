@@ -303,7 +303,7 @@ class Etc(HeadAttention):
                 module.load_state_dict(getattr(self, plain).state_dict())
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # a byte or four for each pair that is looked at
 @torch.inference_mode(False)  # what is kept here serves training too
 def token_lists(
     length: int, nodes: int, radius: int, members: int, *, clip: int, hard: bool, device: torch.device

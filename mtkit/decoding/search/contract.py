@@ -40,8 +40,7 @@ class Model(Protocol):
 class Network(Model, Protocol):
     """A model that is one network, and so can be asked about all positions of a given translation at once."""
 
-    @property
-    def output_weight(self) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
     def forward(
         self,
         source: Tensor,
