@@ -1,5 +1,6 @@
 """The command line as a whole: quick, without torch, and one line for a user's mistake."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,27 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
 
 def test_version() -> None:
     assert mtkit("--version").stdout.startswith("mtkit ")
+
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FAULTS = """
+import resource, sys
+from mtkit.cli.app import app
+if {told}:
+    app(["attentions", "full"], standalone_mode=False)
+import torch
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(16 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not PAGES.exists() or "[never]" in PAGES.read_text(), reason="this system has no large pages")
+def test_large_tensors_get_large_pages() -> None:
+    def faults(told: bool) -> int:
+        environment = {key: value for key, value in os.environ.items() if key != "THP_MEM_ALLOC_ENABLE"}
+        command = [sys.executable, "-c", FAULTS.format(told=told)]
+        run = subprocess.run(command, capture_output=True, check=True, env=environment)
+        return int(run.stdout.split()[-1])
+
+    assert faults(told=True) < faults(told=False) / 10

@@ -46,6 +46,9 @@ class TinyModel(nn.Module):
     def output_weight(self) -> Tensor:
         return self.weight
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.weight.T
+
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
         assert source_valid is not None
         return Encoded(self.source[source], source_valid)
