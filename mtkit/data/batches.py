@@ -92,6 +92,11 @@ class Part:
         order, _ = _sorted(source.astype(np.int64) + 1, target.astype(np.int64) + 1)
         return [order[cuts[batch] : cuts[batch + 1]] for batch in self.order]
 
+    def planned(self, side: Side) -> list[np.ndarray]:
+        """The rows of each batch, in training order, by the lengths that they have in `side`."""
+        places = self.batches(side.source.lengths[self.rows], side.target.lengths[self.rows])
+        return [self.rows[each] for each in places]
+
 
 def plan(
     side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int, weights: Sequence[float] | None = None
@@ -105,13 +110,8 @@ def plan(
     `weights` are those of the corpora that `side.corpora` counts in: every row of a corpus of weight 2.5 is there twice
     and half of them, another half each epoch, a third time.
     """
-    return [
-        part.rows[places]
-        for part in plan_parts(
-            side, batch_tokens=batch_tokens, max_length=max_length, seed=seed, epoch=epoch, weights=weights
-        )
-        for places in part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
-    ]
+    parts = plan_parts(side, batch_tokens=batch_tokens, max_length=max_length, seed=seed, epoch=epoch, weights=weights)
+    return [rows for part in parts for rows in part.planned(side)]
 
 
 def plan_parts(

@@ -126,12 +126,7 @@ class Feed:
     def plan(self, epoch: int) -> list[np.ndarray]:
         """The rows of every global batch of an epoch, as they are where no pieces are drawn."""
         laid = self._epoch(epoch)
-        lengths = laid.side.source.lengths, laid.side.target.lengths
-        return [
-            part.rows[places]
-            for part in laid.parts
-            for places in part.batches(lengths[0][part.rows], lengths[1][part.rows])
-        ]
+        return [rows for part in laid.parts for rows in part.planned(laid.side)]
 
     def _epoch(self, number: int) -> "_Epoch":
         """The layout of an epoch; the last one asked for is kept."""
@@ -201,11 +196,10 @@ class Feed:
         """
         part, side = laid.parts[number], laid.side
         if self._resegmentation is None:
-            found = part.batches(side.source.lengths[part.rows], side.target.lengths[part.rows])
-            return [_Rows(part.rows[places], side, part.rows[places]) for places in found]
+            return [_Rows(rows, side, rows) for rows in part.planned(side)]
         drawn = self._resegmentation.of(side, part.rows, epoch=laid.number, part=number)
-        found = part.batches(drawn.source.lengths, drawn.target.lengths)
-        return [_Rows(part.rows[places], drawn, places) for places in found]
+        places = part.batches(drawn.source.lengths, drawn.target.lengths)
+        return [_Rows(part.rows[each], drawn, each) for each in places]
 
     def _make(self, whole: "_Rows") -> "_Made":
         """This process's part of a global batch."""
