@@ -18,6 +18,7 @@ from mtkit.decoding.search import Model
 from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.errors import MtkitError
+from mtkit.model.int8 import check_int8
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
@@ -41,6 +42,8 @@ class Translator:
         """
         self.runs, self.settings = runs, settings
         self._dtype, where = find_dtype(dtype), find_device(device)
+        if self._dtype == torch.int8:
+            check_int8(where)  # before models and text are read
         for other in runs[1:]:
             _check_alike(runs[0], other)
         models = [run.load_model(checkpoint, str(where)) for run in runs]

@@ -27,8 +27,7 @@ def int8_products(model: nn.Module) -> Iterator[None]:
 
     Raises: MtkitError where the model is not on the CPU, or the processor has no such products.
     """
-    if next(model.parameters()).device.type != "cpu" or torch.backends.quantized.engine == "none":
-        raise MtkitError("int8 is for the CPU, x86-64 or Arm; give --device cpu, or --dtype bfloat16")
+    check_int8(next(model.parameters()).device)
     attentions = [each for each in model.modules() if isinstance(each, Attention)]
     exact = {id(part) for each in attentions if each.exact for part in each.modules()}
     linears = [each for each in model.modules() if type(each) is nn.Linear and id(each) not in exact]
@@ -44,6 +43,12 @@ def int8_products(model: nn.Module) -> Iterator[None]:
             linear.__dict__.pop("forward", None)
         for each in whole:
             each.__dict__.pop("logits", None)
+
+
+def check_int8(device: torch.device) -> None:
+    """Raises: MtkitError where there are no such products."""
+    if device.type != "cpu" or torch.backends.quantized.engine == "none":
+        raise MtkitError("int8 is for the CPU, x86-64 or Arm; give --device cpu, or --dtype bfloat16")
 
 
 def _rounded(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

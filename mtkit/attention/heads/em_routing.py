@@ -4,7 +4,8 @@ Papers: Li, Yang, Dou, Wang, Lyu and Tu, "Information Aggregation for Multi-Head
 NAACL 2019, arXiv 1904.03100; Gu and Feng, "Improving Multi-head Attention with Capsule Networks", NLPCC 2019,
 arXiv 1909.00188.
 Departures: `out_proj` is kept after the capsules, which take the place of the concatenated heads.
-It learns slowly with wide capsules, a likely cause being that the density is a product over a capsule's width, so that after three iterations 8 capsules of width 16 take 95% of what they say from one of 4 heads
+It learns slowly with wide capsules. A likely cause: the density is a product over a capsule's width, so that after
+three iterations 8 capsules of width 16 take 95% of what they say from one of 4 heads
 each, and beside an output of the same size the gradient of the tokens is 7 times that of `full`. With one iteration it
 is that of `full`, and with capsules of width 1, of which the first paper takes many, 1.5 times that.
 Cost: the votes are another `out_proj`, O(T D^2), and O(T H D) numbers, computed once; an iteration is O(T H D).
