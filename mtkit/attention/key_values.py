@@ -48,7 +48,8 @@ class KeyValueAttention(HeadAttention):
     ) -> tuple[State, Any]:
         """An empty key and value cache; in the cross role the projected source, once for all hypotheses."""
         if memory is not None:
-            k, v = self.keys_values(memory)
+            # heads first in memory too, for otherwise each step's products would copy them
+            k, v = (x.contiguous() for x in self.keys_values(memory))
             return {"shared": {"keys": k, "values": v, "valid": memory_valid}}, None
         p = self.projection
         shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}

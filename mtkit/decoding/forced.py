@@ -11,6 +11,7 @@ from mtkit.decoding.device import decoding_with
 from mtkit.decoding.ensemble import mean_of, networks_of
 from mtkit.decoding.search import Model, Network
 from mtkit.decoding.segments import Directions, Source
+from mtkit.decoding.side_by_side import side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError
 
@@ -49,7 +50,8 @@ def log_probs_of_lines(
     lengths = [max(len(s.pieces), len(t)) for s, t in zip(segments, target, strict=True)]
     results = [0.0] * len(sources)
     with decoding_with(model, dtype) as device:
-        for rows in plan(lengths, batch_tokens, 1):
+
+        def forced(rows: list[int]) -> list[float]:
             batch = [segments[row] for row in rows]
             found = forced_log_probs(
                 model,
@@ -57,7 +59,11 @@ def log_probs_of_lines(
                 padded([target[row] for row in rows], device),
                 task=tasks_of([segment.task for segment in batch], device),
             )
-            for row, log_prob in zip(rows, found.tolist(), strict=True):
+            return found.tolist()
+
+        batches = plan(lengths, batch_tokens, 1)
+        for rows, found in zip(batches, side_by_side(forced, batches, device), strict=True):
+            for row, log_prob in zip(rows, found, strict=True):
                 results[row] = log_prob
             if on_progress is not None:
                 on_progress(len(rows))

@@ -15,6 +15,7 @@ from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
 from mtkit.decoding.search.sampling import sample
 from mtkit.decoding.segments import Directions, Segment, Source
+from mtkit.decoding.side_by_side import side_by_side
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 
@@ -134,10 +135,14 @@ class _Work:
     ) -> Iterator[list[tuple[int, list[Translation]]]]:
         """Batch by batch, the indices of its segments and the `n_best` translations of each."""
         lengths = [len(segment.pieces) for segment in segments]
-        for indices in plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings)):
+
+        def translated(indices: list[int]) -> list[tuple[int, list[Translation]]]:
             batch = make_batch([segments[index] for index in indices], self.model.longest_target, device, self.first)
             found = SEARCHES[self.settings.method](self.model, batch, self.settings)
-            yield list(zip(indices, _texts(found, self.tokenizer, self.settings.n_best), strict=True))
+            return list(zip(indices, _texts(found, self.tokenizer, self.settings.n_best), strict=True))
+
+        plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings))
+        yield from side_by_side(translated, plans, device)
 
     def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:
         """For each line, the translations of each of its parts."""

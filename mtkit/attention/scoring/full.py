@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended, State
-from mtkit.attention.dot_product import attend, by_hypotheses, safe_softmax, scores_of, weigh
-from mtkit.attention.key_values import KeyValueAttention
+from mtkit.attention.dot_product import attend, safe_softmax, scores_of, weigh
+from mtkit.attention.shared_past import SharedPast, by_position
 
 
-class Full(KeyValueAttention):
+class Full(SharedPast):
     """Scaled dot-product attention over all keys."""
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -77,9 +77,8 @@ class Full(KeyValueAttention):
             query_position=newest.query_position,
             key_position=newest.key_position,
         )
-        weights = by_hypotheses(weights, query.shape[1])
-        output = self.joined(by_hypotheses(heads, query.shape[1]))
-        return Attended(output, weights=weights if need_weights else None), state
+        weights = by_position(weights, newest.visible) if need_weights and self.site.causal else weights
+        return Attended(self.joined(heads), weights=weights if need_weights else None), state
 
     def naive(
         self,

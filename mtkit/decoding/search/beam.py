@@ -17,7 +17,7 @@ from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch, begin, restrict, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import coverage_penalty, normalised
-from mtkit.decoding.search.selection import best
+from mtkit.decoding.search.selection import best_sums
 from mtkit.recipe import DecodingSettings
 
 
@@ -162,12 +162,11 @@ def _continuations(
 ) -> _Continuations:
     """The best continuations of the hypotheses alive; logits (B', N, V)."""
     beam, vocabulary = logits.shape[1:]
-    log_probs = logits.log_softmax(-1).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    log_probs = logits.log_softmax(-1)
     restrict(log_probs, batch, alive.rows, step)
     if no_repeat_ngram:
         forbid_repeats(log_probs, alive.pieces[..., :step], no_repeat_ngram)
-    log_probs += alive.log_prob[..., None]
-    top, index = best(log_probs.flatten(1), 2 * beam)
+    top, index = best_sums(log_probs, alive.log_prob, 2 * beam)
     return _Continuations(top, index.div(vocabulary, rounding_mode="floor"), index % vocabulary)
 
 

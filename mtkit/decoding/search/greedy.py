@@ -1,16 +1,17 @@
 """Greedy decoding: the most likely piece, each time."""
 
 from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch
+from mtkit.decoding.search.selection import best
 from mtkit.decoding.search.walk import walk
 from mtkit.recipe import DecodingSettings
 
 
 def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """One hypothesis a segment; of equally likely pieces the one with the lowest id. No softmax is computed."""
+    """One hypothesis a segment; of equally likely pieces the one with the lowest id."""
     return walk(
         model,
         batch,
-        lambda logits, rows, step: logits.argmax(-1),
+        lambda scores, rows, step: best(scores.flatten(0, 1), 1)[1].view(scores.shape[:2]),  # sooner than argmax
         hypotheses=1,
         length_penalty=settings.length_penalty,
         no_repeat_ngram=settings.no_repeat_ngram,

@@ -9,31 +9,40 @@ BLOCK = 64
 def best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of float32 values (B, M), largest first, and their indices, (B, k) each; of equal ones the first.
 
-    No value may be NaN. The k best lie in the k blocks with the largest maxima (of equal maxima the first blocks), so
-    two small selections are enough.
+    NaN counts as -inf.
     """
-    count = values.shape[1]
-    if count <= 2 * k * BLOCK:
-        return _first_best(values, k)
+    return best_sums(values.unsqueeze(1), values.new_zeros(len(values), 1), k)
+
+
+def best_sums(values: Tensor, before: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`best` of the sums of values (B, N, V) and before (B, N), as N * V in a row, of which only the best are computed.
+
+    The k best lie in the k blocks with the largest maxima (of equal maxima the first blocks), so two small selections
+    are enough; adding the same number to all values of a block keeps their order.
+    """
+    count = values.shape[2]
     whole = count // BLOCK * BLOCK
-    highest = values[:, :whole].unflatten(1, (-1, BLOCK)).amax(-1)
+    highest = [values[..., :whole].unflatten(2, (-1, BLOCK)).amax(-1)] if whole else []
     if whole < count:
-        highest = torch.cat([highest, values[:, whole:].amax(1, keepdim=True)], 1)
-    blocks = _first_best(highest, k)[1].sort(dim=1).values
-    index = (blocks[..., None] * BLOCK + torch.arange(BLOCK, device=values.device)).flatten(1)  # (B, k * BLOCK), rising
-    inside = index < count
-    near = values.gather(1, index.clamp(max=count - 1)).masked_fill(~inside, -torch.inf)
-    top, place = _first_best(near, k)
+        highest.append(values[..., whole:].amax(2, keepdim=True))
+    maxima = torch.cat(highest, 2) + before[..., None]  # (B, N, blocks)
+    blocks = _first_best(maxima.flatten(1), k)[1].sort(dim=1).values[..., None]
+    row, column = blocks // maxima.shape[2], blocks % maxima.shape[2] * BLOCK
+    column = column + torch.arange(BLOCK, device=values.device)  # (B, k, BLOCK)
+    index = (row * count + column.clamp(max=count - 1)).flatten(1)  # rising
+    near = values.flatten(1).gather(1, index).view(column.shape) + before.gather(1, row.squeeze(2))[..., None]
+    near = near.masked_fill(column >= count, -torch.inf).flatten(1)
+    top, place = _first_best(near, min(k, values.shape[1] * count))
     return top, index.gather(1, place)
 
 
 def _first_best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The same by integers that are all different, as `torch.topk` promises nothing about equal values.
+    """`best` by integers that are all different, as `torch.topk` promises nothing about equal values.
 
     The upper half of an integer has the order of the values, the lower that of the places. A stable sort would do, at
     six times the cost.
     """
-    count = values.shape[1]
+    count, values = values.shape[1], values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32  # the bits of negative numbers rise as these fall
     places = torch.arange(count - 1, -1, -1, device=values.device)

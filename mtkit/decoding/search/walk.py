@@ -12,7 +12,8 @@ from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import normalised
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]
-"""(logits (B', N, V), segments (B',), step) to the chosen pieces (B', N); logits of forbidden pieces are -inf."""
+"""(log-probabilities (B', N, V), segments (B',), step) to the chosen pieces (B', N); those of forbidden pieces are
+-inf."""
 
 
 def walk(
@@ -32,12 +33,12 @@ def walk(
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
         logits, state, _ = model.step(token, state)
-        mass = logits.logsumexp(-1)  # over all pieces: the score is the model's probability, whatever is forbidden
-        restrict(logits, batch, rows, step)
+        scores = logits.log_softmax(-1)  # over all pieces: the score is the model's probability, whatever is forbidden
+        restrict(scores, batch, rows, step)
         if no_repeat_ngram:
-            forbid_repeats(logits, pieces[rows, :, :step], no_repeat_ngram)
-        token = choose(logits, rows, step)
-        log_prob = logits.gather(-1, token[..., None]).squeeze(-1) - mass
+            forbid_repeats(scores, pieces[rows, :, :step], no_repeat_ngram)
+        token = choose(scores, rows, step)
+        log_prob = scores.gather(-1, token[..., None]).squeeze(-1)
         broken = ~log_prob.isfinite()
         token = token.masked_fill(broken, EOS).masked_fill(done, PAD)
         pieces[rows, :, step] = token

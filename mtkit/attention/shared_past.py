@@ -1,0 +1,101 @@
+"""Keys and values that stay where they are written while beam search moves hypotheses: what moves is who sees them.
+
+Each step writes a row for each hypothesis of a segment behind those of the steps before. A hypothesis sees the rows of
+its own past only: a row of booleans, which is all that `reorder` has to copy, where a cache of each hypothesis's own
+would be copied whole at every step. The hypotheses of a segment read all its rows in one product, their queries
+together, and what they do not see is masked.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import State
+from mtkit.attention.key_values import KeyValueAttention, Newest
+
+FIRST_CAPACITY = 32
+"""Rows there is room for at first; it grows by half."""
+
+
+class SharedPast(KeyValueAttention):
+    """Attention whose decoder state keeps the past of a segment's hypotheses together."""
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Room for the rows to come; in the cross role the projected source, once for all hypotheses."""
+        if memory is not None:
+            return super().start(batch_size, memory, memory_valid, hypotheses=hypotheses)
+        p, like = self.projection, self.q_proj.weight
+        shared = {
+            "keys": like.new_zeros(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
+            "values": like.new_zeros(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
+            "position": torch.zeros(batch_size, FIRST_CAPACITY, dtype=torch.long, device=like.device),
+        }
+        seen = torch.zeros(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool, device=like.device)
+        return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
+
+    def newest(self, query: Tensor, state: State) -> tuple[Newest, State]:
+        """What a step with query (B, N, D) attends with, N queries of one segment, and the state with its rows added.
+
+        q (B, H, N, K), keys (B, G, M, K), values (B, G, M, V), visible (B, 1, N, M) or None where there is one row at
+        each position, key_position (M,), for the M rows written so far.
+        """
+        if "seen" not in state:
+            return super().newest(query, state)
+        here = torch.full((1,), state["count"], device=query.device)
+        q, (k, v) = self.queries(query, here), self.keys_values(query, here)
+        state = _with_rows(state, k, v)
+        shared, rows = state["shared"], state["rows"]
+        alone = rows == state["count"]  # as many rows as positions
+        return Newest(
+            q,
+            shared["keys"][:, :, :rows],
+            shared["values"][:, :, :rows],
+            None if alone else state["seen"][:, None, :, :rows],
+            here,
+            # the same in all segments, of which there may be none left
+            shared["position"][:1, :rows].sum(0),
+        ), state
+
+
+def by_position(weights: Tensor, visible: Tensor | None) -> Tensor:
+    """Weights (B, H, N, M) over rows as (B, H, N, L) over the L positions that each hypothesis sees."""
+    if visible is None:
+        return weights
+    visible = visible.expand_as(weights)
+    return weights[visible].view(*weights.shape[:3], -1)
+
+
+def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
+    """The state with a row for each hypothesis: k (B, G, N, K), v (B, G, N, V)."""
+    shared, seen, rows = state["shared"], state["seen"], state["rows"]
+    hypotheses = k.shape[2]
+    end = rows + hypotheses
+    if end > seen.shape[2]:
+        room = max(end, seen.shape[2] + seen.shape[2] // 2)
+        shared = {name: _wider(value, 1 if name == "position" else 2, room) for name, value in shared.items()}
+        seen = _wider(seen, 2, room)
+    if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
+        shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
+    shared["keys"][:, :, rows:end] = k
+    shared["values"][:, :, rows:end] = v
+    shared["position"][:, rows:end] = state["count"]
+    seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
+    return {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
+
+
+def _wider(x: Tensor, dim: int, room: int) -> Tensor:
+    """x with so much room along a dimension; what stands behind x is not defined."""
+    wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
+    wider.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return wider

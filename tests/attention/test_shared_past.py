@@ -1,0 +1,87 @@
+"""Rows of a segment's hypotheses, written once: each hypothesis sees those of its own past, whatever reorder does."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import build, reorder
+
+
+def make(**arguments: Any) -> Any:
+    return build("full", role="decoder", d_model=32, heads=4, **arguments).eval()
+
+
+def walked(full: Any, x: Tensor, parents: list[Tensor]) -> tuple[Any, Any, Tensor]:
+    """The last `newest`, its state and the tokens (B, N, t, D) behind each hypothesis; parents between the steps."""
+    state, _ = full.start(len(x), hypotheses=x.shape[1])
+    past = x[:, :, :0]
+    for t in range(x.shape[2]):
+        if t and len(parents) >= t:
+            state = reorder(state, parents[t - 1])
+            past = past.gather(1, parents[t - 1][:, :, None, None].expand(-1, -1, *past.shape[2:]))
+        token = x[:, : past.shape[1], t]
+        newest, state = full.newest(token, state)
+        past = torch.cat([past, token[:, :, None]], 2)
+    return newest, state, past
+
+
+@pytest.mark.parametrize("steps", [5, 40])
+@torch.no_grad()
+def test_what_a_hypothesis_sees_is_its_own_past(steps: int) -> None:
+    """Forty steps of three hypotheses are more rows than there is room for at first."""
+    full, x = make(positions="rotary", projection="multi-query"), torch.randn(2, 3, steps, 32)
+    parents = [torch.randint(3, (2, 3)) for _ in range(steps - 1)]
+    newest, _, past = walked(full, x, parents)
+    keys, values = full.keys_values(past.flatten(0, 1))  # (B * N, 1, T, K)
+    for number in range(6):
+        segment, hypothesis = divmod(number, 3)
+        mine = newest.visible[segment, 0, hypothesis]
+        torch.testing.assert_close(newest.keys[segment, :, mine], keys[number])
+        torch.testing.assert_close(newest.values[segment, :, mine], values[number])
+        assert newest.key_position[mine].tolist() == list(range(steps))
+    assert newest.query_position.tolist() == [steps - 1]
+
+
+@torch.no_grad()
+def test_reorder_moves_no_keys() -> None:
+    full = make()
+    state, _ = full.start(2, hypotheses=3)
+    _, state = full.step(torch.randn(2, 3, 32), state)
+    after = reorder(state, torch.tensor([[2, 2, 0], [0, 1, 1]]))
+    assert after["shared"]["keys"] is state["shared"]["keys"]
+    assert after["shared"]["values"] is state["shared"]["values"]
+
+
+@torch.no_grad()
+def test_one_hypothesis_needs_no_mask_until_it_branches() -> None:
+    full, x = make(), torch.randn(2, 1, 4, 32)
+    newest, state, _ = walked(full, x, [])
+    assert newest.visible is None
+    state = reorder(state, torch.zeros(2, 3, dtype=torch.long))
+    newest, state = full.newest(torch.randn(2, 3, 32), state)
+    assert newest.visible is not None
+    assert newest.visible.sum(-1).unique().tolist() == [5]
+    newest, _ = full.newest(torch.randn(2, 1, 32), reorder(state, torch.ones(2, 1, dtype=torch.long)))
+    assert newest.visible is not None
+    assert newest.visible.sum(-1).unique().tolist() == [6]
+
+
+@pytest.mark.parametrize("positions", [None, "alibi", "shaw"])
+@torch.no_grad()
+def test_weights_are_by_position(positions: str | None) -> None:
+    full, x = make(**({"positions": positions} if positions else {})), torch.randn(2, 3, 6, 32)
+    _, state, past = walked(full, x[:, :, :5], [torch.randint(3, (2, 3)) for _ in range(4)])
+    attended, _ = full.step(x[:, :, 5], state, need_weights=True)
+    whole = torch.cat([past, x[:, :, 5:]], 2).flatten(0, 1)
+    expected = full(whole, need_weights=True).weights[:, :, -1].unflatten(0, (2, 3)).transpose(1, 2)
+    torch.testing.assert_close(attended.weights, expected)
+
+
+@torch.no_grad()
+def test_all_segments_may_leave() -> None:
+    full = make(positions="alibi")
+    _, state, _ = walked(full, torch.randn(2, 3, 3, 32), [])
+    attended, _ = full.step(torch.randn(0, 3, 32), reorder(state, torch.zeros(0, dtype=torch.long)))
+    assert attended.output.shape == (0, 3, 32)

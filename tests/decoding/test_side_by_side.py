@@ -1,0 +1,88 @@
+"""Several batches at a time on a CPU: in order, under the caller's modes, and leaving nothing behind."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mtkit.decoding.side_by_side import MOST, side_by_side
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
+
+
+def test_results_come_in_order_from_several_threads() -> None:
+    meeting = threading.Barrier(3, timeout=20)
+
+    def work(item: int) -> tuple[int, int]:
+        if item < 3:
+            meeting.wait()  # returns only when three are at work at once
+        time.sleep(0.01 * (item % 2))
+        return item, torch.get_num_threads()
+
+    assert list(side_by_side(work, range(10), CPU)) == [(item, 1) for item in range(10)]
+
+
+def test_few_items_share_all_threads() -> None:
+    torch.set_num_threads(4)
+    try:
+        assert list(side_by_side(lambda item: torch.get_num_threads(), range(2), CPU)) == [2, 2]
+        assert list(side_by_side(lambda item: torch.get_num_threads(), range(1), CPU)) == [4]
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(3)
+
+
+def test_an_accelerator_gets_one_item_at_a_time() -> None:
+    here = threading.get_ident()
+    found = list(side_by_side(lambda item: threading.get_ident(), range(5), torch.device("cuda")))
+    assert found == [here] * 5
+    assert MOST > 1
+
+
+def test_work_runs_in_the_callers_modes() -> None:
+    def work(item: int) -> tuple[bool, torch.dtype]:
+        return torch.is_grad_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert set(side_by_side(work, range(6), CPU)) == {(False, torch.bfloat16)}
+    assert set(side_by_side(work, range(6), CPU)) == {(True, torch.float32)}
+
+
+def test_a_failure_stops_the_rest() -> None:
+    begun = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 0:
+            raise ValueError("this one")
+        time.sleep(0.05)
+        return item
+
+    with pytest.raises(ValueError, match="this one"):
+        list(side_by_side(work, range(100), CPU))
+    assert len(begun) < 20
+
+
+def test_nobody_works_on_for_a_caller_that_has_left() -> None:
+    begun = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        time.sleep(0.02)
+        return item
+
+    results = side_by_side(work, range(100), CPU)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert len(begun) < 20
