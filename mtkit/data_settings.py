@@ -87,7 +87,8 @@ class Documents(Settings):
 class Cleaning(Settings):
     """What is left out of training besides pairs with an empty side; all of it is counted either way.
 
-    Validation and test sides are never cleaned. The defaults leave out only what a score would be wrong with.
+    Validation and test sides are never cleaned. The defaults leave out, and refuse, only what a score would be wrong
+    with.
     """
 
     overlap: bool = True
@@ -99,6 +100,9 @@ class Cleaning(Settings):
     length_ratio: PositiveFloat | None = None
     """Leave out pairs with more than so many times the pieces on one side as on the other, where that side has over
     10; counted beyond 4 if left out."""
+    misaligned: bool = False
+    """Take a corpus, of any side, whose lines seem from some line on to go with their neighbour's translation; an error
+    that names the line otherwise."""
     max_pieces: PositiveInt | None = None
     """Leave out pairs with more pieces than this on a side; if left out, training leaves out what the model cannot
     take (model.max_length)."""

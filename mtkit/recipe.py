@@ -161,6 +161,8 @@ class DecodingSettings(Settings):
     """Exponent of the length that a hypothesis's log-probability is divided by; 0 is the plain sum."""
     coverage_penalty: NonNegativeFloat = 0.0
     """Weight of the penalty for source pieces that got little attention; needs a cross attention that has weights."""
+    max_pieces: PositiveInt | None = None
+    """Pieces that a translation may have at most, its end counted; if left out, twice those of its source and 20."""
     no_repeat_ngram: NonNegativeInt = 0
     """Forbid a sequence of this many pieces to appear twice; 0 allows all."""
     n_best: PositiveInt = 1
@@ -174,7 +176,8 @@ class DecodingSettings(Settings):
     seed: int = 1
     """Seed of sampling."""
     batch_tokens: PositiveInt = 4_096
-    """Padded source pieces a batch, at most, all hypotheses counted."""
+    """Padded source pieces a batch, at most, all hypotheses counted; on a CPU up to eight batches are worked on at
+    once."""
 
     @model_validator(mode="after")
     def _n_best_fits_the_beam(self) -> Self:

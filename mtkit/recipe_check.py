@@ -17,7 +17,7 @@ from mtkit.data.encode import Progress, silent
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.data.report import summary
-from mtkit.decoding.held_out import held_out
+from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translator import Translator
 from mtkit.evaluation.report import side_object
 from mtkit.evaluation.side_scores import SideScores, score_side
@@ -94,11 +94,16 @@ def _translate(run: Run, device: str, say: Say, progress: Progress) -> list[str]
     prepared = open_prepared(run.recipe.data.folder)
     names = list(prepared.tests) or ["valid"]
     for name in progress(names, "translating", len(names)):
-        if _record(run, name).items() >= translator.about.items():
+        side = held_out(prepared, name)
+        if _record(run, name).items() >= {**translator.about, "by_documents": side.documents is not None}.items():
             continue
-        found, speed, path = translator.held_out(held_out(prepared, name), joined=True)
-        numbers = speed.numbers()
+        found, speed, path = translator.held_out(side, joined=True)
+        numbers, counts = speed.numbers(), unusual([each for each, *_ in found])
         say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
+        if counts["joined"]:
+            say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them did not come apart")
+        if counts["cut"]:
+            say(f"{name}: {counts['cut']:,} translations may lack their end: they have all of decoding.max_pieces")
     return names
 
 

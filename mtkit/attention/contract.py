@@ -169,7 +169,8 @@ def reorder(state: State, index: Tensor) -> State:
     """The state for segments or hypotheses chosen by `index`, as a new state.
 
     index (B',): the segments kept, in this order. index (B, N'): for each segment, which of its hypotheses each of the
-    new N' continues; what all hypotheses share ("shared") is left where it is.
+    new N' continues; what all hypotheses share ("shared") is left where it is. The state handed in is spent, as by
+    `step`.
     """
     return {key: _reorder(key, value, index) for key, value in state.items()}
 

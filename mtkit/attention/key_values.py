@@ -14,22 +14,22 @@ from mtkit.attention.projected import HeadAttention
 class Newest(NamedTuple):
     """The newest token of each hypothesis and all it may see, as whole sequences (see `step_rows`).
 
-    In the decoder role each of the B*N hypotheses is a segment with one query; in the cross role the N hypotheses are
-    the queries of their segment.
+    In the decoder role each of the B*N hypotheses is a segment with one query; in the cross role, and where hypotheses
+    share their past (`mtkit.attention.shared_past`), the N hypotheses are the queries of their segment.
     """
 
     q: Tensor
     """(B*N, H, 1, K), or (B, H, N, K)."""
     keys: Tensor
-    """(B*N, G, L, K), or (B, G, S, K)."""
+    """(B*N, G, L, K), or (B, G, S, K); of a shared past the M rows of all hypotheses, (B, G, M, K)."""
     values: Tensor
     """(B*N, G, L, V), or (B, G, S, V)."""
     visible: Tensor | None
-    """(B, 1, 1, S) in the cross role, or None where all is seen."""
+    """(B, 1, 1, S) in the cross role, (B, 1, N, M) of a shared past, or None where all is seen."""
     query_position: Tensor
     """(1,); 0 in the cross role, which has no positions."""
     key_position: Tensor
-    """(L,), or (S,)."""
+    """(L,), or (S,), or (M,), in which those of hypotheses repeat."""
 
 
 class KeyValueAttention(HeadAttention):

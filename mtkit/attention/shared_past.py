@@ -14,6 +14,9 @@ from torch import Tensor
 from mtkit.attention.contract import State
 from mtkit.attention.key_values import KeyValueAttention, Newest
 
+MOST = 16
+"""Hypotheses of a segment that share; each looks at the rows of all, which many draws of sampling would pay for."""
+
 FIRST_CAPACITY = 32
 """Rows there is room for at first; it grows by half."""
 
@@ -32,8 +35,11 @@ class SharedPast(KeyValueAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """Room for the rows to come; in the cross role the projected source, once for all hypotheses."""
-        if memory is not None:
+        """Room for the rows to come; in the cross role the projected source, once for all hypotheses.
+
+        More than `MOST` hypotheses have a cache each.
+        """
+        if memory is not None or hypotheses > MOST:
             return super().start(batch_size, memory, memory_valid, hypotheses=hypotheses)
         p, like = self.projection, self.q_proj.weight
         shared = {
@@ -67,13 +73,12 @@ class SharedPast(KeyValueAttention):
             shared["position"][:1, :rows].sum(0),
         ), state
 
-
-def by_position(weights: Tensor, visible: Tensor | None) -> Tensor:
-    """Weights (B, H, N, M) over rows as (B, H, N, L) over the L positions that each hypothesis sees."""
-    if visible is None:
-        return weights
-    visible = visible.expand_as(weights)
-    return weights[visible].view(*weights.shape[:3], -1)
+    def by_position(self, weights: Tensor, newest: Newest) -> Tensor:
+        """Weights (B, H, N, M) over rows as (B, H, N, L) over the L positions that each hypothesis sees."""
+        if newest.visible is None:
+            return weights
+        length = int(newest.query_position) + 1
+        return weights[newest.visible.expand_as(weights)].view(*weights.shape[:3], length)
 
 
 def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
@@ -88,7 +93,8 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
     if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
     shared["keys"][:, :, rows:end] = k
-    shared["values"][:, :, rows:end] = v
+    # zero times what is no number would reach those who do not see the row
+    shared["values"][:, :, rows:end] = v.nan_to_num(0.0, 0.0, 0.0)
     shared["position"][:, rows:end] = state["count"]
     seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
     return {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}

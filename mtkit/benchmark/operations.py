@@ -63,14 +63,14 @@ def _forward(model: Transformer, source: Tensor, target_in: Tensor, task: Tensor
 
 
 def _decode(model: Transformer, source: int, target: int, beam: int, device: torch.device) -> float:
-    """What a step takes grows evenly from the first to the last, which are counted."""
+    """What a step takes grows evenly from the first to the last, which are counted, and with the hypotheses."""
     pieces = torch.full((1, source), BOS, device=device)
-    token = torch.full((1, beam), BOS, device=device)
+    token = torch.full((1, 1), BOS, device=device)  # of several, attention may mask more than it needs
     state: State = {}
 
     def start() -> None:
         nonlocal state
-        state = model.start(model.encode(pieces), hypotheses=beam)
+        state = model.start(model.encode(pieces))
 
     def step() -> None:
         nonlocal state
@@ -80,4 +80,4 @@ def _decode(model: Transformer, source: int, target: int, beam: int, device: tor
     for _ in range(target - 2):
         step()
     last = flops_of(step) if target > 1 else first
-    return begin + target * (first + last) / 2
+    return begin + beam * target * (first + last) / 2

@@ -26,6 +26,9 @@ def prepare(
     separate: Annotated[bool, typer.Option("--separate", help="A vocabulary for each side, not a joint one.")] = False,
     sentences: Annotated[int | None, typer.Option(help="Built-in corpus: sentences a document.")] = None,
     seed: Annotated[int | None, typer.Option(help="Built-in corpus: seed of the draw.")] = None,
+    keep_misaligned: Annotated[
+        bool, typer.Option("--keep-misaligned", help="Take sides whose lines seem not to go together.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes that encode; one for each core if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data prepared with other settings.")] = False,
 ) -> None:
@@ -53,6 +56,7 @@ def prepare(
         "source_language": source_language,
         "target_language": target_language,
         "builtin": _present({"sentences": sentences, "seed": seed}),
+        "cleaning": {"misaligned": True} if keep_misaligned else None,
         "tokenizer": _present({"vocabulary": vocabulary, "kind": tokenizer, "joint": False if separate else None}),
     }
     from tqdm import tqdm
@@ -72,7 +76,8 @@ def prepare(
     )
     typer.echo(summary(report, settings.model.max_length))
     options = f" --recipe {recipe}" * (recipe is not None) + f" --data {data}" * (data is not None)
-    typer.echo(f"\nNext: mtkit train{options} --attention longformer")
+    example = " --attention longformer" if recipe is None else f" --name {recipe.stem}"
+    typer.echo(f"\nNext: mtkit train{options}{example}")
 
 
 def _named(*pairs: _Files) -> list[tuple[str, _Files]]:

@@ -61,7 +61,7 @@ def check(
     All of it happens in a folder of its own. Killed and typed again, it goes on where it was. A promise counts for a
     training of as many minutes or more; of a training shorter than all of them, the first one does.
 
-    Examples: mtkit recipes check scan-simple; mtkit recipes check multi30k-en-de --max-minutes 75
+    Examples: mtkit recipes check scan-simple; mtkit recipes check multi30k-en-de --max-minutes 5
     """
     from mtkit.recipe_file import shipped_recipe
 

@@ -65,12 +65,12 @@ def train(
             seed=seed,
             data=_given(folder=data),
             model=_given(reversible=reversible or None),
-            attention=_given(
-                name=attention,
+            attention=_attention(
+                attention,
+                parse_options(attention_option or []),
                 encoder=_layers(encoder_attention),
                 decoder=_layers(decoder_attention),
                 cross=_layers(cross_attention),
-                options=parse_options(attention_option or []),
             ),
             training=_given(
                 max_updates=max_updates,
@@ -116,6 +116,11 @@ def train(
 def _given(**settings: Any) -> dict[str, Any]:
     """The settings that have a value."""
     return {key: value for key, value in settings.items() if value is not None and value != {}}
+
+
+def _attention(name: str | None, options: dict[str, Any], **roles: str | list[str] | None) -> dict[str, Any]:
+    """A name given here fills the roles as if the recipe said nothing about them."""
+    return _given(name=name, options=options) | (_given(**roles) if name is None else roles)
 
 
 def _layers(text: str | None) -> str | list[str] | None:

@@ -69,6 +69,9 @@ def translate(
         float | None, typer.Option(help="Exponent of the length; 0: plain log-probability.")
     ] = None,
     coverage_penalty: Annotated[float | None, typer.Option(help="Weight of source pieces left unattended.")] = None,
+    max_pieces: Annotated[
+        int | None, typer.Option(help="Longest translation.  [default: twice its source, and 20 pieces]")
+    ] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Let no sequence of this many pieces repeat.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Translations a line, as number, score and text.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits before sampling.")] = None,
@@ -118,6 +121,7 @@ def translate(
         "beam": beam,
         "length_penalty": length_penalty,
         "coverage_penalty": coverage_penalty,
+        "max_pieces": max_pieces,
         "no_repeat_ngram": no_repeat_ngram,
         "n_best": n_best,
         "temperature": temperature,
@@ -301,11 +305,14 @@ def _read(name: str) -> Iterable[str]:
 
 
 def _with_ids(name: str, path: Path) -> "Iterator[Item]":
-    """Lines with the ids of their documents. Raises: DataError where they are not equally many."""
+    """Lines with the ids of their documents. Raises: DataError where they are not equally many, at once if it can."""
+    wrong = f"{path} must have as many lines as the input: the id of each line's document"
+    if Path(name).is_file() and path.is_file() and sum(1 for _ in _read(name)) != sum(1 for _ in _read(str(path))):
+        raise DataError(wrong)
     try:
         yield from zip(_read(name), _read(str(path)), strict=True)
     except ValueError as error:
-        raise DataError(f"{path} must have as many lines as the input: the id of each line's document") from error
+        raise DataError(wrong) from error
 
 
 def _count(name: str) -> int | None:

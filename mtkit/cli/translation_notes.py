@@ -18,20 +18,27 @@ class Notes:
     def __init__(self, longest: int | None) -> None:
         """`longest` pieces are what the model takes at most."""
         self._longest = longest
-        self._cut, self._failed, self._joined, self._fell_back = _Listed(), _Listed(), _Listed(), _Listed()
+        self._parted, self._cut, self._failed = _Listed(), _Listed(), _Listed()
+        self._joined, self._fell_back = _Listed(), _Listed()
 
     def add(self, translations: "Sequence[Sequence[Translation]]", first: int) -> None:
         """Take in the translations of lines, the first of which is number `first` from 0."""
         for number, (best, *_) in enumerate(translations, start=first + 1):
-            self._cut.add(number, best.parts > 1)
+            self._parted.add(number, best.parts > 1)
+            self._cut.add(number, best.cut)
             self._failed.add(number, best.score == float("-inf"))
             self._joined.add(number, best.together > 1)
             self._fell_back.add(number, best.fell_back)
 
     def say(self) -> None:
         """Print what there is to say."""
+        if self._parted.count:
+            note(f"lines longer than the model's {self._longest:,} pieces were translated in parts: {self._parted}")
         if self._cut.count:
-            note(f"lines longer than the model's {self._longest:,} pieces were translated in parts: {self._cut}")
+            note(
+                "translations that may lack their end, as they have all the pieces that they may have "
+                f"(--max-pieces): {self._cut}"
+            )
         if self._failed.count:
             note(f"the model gave no finite probabilities, so these lines are empty: {self._failed}")
         if self._fell_back.count:

@@ -104,6 +104,7 @@ def _repairs(inputs: dict[str, Any]) -> list[str]:
         "carriage_returns": "carriage returns at line ends dropped",
         "byte_order_marks": "byte order marks dropped",
         "inner_newlines": "newlines within a field made spaces",
+        "inner_carriage_returns": "carriage returns kept within lines",
         "line_separators": "U+2028 and U+2029 kept within lines",
     }
     found = {what: sum(each.get(what, 0) for each in inputs.values()) for what in names}

@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
 from mtkit.data.encode import Chunk, Encoded, Encoder, Progress, chunks
-from mtkit.data.readers import read_corpus
+from mtkit.data.readers import name_of, read_corpus
 from mtkit.data.segments import Ragged, Segments
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
 from mtkit.data_settings import Corpus, DataSettings
+from mtkit.errors import DataError
 
 _ALIGNED = 100_000
 """Lines up to which all of a corpus is looked at for sides that do not match; beyond, some of each chunk."""
@@ -149,6 +150,8 @@ class SideWriter:
             self._held_out.add(encoded.hashes)
         count = self._counts[chunk.corpus]
         count.add(encoded, found, gone, keep)
+        if encoded.suspicious is not None and not cleaning.misaligned:
+            raise _parted(self._corpora[chunk.corpus], encoded.suspicious)
         task = self._settings.directions.index(chunk.direction)
         segments = Segments(
             encoded.source,
@@ -192,6 +195,15 @@ class SideWriter:
             columns["source_text"] = pa.array(chunk.sources, pa.string())
             columns["target_text"] = pa.array(chunk.targets, pa.string())
         return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _parted(corpus: Corpus, line: int) -> DataError:
+    names = dict.fromkeys(name_of(corpus, side) for side in ("source", "target"))
+    return DataError(
+        f"{' and '.join(names)}: from about line {line:,} on, lines go better with their neighbour's translation than "
+        "with their own; mend what is missing there, or take them as they are with --keep-misaligned "
+        "(data.cleaning.misaligned: true)"
+    )
 
 
 def _lists(rows: Ragged) -> pa.ListArray:

@@ -28,12 +28,16 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int) -> list[lis
 
 
 def make_batch(
-    segments: Sequence[Segment], longest_target: int | None, device: torch.device, first: int = 0
+    segments: Sequence[Segment],
+    longest_target: int | None,
+    device: torch.device,
+    first: int = 0,
+    max_pieces: int | None = None,
 ) -> SourceBatch:
     """The segments, padded, on the device; `first` is the number of the first line among all, from 0."""
     source = padded([segment.pieces for segment in segments], device)
     keys = torch.tensor([(first + segment.line << 24) + segment.part for segment in segments], device=device)
-    limits = [target_limit(len(segment.pieces), longest_target) for segment in segments]
+    limits = [target_limit(len(segment.pieces), longest_target, max_pieces) for segment in segments]
     return SourceBatch(source, limits, keys, tasks_of([segment.task for segment in segments], device))
 
 
@@ -51,7 +55,7 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.from_numpy(rows).to(device)
 
 
-def target_limit(source_pieces: int, longest_target: int | None) -> int:
+def target_limit(source_pieces: int, longest_target: int | None, max_pieces: int | None = None) -> int:
     """The pieces that the translation of so many source pieces may have at most, EOS counted on both sides."""
-    limit = 2 * source_pieces + 20
+    limit = 2 * source_pieces + 20 if max_pieces is None else max_pieces
     return limit if longest_target is None else min(limit, longest_target)

@@ -15,8 +15,8 @@ from mtkit.decoding.side_by_side import side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError
 
-ROWS = 4096
-"""Positions whose logits over the vocabulary are in memory at the same time."""
+ROWS = 1024
+"""Positions whose logits over the vocabulary are in memory at the same time, for each batch that is worked on."""
 
 
 def log_probs_of_lines(

@@ -140,11 +140,22 @@ def save(
             "mtkit": mtkit.__version__,
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "segments": len(translations),
+            **unusual([each[0] for each in translations]),
             **speed.numbers(),
             **about,
         },
     )
     return path
+
+
+def unusual(translations: Sequence[Translation]) -> dict[str, int]:
+    """How many lines were joined with others of their document, fell back, were cut, or translated in parts."""
+    return {
+        "joined": sum(each.together > 1 for each in translations),
+        "fell_back": sum(each.fell_back for each in translations),
+        "cut": sum(each.cut for each in translations),
+        "in_parts": sum(each.parts > 1 for each in translations),
+    }
 
 
 def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) -> Iterator[str]:

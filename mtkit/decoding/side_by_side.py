@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 MOST = 8
-"""Batches at a time, at most: Python runs one thread of them at once between the operations of PyTorch."""
+"""Batches at a time, at most: all are in memory, and between PyTorch's operations Python runs one thread at once."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -18,9 +18,12 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
     """What `work` makes of each item, in order: on a CPU of several at a time, which share PyTorch's threads evenly.
 
     `work` runs under the caller's gradient mode and autocast. On an accelerator, whose queue is one, items take turns.
+    A caller that leaves early, or is interrupted, waits for the items that have been begun.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(items), MOST) if device.type == "cpu" else 1
+    each = -(-threads // max(workers, 1))
+    workers = threads // each  # as many as keep all threads busy
     if workers <= 1:
         yield from map(work, items)
         return
@@ -31,10 +34,9 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
         with torch.set_grad_enabled(gradients), torch.autocast("cpu", dtype, enabled=autocast):
             return work(item)
 
-    with _threads(threads // workers), ThreadPoolExecutor(workers) as pool:
-        results = [pool.submit(alike, item) for item in items]
+    with _threads(each), ThreadPoolExecutor(workers) as pool:
         try:
-            for result in results:
+            for result in [pool.submit(alike, item) for item in items]:
                 yield result.result()
         finally:  # one has failed, or nobody wants the rest
             pool.shutdown(cancel_futures=True)

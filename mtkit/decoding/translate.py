@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
-from mtkit.decoding.batches import make_batch, plan, target_limit
+from mtkit.decoding.batches import make_batch, plan
 from mtkit.decoding.device import decoding_with
 from mtkit.decoding.documents import Documents, apart, joined
 from mtkit.decoding.search import Hypotheses, Model
@@ -42,6 +42,8 @@ class Translation:
     """In how many parts the line was translated: above 1 it was too long for the model, 0 means it was blank."""
     together: int = 1
     """How many lines of its document were joined, this one among them, to be translated at once."""
+    cut: bool = False
+    """Whether it, or a part of it, has as many pieces as it may have, so that its end may be missing."""
     fell_back: bool = False
     """Whether that translation did not come apart into as many lines, so that this line was translated alone."""
 
@@ -137,9 +139,15 @@ class _Work:
         lengths = [len(segment.pieces) for segment in segments]
 
         def translated(indices: list[int]) -> list[tuple[int, list[Translation]]]:
-            batch = make_batch([segments[index] for index in indices], self.model.longest_target, device, self.first)
+            batch = make_batch(
+                [segments[index] for index in indices],
+                self.model.longest_target,
+                device,
+                self.first,
+                self.settings.max_pieces,
+            )
             found = SEARCHES[self.settings.method](self.model, batch, self.settings)
-            return list(zip(indices, _texts(found, self.tokenizer, self.settings.n_best), strict=True))
+            return list(zip(indices, _texts(found, batch.limits, self.tokenizer, self.settings.n_best), strict=True))
 
         plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings))
         yield from side_by_side(translated, plans, device)
@@ -169,9 +177,8 @@ class _Work:
             done = 0
             for index, (whole, *_) in batch:
                 group = groups[index]
-                # one that was cut at its limit has lost the end of its last line, or runs in circles
-                limit = target_limit(len(segments[index].pieces), self.model.longest_target)
-                ended = math.isfinite(whole.score) and len(whole.pieces) < limit
+                # one that was cut has lost the end of its last line, or runs in circles
+                ended = math.isfinite(whole.score) and not whole.cut
                 lines = apart(self.tokenizer, whole.pieces, len(group)) if ended else None
                 for number, (text, pieces) in zip(group, lines or (), strict=lines is not None):
                     results[number] = [replace(whole, text=text, pieces=pieces, together=len(group))]
@@ -179,13 +186,13 @@ class _Work:
             self.on_progress(done)
 
 
-def _texts(found: Hypotheses, tokenizer: Tokenizer, n_best: int) -> Iterator[list[Translation]]:
+def _texts(found: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int) -> Iterator[list[Translation]]:
     """The `n_best` translations of each segment of a batch."""
     pieces, lengths = found.pieces[:, :n_best].tolist(), found.lengths[:, :n_best].tolist()
     log_probs, scores = found.log_probs[:, :n_best].tolist(), found.scores[:, :n_best].tolist()
-    for segment in zip(pieces, lengths, log_probs, scores, strict=True):
+    for limit, *segment in zip(limits, pieces, lengths, log_probs, scores, strict=True):
         yield [
-            Translation(tokenizer.decode(ids[:length]), score, log_prob, tuple(ids[:length]))
+            Translation(tokenizer.decode(ids[:length]), score, log_prob, tuple(ids[:length]), cut=length >= limit)
             for ids, length, log_prob, score in zip(*segment, strict=True)
         ]
 
@@ -207,4 +214,5 @@ def _joined(parts: Sequence[Translation], alpha: float) -> Translation:
     if math.isfinite(log_prob):
         coverage = sum(part.score - part.log_prob / len(part.pieces) ** alpha for part in parts)
         score = log_prob / sum(len(part.pieces) for part in parts) ** alpha + coverage
-    return Translation(" ".join(part.text for part in parts if part.text), score, log_prob, pieces, len(parts))
+    text = " ".join(part.text for part in parts if part.text)
+    return Translation(text, score, log_prob, pieces, len(parts), cut=any(part.cut for part in parts))

@@ -147,8 +147,9 @@ class Translator:
         found, speed = timed(
             run, self.model, side, self.settings, joined=joined, dtype=self._dtype, on_progress=on_progress
         )
+        about = {**self.about, "by_documents": joined and side.documents is not None}
         name = "+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])])
-        return found, speed, save(run, side.renamed(name), found, speed, self.about)
+        return found, speed, save(run, side.renamed(name), found, speed, about)
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:

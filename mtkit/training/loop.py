@@ -166,9 +166,13 @@ class Training:
     def _introduce(self) -> None:
         """Say what is trained on what, and where it starts."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
+        whole, longest = self.prepared.train, min(self.model.longest_source, self.model.longest_target)
+        too_long = whole.too_long(longest)
         self.say(
-            f"{count:,} parameters; {len(self.prepared.train):,} training segments in {self.feed.batches_per_epoch:,} "
-            f"batches; {self.precision.name} on {self.world.device.type}"
+            f"{count:,} parameters; {len(whole) - too_long:,} training segments in {self.feed.batches_per_epoch:,} "
+            f"batches"
+            + (f" ({too_long:,} left out: over {longest:,} pieces)" if too_long else "")
+            + f"; {self.precision.name} on {self.world.device.type}"
             + (f", {self.world.size} processes" if self.world.size > 1 else "")
             + f"; until {self.limits.describe()}"
         )
@@ -318,6 +322,8 @@ def fast_and_repeatable(device: torch.device) -> Iterator[None]:
     )
     # numbers below 1e-38, as old Adam moments become, take a hundred times longer than zeros
     torch.set_flush_denormal(True)
+    # setting it makes MKL keep to it for good; validation does so, and what comes after must equal what a resume makes
+    torch.set_num_threads(torch.get_num_threads())
     if device.type == "cuda":
         # sums by atomic additions differ from run to run, and a resumed run is to equal an uninterrupted one
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build, reorder
+from mtkit.attention.shared_past import MOST
 
 
 def make(**arguments: Any) -> Any:
@@ -85,3 +86,30 @@ def test_all_segments_may_leave() -> None:
     _, state, _ = walked(full, torch.randn(2, 3, 3, 32), [])
     attended, _ = full.step(torch.randn(0, 3, 32), reorder(state, torch.zeros(0, dtype=torch.long)))
     assert attended.output.shape == (0, 3, 32)
+
+
+@torch.no_grad()
+def test_a_hypothesis_without_numbers_leaves_the_others_alone() -> None:
+    full, x = make(), torch.randn(2, 3, 6, 32)
+    x[0, 1, 2:4] = torch.nan
+    x[1, 0, 3] = torch.inf
+    state, _ = full.start(2, hypotheses=3)
+    whole = full(x.flatten(0, 1)).output.unflatten(0, (2, 3))
+    for t in range(6):
+        attended, state = full.step(x[:, :, t], state)
+        for segment, hypothesis in ((0, 0), (0, 2), (1, 1), (1, 2)):
+            torch.testing.assert_close(attended.output[segment, hypothesis], whole[segment, hypothesis, t])
+        assert t != 3 or attended.output[0, 1].isnan().all()
+
+
+@torch.no_grad()
+def test_many_draws_have_caches_of_their_own() -> None:
+    """Else each would look at the rows of all."""
+    full, x = make(), torch.randn(1, MOST + 1, 4, 32)
+    state, _ = full.start(1, hypotheses=MOST + 1)
+    for t in range(4):
+        attended, state = full.step(x[:, :, t], state, need_weights=True)
+    assert "seen" not in state
+    whole = full(x[0], need_weights=True)
+    torch.testing.assert_close(attended.output[0], whole.output[:, -1])
+    torch.testing.assert_close(attended.weights[0].transpose(0, 1), whole.weights[:, :, -1])

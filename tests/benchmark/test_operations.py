@@ -47,6 +47,7 @@ def test_decoding_encodes_once_and_steps_with_every_hypothesis(model: Transforme
         assert step >= 2 * beam * (projections + 2 * 2 * 6 * D)
         assert step < 1.3 * 2 * beam * (projections + 2 * 2 * (6 + 1) * D)
     assert cost(6, 0, 1) == cost(6, 0, 3) == 2 * (6 * (ATTENTION + FEED_FORWARD + 2 * 2 * D * D) + 2 * 6 * 6 * D)
+    assert cost(6, 9, 3) - cost(6, 0, 3) == 3 * (cost(6, 9, 1) - cost(6, 0, 1))
     assert cost(6, 9, 2) >= 9 * (cost(6, 1, 2) - cost(6, 0, 2)) + cost(6, 0, 2)
 
 

@@ -30,7 +30,7 @@ def test_the_built_in_corpus_is_prepared_once(tmp_path: Path, recipe: Path) -> N
     first = run(tmp_path, "--recipe", "small.yaml", "--sentences", "3", "--seed", "5")
     assert first.returncode == 0, first.stderr
     assert "mtkit-data prepared in" in first.stdout
-    assert "Next: mtkit train --recipe small.yaml" in first.stdout
+    assert "Next: mtkit train --recipe small.yaml --name small\n" in first.stdout
     assert "bpe, normalisation nfkc" in first.stdout
     again = run(tmp_path, "--recipe", "small.yaml", "--sentences", "3", "--seed", "5")
     assert again.returncode == 0

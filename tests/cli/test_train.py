@@ -83,6 +83,18 @@ def test_options_win_over_the_recipe_file(call: Any, tmp_path: Path) -> None:
     assert seen["folder"] == Path("mtkit-runs/band")
 
 
+def test_an_attention_given_fills_the_roles_that_the_recipe_filled(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("attention: {encoder: band, decoder: average, cross: full}\n")
+    attention = call("--recipe", "r.yaml", "--attention", "longformer")[1]["recipe"].attention
+    assert (attention.name, attention.encoder, attention.decoder, attention.cross) == ("longformer", None, None, None)
+    attention = call("--recipe", "r.yaml", "--attention", "longformer", "--decoder-attention", "full")[1][
+        "recipe"
+    ].attention
+    assert (attention.encoder, attention.decoder) == (None, "full")
+    attention = call("--recipe", "r.yaml", "--encoder-attention", "linear")[1]["recipe"].attention
+    assert (attention.name, attention.encoder, attention.decoder) == ("full", "linear", "average")
+
+
 @pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])
 def test_a_signal_shows_in_the_exit_code(call: Any, number: int, code: int) -> None:
     assert call(stopped_by=number)[0] == code

@@ -53,7 +53,9 @@ def test_bare_it_translates_the_test_side_into_the_run() -> None:
     assert record["segments_per_second"] > 0
     assert f"translation  {translations[0]}" in result.stdout
     assert str(there / "test.txt") in result.stdout
-    assert result.stderr == ""
+    assert record["joined"] == record["fell_back"] == 0
+    # a model of ten updates goes on until it is stopped
+    assert result.stderr.count("\n") == bool(record["cut"]) == ("may lack their end" in result.stderr)
     # the same lines through --input give the same
     assert lines_of(typed("--input", "test.source")) == translations
 
@@ -198,12 +200,12 @@ def test_documents_are_translated_together_as_trained(wide: Path, monkeypatch: p
     command = ["--input", "flickr.source.en-de", "--direction", "en-de"]
     default, alone = typed(*command), typed(*command, "--sentences")
     assert "did not come apart" in default.stderr
-    assert alone.stderr == ""
+    assert "apart" not in alone.stderr
     assert len(lines_of(default)) == len(lines_of(alone)) == 7
     Path("ids.txt").write_text("a\na\nb\nb\nb\nc\nd\n")
     assert "did not come apart" in typed(*command, "--document-ids", "ids.txt").stderr
     Path("ids.txt").write_text("a\nb\nc\nd\ne\nf\ng\n")
-    assert typed(*command, "--document-ids", "ids.txt").stderr == ""
+    assert typed(*command, "--document-ids", "ids.txt").stderr.count("apart") == 0
     Path("ids.txt").write_text("a\n")
     with pytest.raises(DataError, match=r"ids\.txt must have as many lines"):
         typed(*command, "--document-ids", "ids.txt")

@@ -8,6 +8,7 @@ import pytest
 from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.report import summary
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.data_settings import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
 from mtkit.errors import DataError, MtkitError
@@ -108,6 +109,24 @@ def test_bad_text_is_one_line_and_leaves_nothing(
         prepare(settings.model_copy(update={"train": (write_pair("bad", source, target),)}))
     assert "\n" not in str(caught.value)
     assert {path.suffix for path in settings.folder.parent.iterdir()} == {".en", ".de"}
+
+
+def test_sides_that_part_are_refused_with_the_line_unless_told_to_take_them(
+    settings: DataSettings, write_pair: WritePair
+) -> None:
+    text = [f"on {'very ' * (line * 7 % 11)}old day {line} we met {line * 37} dogs" for line in range(200)]
+    parted = write_pair("parted", "\n".join(text).encode(), "\n".join([*text[:60], *text[61:], "end"]).encode())
+    for side in ({"train": (parted,)}, {"test": {"news": (parted,)}}):
+        changed = settings.model_copy(update=side)
+        with pytest.raises(DataError, match=r"parted\.en and .*parted\.de: from about line 6\d on") as caught:
+            prepare(changed)
+        assert "\n" not in str(caught.value)
+        assert not settings.folder.exists()
+    report = prepare(changed.model_copy(update={"cleaning": Cleaning(misaligned=True)}))
+    assert (
+        f"seem not to match from about line {report.record['sides']['news']['corpora'][0]['suspicious_line']}"
+        in summary(report, 1024)
+    )
 
 
 def test_an_impossible_vocabulary_is_refused(settings: DataSettings) -> None:

@@ -28,3 +28,6 @@ def test_limits_are_the_segments_own_and_the_models() -> None:
     assert batch.valid.tolist() == [[True] * 4, [True, False, False, False]]
     assert len(set(batch.keys.tolist())) == 2
     assert target_limit(100, 24) == 24
+    assert target_limit(9, None, 256) == 256
+    assert target_limit(100, 24, 256) == 24
+    assert make_batch(segments, None, torch.device("cpu"), max_pieces=5).limits == [5, 5]

@@ -12,7 +12,7 @@ from mtkit.errors import DataError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import TinyModel, log_prob_of, random_sources
-from tests.decoding.trained import make_run, sentences
+from tests.decoding.trained import make_run, sentences, three_threads
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,8 @@ def test_lines_in_order_whatever_the_batch(parts: tuple[Transformer, Tokenizers]
     sources, targets = sentences(20, 1), sentences(20, 2)
     one, many = (log_probs_of_lines(*parts, sources, targets, batch_tokens=size) for size in (1, 10_000))
     assert one == pytest.approx(many, abs=1e-4)
+    with three_threads():
+        assert log_probs_of_lines(*parts, sources, targets, batch_tokens=30) == pytest.approx(many, abs=1e-4)
     assert len(set(many)) == 20
     assert log_probs_of_lines(*parts, sources[4:5], targets[4:5], batch_tokens=100)[0] == pytest.approx(
         many[4], abs=1e-4

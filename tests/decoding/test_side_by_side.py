@@ -38,6 +38,9 @@ def test_few_items_share_all_threads() -> None:
     try:
         assert list(side_by_side(lambda item: torch.get_num_threads(), range(2), CPU)) == [2, 2]
         assert list(side_by_side(lambda item: torch.get_num_threads(), range(1), CPU)) == [4]
+        torch.set_num_threads(12)  # more than batches at a time
+        assert list(side_by_side(lambda item: torch.get_num_threads(), range(20), CPU)) == [2] * 20
+        torch.set_num_threads(4)
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(3)

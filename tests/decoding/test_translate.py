@@ -13,7 +13,7 @@ from mtkit.errors import MtkitError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import TinyModel
-from tests.decoding.trained import LONGEST, make_run, sentences
+from tests.decoding.trained import LONGEST, make_run, sentences, three_threads
 
 SENTENCE = "The old dog sees a small house near the tree, and one bird."
 AWKWARD = [
@@ -87,6 +87,32 @@ def test_a_line_gets_the_same_whatever_the_batch(translate: Translate, method: s
     assert len({each[0].text for each in many}) > 10
 
 
+@pytest.mark.parametrize("how", [{"method": "greedy"}, {"n_best": 3, "beam": 3}, {"method": "sample", "n_best": 2}])
+def test_a_line_gets_the_same_from_several_threads(translate: Translate, how: dict[str, Any]) -> None:
+    lines = sentences(40, seed=5) + AWKWARD
+    one = translate(lines, **how, batch_tokens=100)
+    with three_threads():
+        several = translate(lines, **how, batch_tokens=100)
+    for alone, beside in zip(one, several, strict=True):
+        for a, b in zip(alone, beside, strict=True):
+            assert a.pieces == b.pieces
+            assert a.score == pytest.approx(b.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_several_threads_compute_in_the_type_asked_for(
+    parts: tuple[Transformer, Tokenizers], dtype: torch.dtype
+) -> None:
+    lines = sentences(40, seed=5)
+    whole, one = (
+        translate_lines(*parts, lines, DecodingSettings(batch_tokens=100), dtype=each) for each in (None, dtype)
+    )
+    with three_threads():
+        several = translate_lines(*parts, lines, DecodingSettings(batch_tokens=100), dtype=dtype)
+    assert [each[0].score for each in several] == pytest.approx([each[0].score for each in one], abs=1e-4)
+    assert [each[0].score for each in several] != pytest.approx([each[0].score for each in whole], abs=1e-4)
+
+
 def test_n_best_are_different_and_ordered(translate: Translate) -> None:
     for each in translate(sentences(10, seed=6), n_best=4, beam=4):
         assert len({translation.pieces for translation in each}) == 4
@@ -136,6 +162,17 @@ def test_lower_precision_decodes(parts: tuple[Transformer, Tokenizers]) -> None:
 def test_limits_are_the_models(translate: Translate) -> None:
     for each in translate(sentences(20, 9)):
         assert len(each[0].pieces) <= LONGEST
+
+
+def test_a_translation_that_is_cut_says_so(translate: Translate) -> None:
+    lines = sentences(20, 9)
+    free, short = translate(lines), translate([*lines, SENTENCE * 8], max_pieces=3)
+    assert all(len(each[0].pieces) <= 3 * max(1, each[0].parts) for each in short)
+    assert sum(each[0].cut for each in free) < sum(each[0].cut for each in short)
+    assert short[-1][0].parts > 1
+    assert short[-1][0].cut
+    for each in short:
+        assert each[0].parts > 1 or each[0].cut == (len(each[0].pieces) == 3)
 
 
 def test_no_lines(translate: Translate, tmp_path: Path) -> None:

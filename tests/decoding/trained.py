@@ -1,6 +1,8 @@
 """A run folder as training leaves it, with prepared data beside it; its small model is initialised, not trained."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,3 +121,14 @@ def _corpora(folder: Path, side: str, directions: tuple[str, ...], documents: bo
             corpus[key] = str(path)
         corpora.append(corpus)
     return corpora
+
+
+@contextmanager
+def three_threads() -> Iterator[None]:
+    """Inside, PyTorch has as many, so that several batches are worked on at once."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

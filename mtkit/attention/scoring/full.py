@@ -2,7 +2,8 @@
 
 Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762, equation 1.
 Departures: none.
-Cost: O(T S) time; memory O(T) through the fused kernel, O(T S) where weights are asked for. A step costs O(t).
+Cost: O(T S) time; memory O(T) through the fused kernel, O(T S) where weights are asked for. A step costs O(t) for
+one hypothesis; N that share their past cost O(N² t), in few products.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended, State
-from mtkit.attention.dot_product import attend, safe_softmax, scores_of, weigh
-from mtkit.attention.shared_past import SharedPast, by_position
+from mtkit.attention.dot_product import attend, by_hypotheses, safe_softmax, scores_of, weigh
+from mtkit.attention.shared_past import SharedPast
 
 
 class Full(SharedPast):
@@ -65,7 +66,7 @@ class Full(SharedPast):
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(t) in the decoder role, O(S) in cross."""
+        """The same equation for the newest token of each hypothesis; O(N t) in the decoder role, O(S) in cross."""
         newest, state = self.newest(query, state)
         heads, weights = weigh(
             scores_of(newest.q, newest.keys, self.scale),
@@ -77,8 +78,11 @@ class Full(SharedPast):
             query_position=newest.query_position,
             key_position=newest.key_position,
         )
-        weights = by_position(weights, newest.visible) if need_weights and self.site.causal else weights
-        return Attended(self.joined(heads), weights=weights if need_weights else None), state
+        output = self.joined(by_hypotheses(heads, query.shape[1]))
+        if not need_weights:
+            return Attended(output), state
+        weights = by_hypotheses(weights, query.shape[1])
+        return Attended(output, weights=self.by_position(weights, newest) if self.site.causal else weights), state
 
     def naive(
         self,

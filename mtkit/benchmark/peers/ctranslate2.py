@@ -57,7 +57,7 @@ class CTranslate2:
         """Its batches are sorted by length, as it does by itself."""
         encoded = self._tokenizers.source.encode_lines(lines)
         sources = [[*map(str, pieces[: self._longest[0] - 1]), SPECIALS[EOS]] for pieces in encoded]
-        limit = target_limit(max(map(len, sources)), self._longest[1])
+        limit = target_limit(max(map(len, sources)), self._longest[1], self._settings.max_pieces)
         found = self._translator.translate_batch(
             sources,
             beam_size=beam,

@@ -59,7 +59,7 @@ class HuggingFace:
         return [found[line] for line in range(len(lines))]
 
     def _generate(self, source: Tensor, beam: int) -> Tensor:
-        limit = target_limit(source.shape[1], self._longest[1])
+        limit = target_limit(source.shape[1], self._longest[1], self._settings.max_pieces)
         how = GenerationConfig(
             num_beams=beam,
             do_sample=False,

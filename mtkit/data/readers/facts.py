@@ -40,6 +40,8 @@ class Facts:
     """Fields with a newline, which became a space."""
     line_separators: int
     """Characters U+2028 and U+2029, which look like ends of lines and stay in the text."""
+    inner_carriage_returns: int = 0
+    """Carriage returns within a line, which stay in the text; in old Macintosh files they alone end lines."""
 
 
 def measure(path: Path) -> Facts:
@@ -62,7 +64,7 @@ def measure_corpus(corpus: Corpus, progress: "Progress | None" = None) -> Facts:
 
 def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs) -> Facts:
     """Facts of rows: a number, one or two texts, an id; what hashes alike is alike, for no field has a newline."""
-    lines, size, separators, digest = 0, 0, 0, hashlib.sha256()
+    lines, size, separators, returns, digest = 0, 0, 0, 0, hashlib.sha256()
     while chunk := list(islice(rows, _CHUNK)):
         lines += len(chunk)
         text = "\n".join([field for row in chunk for field in row[1:3]]) + "\n"
@@ -72,7 +74,16 @@ def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs) -> Facts:
         digest.update(
             "".join(f"{document}\n" for row in chunk for document in row[3:] if document is not None).encode()
         )
+        returns += text.count("\r")
         separators += sum(text.count(each) for each in _SEPARATORS)
     if lines == 0:
         raise DataError(f"{name} is empty; give text with one segment a line")
-    return Facts(name, lines, size, digest.hexdigest(), line_separators=separators, **vars(repairs))
+    return Facts(
+        name,
+        lines,
+        size,
+        digest.hexdigest(),
+        line_separators=separators,
+        inner_carriage_returns=returns,
+        **vars(repairs),
+    )

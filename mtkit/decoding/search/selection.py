@@ -9,7 +9,7 @@ BLOCK = 64
 def best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of float32 values (B, M), largest first, and their indices, (B, k) each; of equal ones the first.
 
-    NaN counts as -inf.
+    NaN counts as -inf; a row is NaN as a whole or nowhere, as what comes of a softmax is.
     """
     return best_sums(values.unsqueeze(1), values.new_zeros(len(values), 1), k)
 

@@ -33,6 +33,6 @@ def test_heads_with_equal_keys_and_values_are_reproduced(name: str, role: str) -
 def test_the_cache_of_a_step_is_as_many_times_smaller_as_there_are_heads() -> None:
     states = [make("decoder", name).start(2, hypotheses=3)[0] for name in ("full", "multi-query")]
     for name in ("keys", "values"):
-        assert states[0][name].numel() == 4 * states[1][name].numel()
+        assert states[0]["shared"][name].numel() == 4 * states[1]["shared"][name].numel()
     memory = torch.randn(2, 9, 32)
     assert make("cross").start(2, memory)[0]["shared"]["keys"].shape == (2, 1, 9, 8)

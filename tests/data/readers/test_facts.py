@@ -20,6 +20,8 @@ def test_all_is_counted(tmp_path: Path) -> None:
     facts = measure_corpus(pair(tmp_path, "a", "\ufeffa\r\nb\u2028c\n", "ü\r\nyy\u2029\r\n"))
     assert (facts.lines, facts.bytes) == (2, len("a\nb\u2028c\nü\nyy\u2029\n".encode()))
     assert (facts.carriage_returns, facts.byte_order_marks, facts.line_separators, facts.inner_newlines) == (3, 1, 2, 0)
+    assert facts.inner_carriage_returns == 0
+    assert measure_corpus(pair(tmp_path, "b", "a\r\r\nb\rc\n", "x\ny\n")).inner_carriage_returns == 2
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
