@@ -157,7 +157,9 @@ def _identity(settings: DataSettings) -> dict[str, Any]:
         for side, each in sides.items()
         for name, corpus in zip(_names(side, each), each, strict=True)
     }
-    return {**settings.model_dump(mode="json", exclude=unused), "corpora": corpora}
+    dumped = settings.model_dump(mode="json", exclude=unused)
+    del dumped["cleaning"]["misaligned"]  # says whether, not what
+    return {**dumped, "corpora": corpora}
 
 
 def _check_place(folder: Path, sides: Corpora) -> None:
