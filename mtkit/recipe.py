@@ -175,7 +175,7 @@ class DecodingSettings(Settings):
     """Sample among the most likely pieces that together reach this probability."""
     seed: int = 1
     """Seed of sampling."""
-    batch_tokens: PositiveInt = 4_096
+    batch_tokens: PositiveInt = 8_192
     """Padded source pieces a batch, at most, all hypotheses counted; on a CPU up to eight batches are worked on at
     once."""
 

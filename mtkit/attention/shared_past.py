@@ -37,17 +37,17 @@ class SharedPast(KeyValueAttention):
     ) -> tuple[State, Any]:
         """Room for the rows to come; in the cross role the projected source, once for all hypotheses.
 
-        More than `MOST` hypotheses have a cache each.
+        No row is read before it is written. More than `MOST` hypotheses have a cache each.
         """
         if memory is not None or hypotheses > MOST:
             return super().start(batch_size, memory, memory_valid, hypotheses=hypotheses)
         p, like = self.projection, self.q_proj.weight
         shared = {
-            "keys": like.new_zeros(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
-            "values": like.new_zeros(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
-            "position": torch.zeros(batch_size, FIRST_CAPACITY, dtype=torch.long, device=like.device),
+            "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
+            "values": like.new_empty(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
+            "position": like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long),
         }
-        seen = torch.zeros(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool, device=like.device)
+        seen = like.new_empty(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool)
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
     def newest(self, query: Tensor, state: State) -> tuple[Newest, State]:

@@ -31,5 +31,6 @@ class FeedForward(nn.Module):
         if self.gate is not None:
             hidden = F.silu(self.gate(x)) * hidden
         else:
-            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+            # in place: the backward pass of relu needs its result alone, that of the linear map not even that
+            hidden = F.relu(hidden, inplace=True) if self.activation == "relu" else F.gelu(hidden)
         return self.outer(self.dropout(hidden))

@@ -9,6 +9,7 @@ whatever is no linear layer stay in float32, and so do all products of attention
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,12 @@ from mtkit.model.transformer import Transformer
 
 LARGEST = 127
 """Of a rounded weight."""
+
+Product = Callable[[Tensor], Tensor]
+
+_PRODUCTS: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], Product]] = WeakKeyDictionary()
+"""For each module its product, and the places and versions of the weights it was made of: rounding them takes as long
+as translating dozens of sentences, and text comes in chunks."""
 
 
 @contextmanager
@@ -34,9 +41,9 @@ def int8_products(model: nn.Module) -> Iterator[None]:
     whole = [each for each in model.modules() if isinstance(each, Transformer)]
     try:
         for linear in linears:
-            linear.__dict__["forward"] = _rounded(linear.weight, linear.bias)
+            linear.__dict__["forward"] = _product(linear, linear.weight, linear.bias)
         for each in whole:
-            each.__dict__["logits"] = _rounded(each.output_weight, None)
+            each.__dict__["logits"] = _product(each, each.output_weight, None)
         yield
     finally:
         for linear in linears:
@@ -51,7 +58,15 @@ def check_int8(device: torch.device) -> None:
         raise MtkitError("int8 is for the CPU, x86-64 or Arm; give --device cpu, or --dtype bfloat16")
 
 
-def _rounded(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _product(module: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
+    """The module's product, made anew where its weights have changed since it was made."""
+    state = [(each.data_ptr(), each._version) for each in (weight, bias) if each is not None]
+    if module not in _PRODUCTS or _PRODUCTS[module][0] != state:
+        _PRODUCTS[module] = (state, _rounded(weight, bias))
+    return _PRODUCTS[module][1]
+
+
+def _rounded(weight: Tensor, bias: Tensor | None) -> Product:
     """x (..., I) to x W^T + b (..., O) for weight (O, I) and bias (O,), W and x rounded to 8 bits."""
     weight = weight.detach().float()
     scales = weight.abs().amax(1).clamp(min=1e-12) / LARGEST

@@ -67,6 +67,27 @@ def test_attentions_that_must_not_round_stay_as_they_are() -> None:
         assert torch.equal(attention(x).output, before)
 
 
+@torch.no_grad()
+def test_weights_that_have_changed_are_rounded_anew() -> None:
+    net, source = network(), torch.randint(4, 40, (2, 5))
+
+    def memory() -> torch.Tensor:
+        with int8_products(net):
+            found: torch.Tensor = net.encode(source).memory
+        return found
+
+    before = memory()
+    assert torch.equal(memory(), before)
+    bias = net.get_parameter("encoder.0.feed_forward.outer.bias")
+    bias += 1  # as an optimiser does
+    once = memory()
+    assert not torch.equal(once, before)
+    bias.data = bias.data - 1  # as a moving average of the weights does
+    torch.testing.assert_close(memory(), before)
+    net.load_state_dict({name: torch.randn_like(value) for name, value in net.state_dict().items()})
+    assert not torch.allclose(memory(), before)
+
+
 def test_a_model_elsewhere_is_refused() -> None:
     with pytest.raises(MtkitError, match="int8 is for the CPU"), int8_products(nn.Linear(2, 2, device="meta")):
         pass
