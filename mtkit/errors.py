@@ -17,6 +17,15 @@ class RunError(MtkitError):
     """A run folder or checkpoint that is missing, damaged or of another version."""
 
 
+class DiffersError(DataError, RunError):
+    """A folder holds what was made with other settings."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        """`what` differs; `advice` is what to do, in terms of the command that makes such a folder."""
+        super().__init__(f"{what}; {advice}")
+        self.what = what
+
+
 def did_you_mean(word: str, known: "list[str]") -> str:
     """`" (did you mean 'longformer'?)"` where a known word is near, else the empty string."""
     from difflib import get_close_matches

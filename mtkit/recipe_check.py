@@ -19,6 +19,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.data.report import summary
 from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translator import Translator
+from mtkit.errors import DiffersError, MtkitError
 from mtkit.evaluation.report import side_object
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
@@ -68,12 +69,14 @@ def check(
     """
     head = read_head(path)
     recipe = load_recipe(path, {"data": {"folder": folder / "data"}, "training": dict(limits)})
-    report = prepare(recipe.data, workers=workers, progress=progress)
-    say(f"{summary(report, recipe.model.max_length)}\n")
     run = Run(folder / "run")
-    outcome = train(
-        recipe, open_prepared(recipe.data.folder), run.folder, command=command, device=device, init_from=None, say=say
-    )
+    try:
+        report = prepare(recipe.data, workers=workers, progress=progress)
+        say(f"{summary(report, recipe.model.max_length)}\n")
+        prepared = open_prepared(recipe.data.folder)
+        outcome = train(recipe, prepared, run.folder, command=command, device=device, init_from=None, say=say)
+    except DiffersError as error:
+        raise MtkitError(f"{error.what}; delete {folder} to begin anew, or give --out another folder") from error
     if outcome.signal is not None:
         return Checked(head, [], [], outcome.signal)
     names = _translate(run, device, say, progress)

@@ -49,7 +49,8 @@ def show(name: Name) -> None:
 def check(
     name: Name,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where data and run go.  [default: mtkit-recipes/NAME]")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where data and run go.  [default: mtkit-recipes/NAME, limits added]"),
     ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Train so many minutes.  [default: the recipe's]")] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
@@ -76,10 +77,13 @@ def check(
     if threads is not None:
         torch.set_num_threads(threads)
     limits = {"max_minutes": max_minutes, "max_updates": max_updates}
+    given = {key: value for key, value in limits.items() if value is not None}
+    # a folder of its own: a training that has cooled down at another limit is no beginning of this one
+    place = "-".join([name, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in given.items())])
     checked = run_check(
         path,
-        out or Path("mtkit-recipes") / name,
-        {key: value for key, value in limits.items() if value is not None},
+        out or Path("mtkit-recipes") / place,
+        given,
         command=["mtkit", *sys.argv[1:]],
         device=device,
         workers=threads or usable_cores(),

@@ -17,7 +17,7 @@ from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
 from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from mtkit.data_settings import Corpus, DataSettings
-from mtkit.errors import DataError
+from mtkit.errors import DataError, DiffersError
 from mtkit.files import write_json, writing
 from mtkit.recipe import differences
 
@@ -64,9 +64,9 @@ def prepare(
     if (folder / "prepared.json").exists() and not overwrite:
         found = read_record(folder)
         if changes := differences(found["identity"], identity):
-            raise DataError(
-                f"{folder} holds data prepared otherwise ({_listed(changes)}); "
-                f"give --overwrite to replace it, or another folder with --data"
+            raise DiffersError(
+                f"{folder} holds data prepared otherwise ({_listed(changes)})",
+                "give --overwrite to replace it, or another folder with --data",
             )
         return Report(folder, unchanged=True, record=open_prepared(folder).record)
     if sides:

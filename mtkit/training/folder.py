@@ -13,7 +13,7 @@ import yaml
 import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.documents import source_budget
-from mtkit.errors import RunError
+from mtkit.errors import DiffersError
 from mtkit.files import write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run
@@ -68,9 +68,9 @@ def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
     if before.about.get("data") != about["data"]:
         changed.append("the prepared data is another")
     if changed:
-        raise RunError(
-            f"the run in {before.folder} was begun with other settings ({'; '.join(changed)}); "
-            "repeat its settings to go on with it, or choose another --name"
+        raise DiffersError(
+            f"the run in {before.folder} was begun with other settings ({'; '.join(changed)})",
+            "repeat its settings to go on with it, or choose another --name",
         )
 
 

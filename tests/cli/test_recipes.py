@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mtkit import recipe_file
 from mtkit.cli.app import app
-from mtkit.errors import RecipeError
+from mtkit.errors import MtkitError, RecipeError
 from mtkit.recipe import load_recipe
 
 RECIPE = """# A few sentences
@@ -77,7 +77,7 @@ def test_check_says_whether_the_promise_was_kept(shipped: Path, name: str, code:
     assert shown.exit_code == code, shown.output
     assert words in shown.stdout
     assert "95% interval" in shown.stdout
-    run = Path("mtkit-recipes") / name / "run"
+    run = Path("mtkit-recipes") / f"{name}-updates-2" / "run"
     assert (run / "checkpoints" / "update-00000002").is_dir()
     translated = CliRunner().invoke(app, ["translate", "--run", str(run)])
     assert translated.exit_code == 0, translated.output
@@ -87,3 +87,15 @@ def test_check_goes_where_it_is_told(shipped: Path) -> None:
     assert typed("check", "easy", "--threads", "1", "--max-updates", "1", "--out", "there").exit_code == 0
     assert Path("there/check.json").is_file()
     assert not Path("mtkit-recipes").exists()
+
+
+@pytest.mark.parametrize(("there", "here"), [("vocabulary: 400", "vocabulary: 390"), ("heads: 2", "heads: 4")])
+def test_after_a_change_of_the_recipe_check_says_what_check_takes(shipped: Path, there: str, here: str) -> None:
+    command = ("check", "easy", "--threads", "1", "--max-updates", "1")
+    assert typed(*command).exit_code == 0
+    recipe = shipped / "easy.yaml"
+    recipe.write_text(recipe.read_text().replace(there, here))
+    with pytest.raises(MtkitError, match="delete mtkit-recipes/easy-updates-1 to begin anew, or give --out") as caught:
+        raise typed(*command).exception or AssertionError("nothing was refused")
+    assert "--overwrite" not in str(caught.value)
+    assert "--name" not in str(caught.value)
