@@ -180,9 +180,10 @@ class _Job:
         def together(one: "Item", other: "Item") -> bool:
             return one[1] == other[1] if ids is not None else bool(one[0].strip() and other[0].strip())
 
-        about = {"direction": direction, "documents": self.joined and (str(ids) if ids else "blank lines")}
+        parted = self.joined and (str(ids) if ids else "blank lines")
+        about = {"direction": direction, "documents": parted, "scores": scores}
         with _progress(_count(name)) as advance:
-            self._write(items, work, {**about, "scores": scores}, advance, together if self.joined else None)
+            self._write(items, work, about, advance, together if self.joined else None, notes)
         notes.say()
 
     def force(self, name: str, target: Path, direction: str | None) -> None:
@@ -257,6 +258,7 @@ class _Job:
         about: dict[str, Any],
         advance: Callable[[int], object],
         together: "Together | None" = None,
+        notes: Notes | None = None,
     ) -> None:
         from mtkit.decoding.stream import to_file, to_stream
 
@@ -267,7 +269,7 @@ class _Job:
                 to_stream(items, work, pipe, together=together)
         else:
             about = {**self.translator.identity, **about}
-            to_file(items, work, self.output, about, together=together, say=note, on_skip=advance)
+            to_file(items, work, self.output, about, together=together, memory=notes, say=note, on_skip=advance)
 
 
 def _is_device(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """What `mtkit translate` says on standard error about some of the lines."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,6 +20,16 @@ class Notes:
         self._longest = longest
         self._parted, self._cut, self._failed = _Listed(), _Listed(), _Listed()
         self._joined, self._fell_back = _Listed(), _Listed()
+        self._all = (self._parted, self._cut, self._failed, self._joined, self._fell_back)
+
+    def state(self) -> list[list[Any]]:
+        """What was gathered, as JSON can hold it."""
+        return [[each.count, each.first] for each in self._all]
+
+    def restore(self, state: list[list[Any]]) -> None:
+        """Go on from what `state` gave."""
+        for each, (count, first) in zip(self._all, state, strict=True):
+            each.count, each.first = count, list(first)
 
     def add(self, translations: "Sequence[Sequence[Translation]]", first: int) -> None:
         """Take in the translations of lines, the first of which is number `first` from 0."""
@@ -54,16 +64,16 @@ class _Listed:
 
     def __init__(self) -> None:
         self.count = 0
-        self._first: list[int] = []
+        self.first: list[int] = []
 
     def add(self, number: int, applies: bool) -> None:
         self.count += applies
-        if applies and len(self._first) < NAMED:
-            self._first.append(number)
+        if applies and len(self.first) < NAMED:
+            self.first.append(number)
 
     def __str__(self) -> str:
-        more = f" and {self.count - len(self._first):,} more" if self.count > len(self._first) else ""
-        return ", ".join(map(str, self._first)) + more
+        more = f" and {self.count - len(self.first):,} more" if self.count > len(self.first) else ""
+        return ", ".join(map(str, self.first)) + more
 
 
 def note(message: str) -> None:

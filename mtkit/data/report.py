@@ -7,6 +7,9 @@ from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
 
+NOTABLE = 0.001
+"""Share of byte or unknown pieces from which on a side and language is named."""
+
 
 def summary(report: Report, max_length: int) -> str:
     """Sides with their segments, words and pieces, what training leaves out and why, and the vocabulary.
@@ -28,7 +31,7 @@ def summary(report: Report, max_length: int) -> str:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
-    return "\n".join([*parts, _vocabulary(record)])
+    return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"], languages)])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -122,3 +125,17 @@ def _vocabulary(record: dict[str, Any]) -> str:
         f"vocabulary: {size}, {settings['kind']}, normalisation {settings['normalization']}; "
         f"bytes {shares['bytes']:.2%} of the pieces, unknown {shares['unknown']:.2%}"
     )
+
+
+def _hard_to_spell(sides: dict[str, Any], languages: Sequence[str]) -> list[str]:
+    """The sides and languages with many pieces that the vocabulary has no letters for; all together they would hide."""
+    lines = []
+    for name, count in sides.items():
+        for side, language in zip(("source", "target"), languages, strict=True):
+            pieces = count["pieces"][side] or 1
+            shares = {what: count[what][side] / pieces for what in ("bytes", "unknown")}
+            if max(shares.values()) >= NOTABLE:
+                lines.append(
+                    f"  {name}, {language}: " + ", ".join(f"{what} {share:.2%}" for what, share in shares.items())
+                )
+    return lines

@@ -45,13 +45,19 @@ def find_dtype(name: str) -> torch.dtype | None:
 def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
     """Around decoding: the model in evaluation mode, no gradients, matrix products in `dtype`; gives its device.
 
-    The model is in its own mode again afterwards. None stands for float32. Raises: MtkitError for int8 on a GPU.
+    The model is in its own mode again afterwards. None stands for float32. Raises: MtkitError for int8 on a GPU, and
+    where the GPU's memory does not hold a batch.
     """
     training, device = model.training, next(model.parameters()).device
     model.train(False)
     try:
         with torch.no_grad(), _products(model, dtype, device.type):
             yield device
+    except torch.OutOfMemoryError as error:
+        raise MtkitError(
+            "the GPU's memory does not hold a batch to translate; lower decoding.batch_tokens "
+            "(mtkit translate --batch-tokens)"
+        ) from error
     finally:
         model.train(training)
 

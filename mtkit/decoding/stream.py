@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from mtkit.errors import MtkitError
 from mtkit.files import write_json
@@ -28,6 +28,18 @@ Together = Callable[[Item, Item], bool]
 """Whether an item and the next belong together, so that no chunk should end between them."""
 
 
+class Memory(Protocol):
+    """What is gathered over all chunks beside their output, and must not be lost with a kill."""
+
+    def state(self) -> Any:
+        """All so far, as JSON can hold it."""
+        ...
+
+    def restore(self, state: Any) -> object:
+        """Go on from there."""
+        ...
+
+
 def to_stream(items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None) -> None:
     """Write the output of each chunk as soon as it is there."""
     for first, chunk in _chunks(items, together):
@@ -42,6 +54,7 @@ def to_file(
     about: Mapping[str, Any],
     *,
     together: Together | None = None,
+    memory: Memory | None = None,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> None:
@@ -67,12 +80,16 @@ def to_file(
             done = _done(record, about, partial.stat().st_size, say)
             begun = True
             waiting = _skip(done, todo, partial, say, on_skip)
+            if memory is not None and done and "memory" in done[-1]:
+                memory.restore(done[-1]["memory"])
             file.truncate(done[-1]["bytes"] if done else 0)
             for first, chunk in chain(waiting, todo):
                 file.write(_bytes(work(first, chunk)))
                 file.flush()
                 os.fsync(file.fileno())
                 done.append({"sha256": _digest(chunk), "bytes": os.fstat(file.fileno()).st_size})
+                if memory is not None:
+                    done[-1]["memory"] = memory.state()
                 write_json(record, {"about": about, "chunks": done})
             os.fsync(file.fileno())
             partial.replace(path)

@@ -20,8 +20,8 @@ from mtkit.runs import FORMAT, Run
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "validate_segments", "log_every")
-MAY_CHANGE = frozenset(f"training.{name}" for name in (*_ENDS, *_LOOKS))
-"""Settings that say how long to train and how often to look: they may change while a run goes on."""
+MAY_CHANGE = frozenset({*(f"training.{name}" for name in (*_ENDS, *_LOOKS)), "decoding.batch_tokens"})
+"""Settings that say how long to train, how often to look and what memory holds: they may change while a run goes on."""
 
 
 def open_folder(

@@ -23,6 +23,13 @@ def test_types_by_name() -> None:
         find_dtype("int4")
 
 
+def test_a_batch_that_memory_does_not_hold_is_one_clear_error() -> None:
+    model = TinyModel().train()
+    with pytest.raises(MtkitError, match=r"lower decoding\.batch_tokens"), decoding_with(model, None):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert model.training
+
+
 def test_decoding_leaves_the_model_as_it_was() -> None:
     model = TinyModel().train()
     with decoding_with(model, torch.bfloat16):

@@ -56,6 +56,40 @@ def run(out: Path, given: list[Item], worker: Worker, about: object = 1) -> tupl
     return said, sum(skipped)
 
 
+class Counted:
+    """How many chunks were worked on, the ones before a kill among them."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+
+    def state(self) -> object:
+        return {"chunks": self.chunks}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.chunks = state["chunks"]
+
+
+def test_what_was_gathered_goes_on_after_a_kill(out: Path) -> None:
+    def work(at: int | None, memory: Counted) -> None:
+        worker = Worker(at)
+
+        def counting(first: int, chunk: list[Item]) -> Iterable[str]:
+            lines = worker(first, chunk)
+            memory.chunks += 1
+            return lines
+
+        to_file(iter(items(45)), counting, out, {}, memory=memory, say=str, on_skip=abs)
+
+    with pytest.raises(KilledError):
+        work(25, Counted())
+    again = Counted()
+    work(None, again)
+    assert again.chunks == 5
+    changed = Counted()
+    work(None, changed)  # nothing is left of before
+    assert changed.chunks == 5
+
+
 def killed(out: Path, given: list[Item], at: int) -> None:
     with pytest.raises(KilledError):
         run(out, given, Worker(at))
