@@ -45,8 +45,9 @@ class SharedPast(KeyValueAttention):
         shared = {
             "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
             "values": like.new_empty(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
-            "position": like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long),
         }
+        if self.positions is not None:
+            shared["position"] = like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long)
         seen = like.new_empty(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool)
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
@@ -54,7 +55,7 @@ class SharedPast(KeyValueAttention):
         """What a step with query (B, N, D) attends with, N queries of one segment, and the state with its rows added.
 
         q (B, H, N, K), keys (B, G, M, K), values (B, G, M, V), visible (B, 1, N, M) or None where there is one row at
-        each position, key_position (M,), for the M rows written so far.
+        each position, key_position (M,) where there is somebody to read it, for the M rows written so far.
         """
         if "seen" not in state:
             return super().newest(query, state)
@@ -62,15 +63,15 @@ class SharedPast(KeyValueAttention):
         q, (k, v) = self.queries(query, here), self.keys_values(query, here)
         state = _with_rows(state, k, v)
         shared, rows = state["shared"], state["rows"]
-        alone = rows == state["count"]  # as many rows as positions
+        # the same in all segments, of which there may be none left
+        positions = shared["position"][:1, :rows].sum(0) if "position" in shared else here
         return Newest(
             q,
             shared["keys"][:, :, :rows],
             shared["values"][:, :, :rows],
-            None if alone else state["seen"][:, None, :, :rows],
+            None if _is_one_row_a_position(state) else state["seen"][:, None, :, :rows],
             here,
-            # the same in all segments, of which there may be none left
-            shared["position"][:1, :rows].sum(0),
+            positions,
         ), state
 
     def by_position(self, weights: Tensor, newest: Newest) -> Tensor:
@@ -95,9 +96,20 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
     shared["keys"][:, :, rows:end] = k
     # zero times what is no number would reach those who do not see the row
     shared["values"][:, :, rows:end] = v.nan_to_num(0.0, 0.0, 0.0)
-    shared["position"][:, rows:end] = state["count"]
+    if "position" in shared:
+        shared["position"][:, rows:end] = state["count"]
+    after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
+    if _is_one_row_a_position(after):  # all see all, and nobody will ask
+        return after
+    if _is_one_row_a_position(state):
+        seen[:, :, :rows] = True
     seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
-    return {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
+    return after
+
+
+def _is_one_row_a_position(state: State) -> bool:
+    """Whether no hypothesis has branched off yet, so that all rows are seen."""
+    return bool(state["rows"] == state["count"])
 
 
 def _wider(x: Tensor, dim: int, room: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Greedy decoding: the most likely piece, each time."""
 
 from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch
-from mtkit.decoding.search.selection import best
+from mtkit.decoding.search.selection import first_best
 from mtkit.decoding.search.walk import walk
 from mtkit.recipe import DecodingSettings
 
@@ -11,7 +11,7 @@ def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) 
     return walk(
         model,
         batch,
-        lambda scores, rows, step: best(scores.flatten(0, 1), 1)[1].view(scores.shape[:2]),  # sooner than argmax
+        lambda scores, rows, step: first_best(scores),
         hypotheses=1,
         length_penalty=settings.length_penalty,
         no_repeat_ngram=settings.no_repeat_ngram,
