@@ -106,7 +106,7 @@ def _translate(run: Run, device: str, say: Say, progress: Progress) -> list[str]
         if counts["joined"]:
             say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them did not come apart")
         if counts["cut"]:
-            say(f"{name}: {counts['cut']:,} translations may lack their end: they have all of decoding.max_pieces")
+            say(f"{name}: {counts['cut']:,} translations are as long as decoding.max_pieces lets them be")
     return names
 
 

@@ -78,6 +78,7 @@ def test_the_whole_model_can_be_built_and_has_the_size_that_the_head_says(name: 
             recipe, source_vocabulary=pieces, target_vocabulary=pieces, tasks=len(recipe.data.directions)
         )
     said = re.search(r"([\d.]+) million parameters", RECIPES[name].read_text(encoding="utf-8"))
+    assert said or name not in {"multi30k-en-de", "wmt14-en-de-base", "wmt14-en-de-big"}
     if said:
         digits = len(said[1].partition(".")[2])
         assert round(sum(each.numel() for each in model.parameters()) / 1e6, digits) == float(said[1])

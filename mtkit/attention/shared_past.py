@@ -93,9 +93,12 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
         seen = _wider(seen, 2, room)
     if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
+    if hypotheses > 1:
+        # zero times what is no number would reach those who do not see the row; its key tells those who do
+        broken = ~v.isfinite().all(-1).all(1)  # (B, N)
+        k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
     shared["keys"][:, :, rows:end] = k
-    # zero times what is no number would reach those who do not see the row
-    shared["values"][:, :, rows:end] = v.nan_to_num(0.0, 0.0, 0.0)
+    shared["values"][:, :, rows:end] = v
     if "position" in shared:
         shared["position"][:, rows:end] = state["count"]
     after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}

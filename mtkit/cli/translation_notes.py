@@ -24,7 +24,7 @@ class Notes:
 
     def state(self) -> list[list[Any]]:
         """What was gathered, as JSON can hold it."""
-        return [[each.count, each.first] for each in self._all]
+        return [[each.count, list(each.first)] for each in self._all]
 
     def restore(self, state: list[list[Any]]) -> None:
         """Go on from what `state` gave."""
@@ -46,8 +46,8 @@ class Notes:
             note(f"lines longer than the model's {self._longest:,} pieces were translated in parts: {self._parted}")
         if self._cut.count:
             note(
-                "translations that may lack their end, as they have all the pieces that they may have "
-                f"(--max-pieces): {self._cut}"
+                "translations that may lack their end, as they are as long as they may be "
+                f"(--max-pieces, or the model's max_length): {self._cut}"
             )
         if self._failed.count:
             note(f"the model gave no finite probabilities, so these lines are empty: {self._failed}")

@@ -8,7 +8,7 @@ from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
 
 NOTABLE = 0.001
-"""Share of byte or unknown pieces from which on a side and language is named."""
+"""Share of byte or unknown pieces from which on a side is named."""
 
 
 def summary(report: Report, max_length: int) -> str:
@@ -31,7 +31,7 @@ def summary(report: Report, max_length: int) -> str:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
-    return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"], languages)])
+    return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"])])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -127,15 +127,19 @@ def _vocabulary(record: dict[str, Any]) -> str:
     )
 
 
-def _hard_to_spell(sides: dict[str, Any], languages: Sequence[str]) -> list[str]:
-    """The sides and languages with many pieces that the vocabulary has no letters for; all together they would hide."""
+def _hard_to_spell(sides: dict[str, Any]) -> list[str]:
+    """The sides with many pieces that the vocabulary has no letters for; all together they would hide."""
     lines = []
-    for name, count in sides.items():
-        for side, language in zip(("source", "target"), languages, strict=True):
-            pieces = count["pieces"][side] or 1
-            shares = {what: count[what][side] / pieces for what in ("bytes", "unknown")}
+    for name, side in sides.items():
+        found: dict[str, dict[str, int]] = {}
+        for corpus in side["corpora"]:
+            for end in ("source", "target"):
+                counts = found.setdefault(f"{end} of {corpus['direction']}", {"pieces": 0, "bytes": 0, "unknown": 0})
+                for what in counts:
+                    counts[what] += corpus[what][end]
+        for which, counts in found.items():
+            shares = {what: counts[what] / (counts["pieces"] or 1) for what in ("bytes", "unknown")}
             if max(shares.values()) >= NOTABLE:
-                lines.append(
-                    f"  {name}, {language}: " + ", ".join(f"{what} {share:.2%}" for what, share in shares.items())
-                )
+                told = ", ".join(f"{what} {share:.2%}" for what, share in shares.items())
+                lines.append(f"  {name}, {which}: {told}")
     return lines

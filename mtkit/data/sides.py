@@ -201,8 +201,8 @@ def _parted(corpus: Corpus, line: int) -> DataError:
     names = dict.fromkeys(name_of(corpus, side) for side in ("source", "target"))
     return DataError(
         f"{' and '.join(names)}: from about line {line:,} on, lines go better with their neighbour's translation than "
-        "with their own; mend what is missing there, or take them as they are with --keep-misaligned "
-        "(data.cleaning.misaligned: true)"
+        "with their own; mend what is missing there, or take them as they are: data.cleaning.misaligned: true in the "
+        "recipe, or mtkit prepare --keep-misaligned"
     )
 
 

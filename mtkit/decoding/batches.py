@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import PAD
+from mtkit.data.tokenizer import BREAK, PAD
 from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.segments import Segment
 
@@ -34,10 +34,16 @@ def make_batch(
     first: int = 0,
     max_pieces: int | None = None,
 ) -> SourceBatch:
-    """The segments, padded, on the device; `first` is the number of the first line among all, from 0."""
+    """The segments, padded, on the device; `first` is the number of the first line among all, from 0.
+
+    A translation has `max_pieces` at most, of joined lines so many for each.
+    """
     source = padded([segment.pieces for segment in segments], device)
     keys = torch.tensor([(first + segment.line << 24) + segment.part for segment in segments], device=device)
-    limits = [target_limit(len(segment.pieces), longest_target, max_pieces) for segment in segments]
+    limits = [
+        target_limit(len(each.pieces), longest_target, max_pieces and max_pieces * (each.pieces.count(BREAK) + 1))
+        for each in segments
+    ]
     return SourceBatch(source, limits, keys, tasks_of([segment.task for segment in segments], device))
 
 

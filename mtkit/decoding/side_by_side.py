@@ -23,7 +23,7 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
     threads = torch.get_num_threads()
     workers = min(threads, len(items), MOST) if device.type == "cpu" else 1
     each = -(-threads // max(workers, 1))
-    workers = threads // each  # as many as keep all threads busy
+    workers = threads // each  # with 12 threads six of two each, rather than eight of one
     if workers <= 1:
         yield from map(work, items)
         return

@@ -77,7 +77,8 @@ class Translator:
             "vocabulary": self.runs[0].vocabulary,
             "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
-            "settings": self.about["settings"],
+            # how many are translated at once says nothing about them
+            "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
 
     def directions(self, chosen: str | None, lines: int) -> Directions:

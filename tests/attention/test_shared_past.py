@@ -103,6 +103,20 @@ def test_a_hypothesis_without_numbers_leaves_the_others_alone() -> None:
 
 
 @torch.no_grad()
+def test_values_that_overflow_are_no_numbers_for_those_who_see_them() -> None:
+    full, x = make(), torch.randn(1, 3, 4, 32)
+    for projection in (full.q_proj, full.k_proj):  # else keys would overflow too, and hide what is asked for
+        projection.weight.zero_()
+    full.v_proj.weight.mul_(1e15)
+    x[0, 1, 1] *= 1e30
+    state, _ = full.start(1, hypotheses=3)
+    for t in range(4):
+        attended, state = full.step(x[:, :, t], state)
+        assert attended.output[0, [0, 2]].isfinite().all()
+        assert attended.output[0, 1].isfinite().all() == (t < 1)
+
+
+@torch.no_grad()
 def test_many_draws_have_caches_of_their_own() -> None:
     """Else each would look at the rows of all."""
     full, x = make(), torch.randn(1, MOST + 1, 4, 32)

@@ -34,6 +34,6 @@ def test_the_summary_says_what_was_put_right_and_what_cannot_be_spelt(tmp_path: 
     assert "1 carriage returns kept within lines" in repairs
     assert "1 byte order marks dropped" in repairs
     assert "1 U+2028 and U+2029 kept within lines" in repairs
-    (spelt,) = (line for line in lines if line.startswith("  valid, en: bytes "))
+    (spelt,) = (line for line in lines if line.startswith("  valid, source of en-de: bytes "))
     assert float(spelt.split("bytes ")[1].split("%")[0]) > 5
     assert not any(line.startswith("  train, ") for line in lines)

@@ -2,7 +2,7 @@
 
 import torch
 
-from mtkit.data.tokenizer import EOS, PAD
+from mtkit.data.tokenizer import BREAK, EOS, PAD
 from mtkit.decoding.batches import make_batch, plan, target_limit
 from mtkit.decoding.segments import Segment
 
@@ -31,3 +31,5 @@ def test_limits_are_the_segments_own_and_the_models() -> None:
     assert target_limit(9, None, 256) == 256
     assert target_limit(100, 24, 256) == 24
     assert make_batch(segments, None, torch.device("cpu"), max_pieces=5).limits == [5, 5]
+    joined = [Segment(0, 0, [5, BREAK, 6, BREAK, 7, EOS])]
+    assert make_batch(joined, None, torch.device("cpu"), max_pieces=5).limits == [15]

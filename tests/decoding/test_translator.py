@@ -62,6 +62,7 @@ def test_what_decides_a_translation_is_its_identity(trained: Trained, tmp_path: 
     one = Translator([trained.run], DecodingSettings()).identity
     assert Translator([twin(trained.run, tmp_path / "moved")], DecodingSettings()).identity == one
     assert Translator([trained.run], DecodingSettings(beam=2)).identity != one
+    assert Translator([trained.run], DecodingSettings(batch_tokens=50)).identity == one
     assert Translator([trained.run], DecodingSettings(), dtype="bfloat16").identity != one
     other = make_run(tmp_path / "other", directions=("en-de", "en-fr"), documents=20, seed=2).run
     assert Translator([other], DecodingSettings()).identity != one
