@@ -61,9 +61,9 @@ def test_every_decoder_translates_the_whole_side_at_each_beam_in_its_fastest_siz
     lines = len(benchmark.side.sources)
     assert [each for each in copier.asked if each[0] == lines] == [(lines, 1, 4)] * 2 + [(lines, 3, 4)] * 2
     assert [(row.program, row.beam, row.size) for row in benchmark.rows] == [
-        ("mtkit", 1, 4096),
+        ("mtkit", 1, 8192),
         ("copier", 1, 4),
-        ("mtkit", 3, 4096),
+        ("mtkit", 3, 8192),
         ("copier", 3, 4),
     ]
     assert all(len(row.seconds) == 2 and row.pieces >= lines for row in benchmark.rows)
