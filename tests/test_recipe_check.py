@@ -9,7 +9,7 @@ import pytest
 
 from mtkit import recipe_check
 from mtkit.decoding.translator import Translator
-from mtkit.errors import RunError
+from mtkit.errors import MtkitError
 from mtkit.recipe_check import Checked, check
 
 RECIPE = """# Two sides
@@ -113,5 +113,5 @@ def test_another_recipe_in_the_same_folder_is_refused() -> None:
     checked()
     path = Path("other.yaml")
     path.write_text(RECIPE.format(promise="BLEU >= 0 on two").replace("feed_forward: 16", "feed_forward: 32"))
-    with pytest.raises(RunError, match=r"model\.feed_forward: 16 -> 32"):
+    with pytest.raises(MtkitError, match=r"model\.feed_forward: 16 -> 32\); delete out to begin anew"):
         check(path, Path("out"), {}, command=["mtkit"], say=lambda line: None)

