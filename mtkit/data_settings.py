@@ -159,9 +159,14 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _training_text_comes_with_validation_text(self) -> Self:
         if not self.train and (self.valid or self.test):
-            raise ValueError("data.valid and data.test need data.train beside them")
+            raise ValueError(
+                "data.valid and data.test need training text beside them: give --train SRC TGT (data.train in a recipe)"
+            )
         if self.train and not self.valid:
-            raise ValueError("data.train needs data.valid beside it: training validates on it")
+            raise ValueError(
+                "training text needs validation text beside it, some hundred other lines: give --valid SRC TGT "
+                "(data.valid in a recipe)"
+            )
         if taken := {"train", "valid"} & set(self.test):
             raise ValueError(f"a test side cannot be named {taken.pop()}; choose another name in data.test")
         return self

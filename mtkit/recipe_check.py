@@ -9,7 +9,7 @@ Killed at any moment, the same check goes on where it was: each step does nothin
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from mtkit.data.prepared import open_prepared
 from mtkit.data.report import summary
 from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translator import Translator
-from mtkit.errors import DiffersError, MtkitError
+from mtkit.errors import DiffersError, MtkitError, RecipeError
+from mtkit.evaluation.metrics import metric_names
 from mtkit.evaluation.report import side_object
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
@@ -74,18 +75,30 @@ def check(
         report = prepare(recipe.data, workers=workers, progress=progress)
         say(f"{summary(report, recipe.model.max_length)}\n")
         prepared = open_prepared(recipe.data.folder)
+        wanted = _wanted(head, recipe, list(prepared.tests) or ["valid"])
         outcome = train(recipe, prepared, run.folder, command=command, device=device, init_from=None, say=say)
     except DiffersError as error:
         raise MtkitError(f"{error.what}; delete {folder} to begin anew, or give --out another folder") from error
     if outcome.signal is not None:
         return Checked(head, [], [], outcome.signal)
     names = _translate(run, device, say, progress)
-    wanted = head.promises_after(recipe.training.max_minutes)
     sides = _score(run, names, [promise.metric for promise in wanted], progress)
     scores = {(side.name, each.name): each.value for side in sides for each in side.overall.scores[0]}
     checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
     write_json(folder / "check.json", _as_object(checked, recipe))
     return checked
+
+
+def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
+    """What the training is to keep. Raises: MtkitError for a promise about a side or metric that is not there."""
+    for promise in head.promises:
+        if promise.side not in sides:
+            raise RecipeError(
+                f"recipe {head.name} promises '{promise.text}', and has no such side but: {', '.join(sides)}; "
+                "change that line at its top, or take it out"
+            )
+    promises = head.promises_after(recipe.training.max_minutes)
+    return [replace(promise, metric=metric_names([promise.metric])[0]) for promise in promises]
 
 
 def _translate(run: Run, device: str, say: Say, progress: Progress) -> list[str]:

@@ -37,7 +37,17 @@ def find_recipe(path: Path) -> Path:
     Raises: RecipeError for a plain name that is neither.
     """
     plain = path.name == str(path) and not path.suffix
-    return shipped_recipe(path.name) if plain and not path.exists() else path
+    return shipped_recipe(path.name) if plain and not path.is_file() else path
+
+
+def read_text(path: Path) -> str:
+    """What stands in the file. Raises: RecipeError where it cannot be read, or is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: not a YAML recipe: its bytes are not UTF-8") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -46,10 +56,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises: RecipeError naming the file, and the line where there is one.
     """
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        given = yaml.safe_load(read_text(path)) or {}
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         raise RecipeError(f"{where}: not a YAML recipe: {getattr(error, 'problem', None) or 'bad text'}") from error
@@ -65,9 +73,10 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
     """
 
     def filled(name: str) -> str:
-        if name not in os.environ:
+        if not os.environ.get(name):
             raise RecipeError(
-                f"{origin}: the environment variable {name} is not set; set it first, as in `export {name}=FOLDER`"
+                f"{origin}: the environment variable {name} is not set; it names the folder of the corpora that the "
+                f"recipe's first lines describe: set it first, as in `export {name}=~/corpora`"
             )
         return os.environ[name]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtkit.errors import RecipeError
+from mtkit.recipe_file import read_text
 
 _PROMISE = re.compile(
     r"(?P<metric>\w+) (?P<sign>>=|<=) (?P<bound>\d+(?:\.\d+)?) on (?P<side>[\w.-]+)(?: after (?P<minutes>\d+) minutes)?"
@@ -63,7 +64,7 @@ class Head:
 
 def read_head(path: Path) -> Head:
     """What the head of a recipe's file says. Raises: RecipeError for a promise that cannot be understood."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = read_text(path).split("\n")
     head = [line.removeprefix("#").strip() for line in _while_comments(lines)]
     reached = _marked(head, "reached:")
     return Head(

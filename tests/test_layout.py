@@ -28,7 +28,7 @@ BELOW = {
     "files": {"errors"},
     "recipe": FOUNDATION | {"presets", "settings", "data_settings", "recipe_file"},
     "recipe_file": {"errors"},
-    "recipe_head": {"errors"},
+    "recipe_head": {"errors", "recipe_file"},
     "data_settings": {"settings"},
     "settings": set(),
     "presets": set(),

@@ -109,6 +109,15 @@ def test_a_signal_stops_it_with_nothing_scored(monkeypatch: pytest.MonkeyPatch) 
     assert checked()[0].signal is None
 
 
+def test_a_promise_about_what_is_not_there_is_refused_before_training() -> None:
+    with pytest.raises(MtkitError, match=r"promises 'exact <= 100 on three', and has no such side but: one, two"):
+        checked("exact <= 100 on three")
+    with pytest.raises(MtkitError, match="no metric 'exactly'"):
+        checked("exactly <= 100 on two")
+    assert not Path("out/run").exists()
+    assert checked("EXACT <= 100 on two")[0].promises[1][0].metric == "exact"
+
+
 def test_another_recipe_in_the_same_folder_is_refused() -> None:
     checked()
     path = Path("other.yaml")

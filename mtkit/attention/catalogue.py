@@ -37,13 +37,15 @@ def describe(name: str) -> str:
         "slots": _slots(mechanism),
     }
     documentation = inspect.getdoc(sys.modules[mechanism.kind.__module__]) or ""
+    meanings = (inspect.getdoc(mechanism.kind) or "").partition("\n")[2].strip()
     parts = [
         f"{mechanism.name}: {mechanism.summary}",
         "\n".join(f"  {key:8} {value}" for key, value in facts.items()),
         "\n".join(["options (--attention-option NAME=VALUE, for one role ROLE.NAME=VALUE)", *_options(mechanism)]),
+        textwrap.indent(meanings, "  "),
         textwrap.indent(documentation.partition("\n")[2].strip(), "  "),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def roles(mechanism: Mechanism) -> str:

@@ -18,6 +18,9 @@ from mtkit.attention.contract import ROLES, Attention, Site, options_of
 from mtkit.attention.slots import SLOTS, Slot, slot_kind
 from mtkit.errors import MtkitError, did_you_mean
 
+DECLARED = ("roles", "published", "paper", "complexity", "growth")
+"""What the class of each mechanism says of it."""
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -169,4 +172,6 @@ def _only_mechanism_in(module: ModuleType) -> Any:
     ]
     if len(own) != 1:
         raise TypeError(f"{module.__name__} must define exactly one Attention or slot, not {len(own)}")
+    if missing := [name for name in DECLARED if not hasattr(own[0], name)]:
+        raise TypeError(f"{own[0].__name__} in {module.__name__} does not declare: {', '.join(missing)}")
     return own[0]

@@ -15,7 +15,7 @@ from mtkit.attention.contract import State
 from mtkit.attention.key_values import KeyValueAttention, Newest
 
 MOST = 16
-"""Hypotheses of a segment that share; each looks at the rows of all, which many draws of sampling would pay for."""
+"""Hypotheses of a segment that share, at most; each looks at the rows of all, which many of them would pay for."""
 
 FIRST_CAPACITY = 32
 """Rows there is room for at first; it grows by half."""
@@ -37,9 +37,9 @@ class SharedPast(KeyValueAttention):
     ) -> tuple[State, Any]:
         """Room for the rows to come; in the cross role the projected source, once for all hypotheses.
 
-        No row is read before it is written. More than `MOST` hypotheses have a cache each.
+        No row is read before it is written.
         """
-        if memory is not None or hypotheses > MOST:
+        if memory is not None:
             return super().start(batch_size, memory, memory_valid, hypotheses=hypotheses)
         p, like = self.projection, self.q_proj.weight
         shared = {
@@ -55,8 +55,11 @@ class SharedPast(KeyValueAttention):
         """What a step with query (B, N, D) attends with, N queries of one segment, and the state with its rows added.
 
         q (B, H, N, K), keys (B, G, M, K), values (B, G, M, V), visible (B, 1, N, M) or None where there is one row at
-        each position, key_position (M,) where there is somebody to read it, for the M rows written so far.
+        each position, key_position (M,) where there is somebody to read it, for the M rows written so far. More than
+        `MOST` hypotheses that begin, or branch off from one, have a cache each from there on.
         """
+        if "seen" in state and query.shape[1] > MOST and _is_one_row_a_position(state):
+            state = _apart(state, query.shape[1])
         if "seen" not in state:
             return super().newest(query, state)
         here = torch.full((1,), state["count"], device=query.device)
@@ -93,7 +96,7 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
         seen = _wider(seen, 2, room)
     if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
-    if hypotheses > 1:
+    if hypotheses > 1 and not _surely_finite(v):
         # zero times what is no number would reach those who do not see the row; its key tells those who do
         broken = ~v.isfinite().all(-1).all(1)  # (B, N)
         k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
@@ -108,6 +111,20 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
         seen[:, :, :rows] = True
     seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
     return after
+
+
+def _surely_finite(x: Tensor) -> bool:
+    """Whether a look at x, cheap on a CPU but a wait on an accelerator, shows that all of it is finite."""
+    return x.device.type == "cpu" and bool(x.sum().isfinite())
+
+
+def _apart(state: State, hypotheses: int) -> State:
+    """The rows of a past that all have in common as a cache for each hypothesis (`mtkit.attention.cache`).
+
+    It is full, so that `append` copies it before anything is written.
+    """
+    rows = {name: state["shared"][name][:, None, :, : state["rows"]] for name in ("keys", "values")}
+    return {**{name: x.expand(-1, hypotheses, -1, -1, -1) for name, x in rows.items()}, "count": state["count"]}
 
 
 def _is_one_row_a_position(state: State) -> bool:

@@ -46,7 +46,8 @@ def training_operations(model: Transformer, side: Side, rows: np.ndarray) -> flo
 def decoding_operations(model: Transformer, segments: Sequence[tuple[int, int]], beam: int) -> float:
     """Operations of decoding a segment, the mean over some: `segments` are the pieces of source and translation.
 
-    Each source is encoded once, and each of `beam` hypotheses takes as many steps as the translation has pieces.
+    Each source is encoded once, one hypothesis takes the first step, and each of `beam` as many more as the translation
+    has further pieces.
     """
     device, chosen = model.output_weight.device, sample(sorted(segments, key=sum))
     return sum(_decode(model, *each, beam, device) for each in chosen) / len(chosen)
@@ -80,4 +81,4 @@ def _decode(model: Transformer, source: int, target: int, beam: int, device: tor
     for _ in range(target - 2):
         step()
     last = flops_of(step) if target > 1 else first
-    return begin + beam * target * (first + last) / 2
+    return begin + first + beam * (target * (first + last) / 2 - first) if target else begin

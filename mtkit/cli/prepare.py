@@ -76,7 +76,9 @@ def prepare(
     )
     typer.echo(summary(report, settings.model.max_length))
     options = f" --recipe {recipe}" * (recipe is not None) + f" --data {data}" * (data is not None)
-    example = " --attention longformer" if recipe is None else f" --name {recipe.stem}"
+    example = (
+        f" --name {recipe.stem}" if recipe is not None else " --preset small" if train else " --attention longformer"
+    )
     typer.echo(f"\nNext: mtkit train{options}{example}")
 
 

@@ -1,5 +1,6 @@
 """`mtkit recipes`: the recipes that come with mtkit, and whether they keep what they promise."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +11,12 @@ if TYPE_CHECKING:
     from mtkit.recipe_check import Checked
     from mtkit.recipe_head import Head
 
-recipes = typer.Typer(
-    help="List the recipes that come with mtkit; --recipe NAME takes them by name.", invoke_without_command=True
-)
+recipes = typer.Typer(invoke_without_command=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the recipe, as `mtkit recipes` lists it.")]
+Which = Annotated[
+    Path,
+    typer.Argument(metavar="RECIPE", help="Name of a recipe, as `mtkit recipes` lists it, or path of your own."),
+]
 
 
 @recipes.callback()
@@ -35,24 +37,29 @@ def _recipes(context: typer.Context) -> None:
 
 
 @recipes.command()
-def show(name: Name) -> None:
+def show(recipe: Which) -> None:
     """Print a recipe.
 
     Examples: mtkit recipes show scan-simple > mine.yaml
     """
-    from mtkit.recipe_file import shipped_recipe
+    from mtkit.recipe_file import find_recipe, read_text
 
-    typer.echo(shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
+    typer.echo(read_text(find_recipe(recipe)), nl=False)
 
 
 @recipes.command()
 def check(
-    name: Name,
+    recipe: Which,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where data and run go.  [default: mtkit-recipes/NAME, limits added]"),
+        typer.Option(metavar="FOLDER", help="Where data and run go.  [default: mtkit-recipes/RECIPE, limits added]"),
     ] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Train so many minutes.  [default: the recipe's]")] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="End training after so many minutes, if no other limit ends it before.  [default: the recipe's]"
+        ),
+    ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
@@ -62,11 +69,12 @@ def check(
     All of it happens in a folder of its own. Killed and typed again, it goes on where it was. A promise counts for a
     training of as many minutes or more; of a training shorter than all of them, the first one does.
 
-    Examples: mtkit recipes check scan-simple; mtkit recipes check multi30k-en-de --max-minutes 5
+    Examples: mtkit recipes check scan-simple; mtkit recipes check multi30k-en-de --max-minutes 5; mtkit recipes check
+    mine.yaml
     """
-    from mtkit.recipe_file import shipped_recipe
+    from mtkit.recipe_file import find_recipe
 
-    path = shipped_recipe(name)
+    path = find_recipe(recipe)
 
     import torch
     from tqdm import tqdm
@@ -79,7 +87,7 @@ def check(
     limits = {"max_minutes": max_minutes, "max_updates": max_updates}
     given = {key: value for key, value in limits.items() if value is not None}
     # a folder of its own: a training that has cooled down at another limit is no beginning of this one
-    place = "-".join([name, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in given.items())])
+    place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in given.items())])
     checked = run_check(
         path,
         out or Path("mtkit-recipes") / place,
@@ -113,9 +121,13 @@ def _tell(checked: "Checked") -> None:
 
 def _table(heads: "list[Head]") -> str:
     """A line for each recipe, and one more for each promise beyond the first."""
-    rows = [("name", "what it is", "promises")]
+    rows = [("name", "what it is", "promises", "reached")]
     for head in heads:
         first, *more = [promise.text for promise in head.promises] or ["nothing yet"]
-        rows += [(head.name, head.what, first), *(("", "", each) for each in more)]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    return "\n".join(f"{name:{widths[0]}}  {what:{widths[1]}}  {promise}" for name, what, promise in rows)
+        score = re.match(r"\w+ [\d.]+", head.reached or "")
+        rows += [(head.name, head.what, first, score[0] if score else ""), *(("", "", each, "") for each in more)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join([*(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -39,7 +39,12 @@ def train(
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
     max_epochs: Annotated[int | None, typer.Option(help="Stop after this many passes over the data.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop after so many minutes, if no other limit does before: tiny has 1,000 updates, small 30,000."
+        ),
+    ] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
     peak_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
@@ -88,6 +93,7 @@ def train(
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
+    from mtkit.recipe import differences
     from mtkit.runs import RUNS, find_run
     from mtkit.training.loop import train as run_training
 
@@ -100,9 +106,17 @@ def train(
     source = None
     if init_from is not None:
         source = find_run(Path(init_from)) if Path(init_from).is_dir() else find_run(name=init_from)
+    prepared = open_prepared(settings.data.folder)
+    if recipe is not None and data is None:
+        there, here = (each.model_dump(mode="json", exclude={"folder"}) for each in (prepared.settings, settings.data))
+        if changed := differences(there, here):
+            typer.echo(
+                f"note: {prepared.folder} was prepared otherwise than {recipe} says ({'; '.join(changed[:3])}) and "
+                f"stays as it is; to change it: mtkit prepare --recipe {recipe} --overwrite"
+            )
     outcome = run_training(
         settings,
-        open_prepared(settings.data.folder),
+        prepared,
         RUNS / (name or label),
         command=["mtkit", *sys.argv[1:]],
         device=device,

@@ -175,7 +175,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     """What prepared.json of a prepared folder holds. Raises: DataError where it is missing, damaged or too old."""
     path = folder / "prepared.json"
     if not path.is_file():
-        raise DataError(f"no prepared data in {folder}; run `mtkit prepare --data {folder}` first")
+        raise DataError(
+            f"no prepared data in {folder}; run `mtkit prepare` first, with the same --recipe, or with --data {folder} "
+            "and your text (without any text it prepares the built-in corpus)"
+        )
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = record["format"]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mtkit.data.readers import Lines
 from mtkit.errors import DataError, MtkitError, RunError, did_you_mean
@@ -39,7 +40,7 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
     """Every side's translations by every run, the runs in the order given.
 
     The sides are those of `names`, or all that the first run translated with its latest checkpoint that translated, in
-    the order in which they were finished.
+    the order in which they were finished; where there are several runs, those that the first translated by itself.
 
     Raises: RunError where a run has no translations of a side, or damaged ones; the message names both.
     """
@@ -49,8 +50,9 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
     found = [_translations(run, label) for run, label in zip(runs, labels, strict=True)]
     sides = list(dict.fromkeys(names))
     if not sides:
-        latest = max(found[0].values(), key=lambda each: each[0])[1]
-        sides = [name for name, (_, checkpoint, _) in found[0].items() if checkpoint == latest]
+        first = {name: each for name, each in found[0].items() if len(runs) == 1 or not each.ensemble} or found[0]
+        latest = max(first.values(), key=lambda each: each.finished).checkpoint
+        sides = [name for name, each in first.items() if each.checkpoint == latest]
     for run, translations in zip(runs, found, strict=True):
         for side in sides:
             if side not in translations:
@@ -59,7 +61,7 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
                     f"{run.folder} has no translations of a side '{side}'{hint}; it has: {', '.join(translations)}; "
                     "choose with --side, or run `mtkit translate` first"
                 )
-    return {side: [translations[side][2] for translations in found] for side in sides}
+    return {side: [translations[side].files for translations in found] for side in sides}
 
 
 def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
@@ -93,27 +95,37 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
     )
 
 
-def _translations(run: Run, label: str) -> dict[str, tuple[str, str | None, Translated]]:
-    """By side: when it was finished, with which checkpoint, and the files; in the order in which they were finished."""
-    found: list[tuple[str, str, str | None, Translated]] = []
+class _Side(NamedTuple):
+    """A side that a run has translated."""
+
+    finished: str
+    """When."""
+    name: str
+    checkpoint: str | None
+    ensemble: bool
+    """Whether other runs took part."""
+    files: Translated
+
+
+def _translations(run: Run, label: str) -> dict[str, _Side]:
+    """By name, in the order in which they were finished."""
+    found: list[_Side] = []
     for record in (run.folder / "translations").glob("*.json"):
         text, reference, source, direction = (
             record.with_suffix(suffix) for suffix in (".txt", ".reference.txt", ".source.txt", ".direction.txt")
         )
         if not reference.exists():
             continue
+        files = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
         try:
             about = json.loads(record.read_text(encoding="utf-8"))
-            finished, checkpoint = str(about["finished"]), about.get("checkpoint")
+            side = _Side(str(about["finished"]), record.stem, about.get("checkpoint"), "ensemble" in about, files)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RunError(f"{record} is damaged; run `mtkit translate` again") from None
-        side = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
-        found.append((finished, record.stem, checkpoint, side))
+        found.append(side)
     if not found:
         raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
-    return {
-        name: (finished, checkpoint, side) for finished, name, checkpoint, side in sorted(found, key=lambda x: x[:2])
-    }
+    return {side.name: side for side in sorted(found, key=lambda each: (each.finished, each.name))}
 
 
 def _if_there(path: Path) -> Path | None:

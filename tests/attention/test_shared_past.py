@@ -127,3 +127,16 @@ def test_many_draws_have_caches_of_their_own() -> None:
     whole = full(x[0], need_weights=True)
     torch.testing.assert_close(attended.output[0], whole.output[:, -1])
     torch.testing.assert_close(attended.weights[0].transpose(0, 1), whole.weights[:, :, -1])
+
+
+@torch.no_grad()
+def test_many_that_branch_off_from_one_go_on_from_its_past() -> None:
+    full, x = make(positions="rotary"), torch.randn(2, MOST + 1, 4, 32)
+    x[:, 1:, :2] = x[:, :1, :2]  # the past of the one
+    state, _ = full.start(2, hypotheses=1)
+    for t in range(4):
+        if t == 2:
+            state = reorder(state, torch.zeros(2, MOST + 1, dtype=torch.long))
+        attended, state = full.step(x[:, : 1 if t < 2 else None, t], state)
+    whole = full(x.flatten(0, 1)).output[:, -1].unflatten(0, x.shape[:2])
+    torch.testing.assert_close(attended.output, whole)

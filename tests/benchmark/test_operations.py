@@ -34,21 +34,21 @@ def test_training_takes_three_times_the_products_of_a_forward_pass(model: Transf
     assert model.training
 
 
-def test_decoding_encodes_once_and_steps_with_every_hypothesis(model: Transformer) -> None:
+def test_decoding_encodes_once_and_steps_with_every_hypothesis_but_for_the_first(model: Transformer) -> None:
     model.eval()
 
     def cost(s: int, t: int, beam: int) -> float:
         return decoding_operations(model, [(s, t)], beam)
 
     projections = 2 * (ATTENTION + 2 * D * D + FEED_FORWARD) + V * D
-    for beam in (1, 3):
-        step = cost(6, 1, beam) - cost(6, 0, beam)
-        # beside the projections there is attention to the 6 source tokens and to the tokens so far, in both layers
-        assert step >= 2 * beam * (projections + 2 * 2 * 6 * D)
-        assert step < 1.3 * 2 * beam * (projections + 2 * 2 * (6 + 1) * D)
+    step = cost(6, 1, 1) - cost(6, 0, 1)
+    # beside the projections there is attention to the 6 source tokens and to the tokens so far, in both layers
+    assert step >= 2 * (projections + 2 * 2 * 6 * D)
+    assert step < 1.3 * 2 * (projections + 2 * 2 * (6 + 1) * D)
     assert cost(6, 0, 1) == cost(6, 0, 3) == 2 * (6 * (ATTENTION + FEED_FORWARD + 2 * 2 * D * D) + 2 * 6 * 6 * D)
-    assert cost(6, 9, 3) - cost(6, 0, 3) == 3 * (cost(6, 9, 1) - cost(6, 0, 1))
-    assert cost(6, 9, 2) >= 9 * (cost(6, 1, 2) - cost(6, 0, 2)) + cost(6, 0, 2)
+    assert cost(6, 1, 3) == cost(6, 1, 1)
+    assert cost(6, 9, 3) - cost(6, 1, 3) == 3 * (cost(6, 9, 1) - cost(6, 1, 1))
+    assert cost(6, 9, 2) >= (1 + 2 * 8) * step + cost(6, 0, 2)
 
 
 def test_counting_changes_no_weights_and_no_random_state(model: Transformer, prepared: Prepared) -> None:

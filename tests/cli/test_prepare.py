@@ -61,7 +61,7 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--train", "none.en", "none.de", "--valid", "none.en", "none.de"), "no file none.en"),
-        (("--train", "a", "b"), "data.train needs data.valid"),
+        (("--train", "a", "b"), "give --valid SRC TGT (data.valid in a recipe)"),
         (("--train", "a", "b", "--valid", "a", "b", "--seed", "3"), "belong to the built-in corpus"),
         (("--tokenizer", "words"), "data.tokenizer.kind"),
         (("--vocabulary", "0"), "data.tokenizer.vocabulary"),

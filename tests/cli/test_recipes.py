@@ -64,6 +64,18 @@ def test_an_unknown_name_is_named() -> None:
             raise typed(command, "scan-simpel").exception or AssertionError("nothing was refused")
 
 
+def test_a_recipe_of_ones_own_is_checked_and_shown_by_its_path(shipped: Path) -> None:
+    Path("easy").mkdir()  # a folder is no recipe: the name still means the one that comes with mtkit
+    assert typed("show", "easy").stdout == RECIPE.format(bound=0)
+    Path("mine.yaml").write_text(RECIPE.format(bound=100.5))
+    assert typed("show", "mine.yaml").stdout == RECIPE.format(bound=100.5)
+    shown = typed("check", "mine.yaml", "--threads", "1", "--max-updates", "2")
+    assert "\nnot kept: BLEU >= 100.5 on test" in shown.stdout
+    assert (Path("mtkit-recipes") / "mine-updates-2" / "check.json").exists()
+    with pytest.raises(RecipeError, match=r"cannot read recipe none\.yaml"):
+        raise typed("check", "none.yaml").exception or AssertionError("nothing was refused")
+
+
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [

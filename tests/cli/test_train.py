@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from mtkit.cli.train import train
+from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 
 OPTIONS = {
@@ -31,12 +33,16 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         seen.update(recipe=recipe, prepared=prepared, folder=folder, **options)
         return Done()
 
+    def opened(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(folder=folder, settings=DataSettings(folder=folder))
+
     def run(*arguments: str, stopped_by: int | None = None) -> Any:
         monkeypatch.setattr(Done, "signal", stopped_by)
         with monkeypatch.context() as patch:
             patch.setattr("mtkit.training.loop.train", record)
-            patch.setattr("mtkit.data.prepared.open_prepared", lambda folder: folder)
+            patch.setattr("mtkit.data.prepared.open_prepared", opened)
             result = CliRunner().invoke(app, list(arguments))
+        seen["output"] = result.output
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result.exit_code, seen
@@ -48,7 +54,7 @@ def test_bare_it_trains_the_default_recipe_under_the_attention_s_name(call: Any)
     code, seen = call()
     assert code == 0
     assert seen["folder"] == Path("mtkit-runs/full")
-    assert seen["prepared"] == Path("mtkit-data")
+    assert seen["prepared"].folder == Path("mtkit-data")
     assert seen["device"] == "auto"
     assert seen["init_from"] is None
 
@@ -62,7 +68,7 @@ def test_options_go_where_they_belong(call: Any) -> None:
     )  # fmt: skip
     recipe = seen["recipe"]
     assert seen["folder"] == Path("mtkit-runs/longformer-band-full")
-    assert seen["prepared"] == Path("elsewhere")
+    assert seen["prepared"].folder == Path("elsewhere")
     assert recipe.seed == 7
     assert recipe.model.d_model == 256
     assert recipe.model.reversible
@@ -135,3 +141,15 @@ def test_the_list_of_options_does_not_grow_by_accident() -> None:
     command = typer.main.get_command(app)
     found = {name.removeprefix("--") for each in command.params for name in each.opts}
     assert found | {"help"} == OPTIONS | (found & {"install-completion", "show-completion"})
+
+
+def test_a_recipe_whose_data_has_changed_since_is_said_to_be_prepared_otherwise(call: Any) -> None:
+    Path("mine.yaml").write_text("data: {tokenizer: {vocabulary: 4000}}")
+    _, seen = call("--recipe", "mine.yaml")
+    assert "note: mtkit-data was prepared otherwise than mine.yaml says (tokenizer.vocabulary: " in seen["output"]
+    assert "mtkit prepare --recipe mine.yaml --overwrite" in seen["output"]
+    _, seen = call("--recipe", "mine.yaml", "--data", "other")  # meant so
+    assert "note" not in seen["output"]
+    Path("mine.yaml").write_text("seed: 2")
+    _, seen = call("--recipe", "mine.yaml")
+    assert "note" not in seen["output"]

@@ -86,6 +86,14 @@ def test_steps_go_on_after_reorder(case: Case, index: Tensor) -> None:
     check_steps(make(case), tokens(3, 3, length(case)), memory_for(case, 3, 9), memory_valid, index.long())
 
 
+@each(lambda case: small(case) and steps(case))
+@torch.no_grad()
+def test_one_hypothesis_becomes_many_as_beam_search_begins(case: Case) -> None:
+    memory_valid = valid_mask([9, 4, 6], 9) if case.role == "cross" else None
+    index = torch.zeros(3, 4, dtype=torch.long)
+    check_steps(make(case), tokens(3, 1, length(case)), memory_for(case, 3, 9), memory_valid, index)
+
+
 @each(steps)
 @torch.no_grad()
 def test_state_has_segments_first_and_hypotheses_second(case: Case) -> None:

@@ -125,6 +125,8 @@ def test_damaged_data_is_one_line_that_says_what_to_do(
 
 
 def test_a_missing_folder_says_to_prepare(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"run `mtkit prepare --data .*none` first"):
+    with pytest.raises(
+        DataError, match=r"run `mtkit prepare` first, with the same --recipe, or with --data .*none and your text"
+    ):
         open_prepared(tmp_path / "none")
     assert DataSettings().folder == Path("mtkit-data")

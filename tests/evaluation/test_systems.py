@@ -19,11 +19,11 @@ def written(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def translated(run: Run, side: str, *, finished: str, checkpoint: str = "update-1") -> None:
+def translated(run: Run, side: str, *, finished: str, checkpoint: str = "update-1", **more: object) -> None:
     folder = run.folder / "translations"
     for suffix in (".txt", ".reference.txt", ".source.txt"):
         written(folder / f"{side}{suffix}", LINES)
-    (folder / f"{side}.json").write_text(json.dumps({"finished": finished, "checkpoint": checkpoint}))
+    (folder / f"{side}.json").write_text(json.dumps({"finished": finished, "checkpoint": checkpoint, **more}))
 
 
 @pytest.fixture
@@ -63,6 +63,17 @@ def test_every_run_must_have_the_side(run: Run, tmp_path: Path) -> None:
         run_sides([run, other])
     with pytest.raises(RunError, match="did you mean 'test'"):
         run_sides([run], ["tset"])
+
+
+def test_what_a_run_translated_in_an_ensemble_is_not_compared_with_others_by_themselves(
+    run: Run, tmp_path: Path
+) -> None:
+    translated(run, "test+two", finished="2026-01-09", checkpoint="update-1, update-7", ensemble=["one", "two"])
+    other = Run(tmp_path / "two")
+    for side in ("test", "flickr.2017"):
+        translated(other, side, finished="2026-01-02", checkpoint="update-7")
+    assert list(run_sides([run, other])) == ["test", "flickr.2017"]
+    assert list(run_sides([run])) == ["test+two"]
 
 
 def test_runs_of_the_same_name_are_told_apart(run: Run, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ FEATURE_MAPS = {"positive": positive, "hyperbolic": hyperbolic, "trig": trig, "r
 
 
 class Performer(FeatureAttention):
-    """Performer: random features whose products estimate the softmax's exponentials (FAVOR+)."""
+    """Random features whose products estimate the softmax's exponentials (FAVOR+)."""
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})

@@ -27,16 +27,16 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
     Of equally good continuations, that of the better hypothesis comes first, then the one with the lower id.
     """
     beam, with_coverage = settings.beam, settings.coverage_penalty > 0
-    alive = _Alive.start(batch, beam, with_coverage)
+    alive = _Alive.start(batch, with_coverage)
     ended = _Ended.start(batch, beam)
-    state = begin(model, batch, beam)
+    state = begin(model, batch, hypotheses=1)  # all begin alike: the first step makes one many
     for step in range(batch.longest):
         logits, state, weights = model.step(alive.token, state, need_weights=with_coverage)
         if weights is not None:
             alive.attention += weights
-        found = _continuations(logits, alive, batch, step, settings.no_repeat_ngram)
+        found = _continuations(logits, alive, batch, step, settings)
         ended.add(found, alive, batch, step, settings.coverage_penalty)
-        parents = alive.go_on(found, step, finished=ended.full(alive.rows))
+        parents = alive.go_on(found, beam, step, finished=ended.full(alive.rows))
         running = still_running(alive.done, step)
         if running is not None and not len(running):
             break
@@ -50,7 +50,10 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
 
 @dataclass
 class _Continuations:
-    """The 2 * beam best continuations of each segment, (B', 2 * beam) each, best first; -inf marks what is none."""
+    """The 2 * beam best continuations of each segment, (B', C) each, best first; -inf marks what is none.
+
+    C is 2 * beam, or N * V where that is less.
+    """
 
     log_prob: Tensor
     parent: Tensor
@@ -59,7 +62,10 @@ class _Continuations:
 
 @dataclass
 class _Alive:
-    """The `beam` beginnings of each segment that is still searched; a dead one has the log-probability -inf."""
+    """The N beginnings of each segment that is still searched: one at first, then `beam`, or as many as there are.
+
+    A dead one has the log-probability -inf.
+    """
 
     rows: Tensor
     """(B',) which segments of the batch they are."""
@@ -73,16 +79,14 @@ class _Alive:
     """(B', N, S), what each source piece got so far; S = 0 where nobody asks."""
 
     @classmethod
-    def start(cls, batch: SourceBatch, beam: int, with_coverage: bool) -> Self:
+    def start(cls, batch: SourceBatch, with_coverage: bool) -> Self:
         size, device = len(batch.limits), batch.source.device
-        log_prob = torch.full((size, beam), -torch.inf, device=device)
-        log_prob[:, 0] = 0.0  # all begin alike, so one of them is enough
         return cls(
             rows=torch.arange(size, device=device),
-            token=torch.full((size, beam), BOS, device=device),
-            pieces=torch.full((size, beam, batch.longest), PAD, device=device),
-            log_prob=log_prob,
-            attention=torch.zeros(size, beam, batch.source.shape[1] if with_coverage else 0, device=device),
+            token=torch.full((size, 1), BOS, device=device),
+            pieces=torch.full((size, 1, batch.longest), PAD, device=device),
+            log_prob=torch.zeros(size, 1, device=device),
+            attention=torch.zeros(size, 1, batch.source.shape[1] if with_coverage else 0, device=device),
         )
 
     @property
@@ -90,13 +94,13 @@ class _Alive:
         """(B',), True where nothing is left to go on with."""
         return self.log_prob.amax(1) == -torch.inf
 
-    def go_on(self, found: _Continuations, step: int, finished: Tensor) -> Tensor:
+    def go_on(self, found: _Continuations, beam: int, step: int, finished: Tensor) -> Tensor:
         """Takes the best continuations that do not end, none in segments that have `finished`; gives their parents."""
-        beam = self.token.shape[1]
         order = (found.token == EOS).byte().argsort(dim=1, stable=True)[:, :beam]
         parents = found.parent.gather(1, order)
         self.token = found.token.gather(1, order)
-        self.log_prob = found.log_prob.gather(1, order).masked_fill(finished[:, None], -torch.inf)
+        dead = finished[:, None] | (self.token == EOS)  # an end is among them where there are few pieces to choose from
+        self.log_prob = found.log_prob.gather(1, order).masked_fill(dead, -torch.inf)
         self.pieces = _of_parents(self.pieces, parents)
         self.pieces[..., step] = self.token
         self.attention = _of_parents(self.attention, parents)
@@ -132,7 +136,7 @@ class _Ended:
 
     def add(self, found: _Continuations, alive: _Alive, batch: SourceBatch, step: int, coverage_weight: float) -> None:
         """Takes in the ends among the first `beam` continuations, as long as there is room."""
-        beam = alive.token.shape[1]
+        beam = self.log_prob.shape[1] - 1
         log_prob, parent = found.log_prob[:, :beam], found.parent[:, :beam]
         ends = (found.token[:, :beam] == EOS) & (log_prob > -torch.inf)
         rows = alive.rows[:, None]
@@ -158,15 +162,15 @@ class _Ended:
 
 
 def _continuations(
-    logits: Tensor, alive: _Alive, batch: SourceBatch, step: int, no_repeat_ngram: int
+    logits: Tensor, alive: _Alive, batch: SourceBatch, step: int, settings: DecodingSettings
 ) -> _Continuations:
-    """The best continuations of the hypotheses alive; logits (B', N, V)."""
-    beam, vocabulary = logits.shape[1:]
-    log_probs = logits.log_softmax(-1)
+    """The best continuations of the hypotheses alive; logits (B', N, V), which are overwritten."""
+    vocabulary = logits.shape[2]
+    log_probs = torch.log_softmax(logits, -1, out=logits)  # new memory of this size costs more than the logarithm
     restrict(log_probs, batch, alive.rows, step)
-    if no_repeat_ngram:
-        forbid_repeats(log_probs, alive.pieces[..., :step], no_repeat_ngram)
-    top, index = best_sums(log_probs, alive.log_prob, 2 * beam)
+    if settings.no_repeat_ngram:
+        forbid_repeats(log_probs, alive.pieces[..., :step], settings.no_repeat_ngram)
+    top, index = best_sums(log_probs, alive.log_prob, 2 * settings.beam)
     return _Continuations(top, index.div(vocabulary, rounding_mode="floor"), index % vocabulary)
 
 

@@ -21,7 +21,10 @@ WORTHWHILE = 0.75
 
 
 class Model(Protocol):
-    """What a search needs of a model; `mtkit.model.transformer.Transformer` has it, and so has an ensemble of them."""
+    """What a search needs of a model; `mtkit.model.transformer.Transformer` has it, and so has an ensemble of them.
+
+    The logits that `step` gives, (B, N, V) in float32, are new ones: the search writes over them.
+    """
 
     has_weights: bool
     training: bool

@@ -33,7 +33,8 @@ def walk(
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
         logits, state, _ = model.step(token, state)
-        scores = logits.log_softmax(-1)  # over all pieces: the score is the model's probability, whatever is forbidden
+        # over all pieces: the score is the model's probability, whatever is forbidden
+        scores = torch.log_softmax(logits, -1, out=logits)
         restrict(scores, batch, rows, step)
         if no_repeat_ngram:
             forbid_repeats(scores, pieces[rows, :, :step], no_repeat_ngram)
