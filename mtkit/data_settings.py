@@ -43,6 +43,10 @@ class Corpus(Settings):
         if self.source is None or self.target is None:
             what = "columns" if self.file or self.dataset else "files"
             raise ValueError(f"a corpus needs source and target: its two {what}")
+        if self.dataset is None:
+            for name in ("subset", "split", "streaming"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"a corpus's {name} is about a dataset, and this corpus is none; leave it out")
         return self
 
 
@@ -176,6 +180,8 @@ class DataSettings(Settings):
         known = self.directions
         for name, corpora in (("valid", self.valid), *self.test.items()):
             for corpus in corpora:
+                if corpus.weight != 1:
+                    raise ValueError(f"the {name} side has a weight, which is for training corpora; leave it out")
                 if (direction := self.direction_of(corpus)) not in known:
                     raise ValueError(
                         f"the {name} side has the direction {direction}, which is not among the training corpora's "

@@ -202,7 +202,7 @@ class Recipe(Settings):
 
     preset: Preset = "tiny"
     """The size of the model and the training settings that go with it."""
-    seed: int = 1
+    seed: NonNegativeInt = 1
     """Seed of initialisation, dropout, data order and everything mechanisms draw."""
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()

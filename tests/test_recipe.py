@@ -17,17 +17,27 @@ def test_command_line_wins_over_file_over_preset(tmp_path: Path) -> None:
     assert recipe.model.d_model == 256  # the preset's, not the default
 
 
+PAIR = {"source": "a", "target": "b"}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"trainig": {}}, ["trainig", "did you mean 'training'"]),
         ({"training": {"max_update": 3}}, ["training.max_update", "max_updates"]),
         ({"data": {"tokenizer": {"vocab": 3}}}, ["data.tokenizer.vocab"]),
+        ({"seed": -1}, ["seed = -1", "greater than or equal to 0"]),
         ({"training": {"peak_rate": -1}}, ["training.peak_rate = -1", "greater than 0"]),
         ({"model": {"heads": 3}}, ["model.heads = 3", "model.d_model = 128"]),
         ({"preset": "smal"}, ["smal", "did you mean 'small'"]),
         ({"decoding": {"n_best": 9}}, ["n_best = 9"]),
         ({"data": {"train": {"source": "a", "target": "b"}}}, ["data.valid"]),
+        ({"data": {"train": {"source": "a", "target": "b", "split": "test"}}}, ["split is about a dataset"]),
+        ({"data": {"train": PAIR, "valid": {**PAIR, "weight": 2}}}, ["the valid side has a weight"]),
+        (
+            {"data": {"train": PAIR, "valid": PAIR, "test": {"new": {**PAIR, "weight": 2}}}},
+            ["the new side has a weight"],
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(given: dict, words: list[str]) -> None:

@@ -113,6 +113,8 @@ def translate(
         {"--scores": scores, "--direction": direction, "--document-ids": document_ids},
         {"--side": side, "--data": data},
     )
+    if input == "-" and str(document_ids) == "-":
+        raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
     if output is not None and output.is_dir():
         raise MtkitError(f"{output} is a folder; give the name of a file to write")
     runs = [find_run(each) for each in run or []] + [find_run(name=each) for each in name or []] or [find_run()]
@@ -249,7 +251,7 @@ class _Job:
             with output.open("wb") as pipe:
                 pipe.write(text.encode())
         else:
-            write_text(output, text)
+            write_text(output.resolve(), text)  # a link stays a link
 
     def _write(
         self,
@@ -273,8 +275,8 @@ class _Job:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is a device or a pipe, whose place no file must take."""
-    return path.exists() and not path.is_file()
+    """Whether it is a device or a pipe, whose place no file must take; /dev/stdout is one wherever it leads."""
+    return path.exists() and (not path.is_file() or path.parts[:2] in (("/", "dev"), ("/", "proc")))
 
 
 def _check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:

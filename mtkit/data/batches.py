@@ -200,16 +200,6 @@ def prefetched(make: Callable[[Job], Made], jobs: Iterable[Job], *, ahead: int =
         thread.join()
 
 
-def padding_share(side: Side, batches: list[np.ndarray]) -> float:
-    """The share of padding among all source and target positions of a plan, 0 to 1."""
-    real = padded = 0
-    for rows in batches:
-        for lengths in (side.source.lengths[rows], side.target.lengths[rows]):
-            real += int(lengths.sum()) + len(rows)
-            padded += (int(lengths.max()) + 1) * len(rows)
-    return 1 - real / padded if padded else 0.0
-
-
 def _weighted(
     rows: np.ndarray, corpora: np.ndarray, weights: Sequence[float], random: np.random.Generator
 ) -> np.ndarray:

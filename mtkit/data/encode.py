@@ -9,8 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -123,8 +125,7 @@ class Encoder:
             self._pool = ProcessPoolExecutor(
                 self._workers,
                 mp_context=get_context("spawn"),
-                initializer=signal.signal,  # Ctrl-C reaches all processes; this one ends the others
-                initargs=(signal.SIGINT, signal.SIG_IGN),
+                initializer=_begin,
             )
         return self
 
@@ -154,6 +155,22 @@ class Encoder:
             raise DataError("a process that encodes text was killed; run the command again, or with --workers 1") from (
                 error
             )
+
+
+def _begin() -> None:
+    """The first thing that a process of the pool does: Ctrl-C, which reaches all, is left to the one that ends these.
+
+    Killed, that one ends nobody; then each ends itself.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _work(folder: Path, chunk: Chunk) -> Encoded:

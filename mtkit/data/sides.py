@@ -22,6 +22,9 @@ _ALIGNED = 100_000
 
 _ALIGNED_IN_CHUNK = 1_000
 
+_NEAR = 50
+"""Lines within which the first one that is off is found."""
+
 
 def _both() -> dict[str, int]:
     return {"source": 0, "target": 0}
@@ -97,6 +100,7 @@ class SideWriter:
         self._directions = [settings.direction_of(corpus) for corpus in corpora]
         self._counts = [Count() for _ in corpora]
         self._documents = -1
+        self._matched = [0 for _ in corpora]  # the last line of each that was looked at and stands by its translation
         self._last: object = None
         several = len(settings.directions) > 1
         self._tags = np.array([tokenizers.source.tag(each) for each in settings.directions]) if several else None
@@ -151,7 +155,8 @@ class SideWriter:
         count = self._counts[chunk.corpus]
         count.add(encoded, found, gone, keep)
         if encoded.suspicious is not None and not cleaning.misaligned:
-            raise _parted(self._corpora[chunk.corpus], encoded.suspicious)
+            raise _parted(self._corpora[chunk.corpus], encoded.suspicious, chunk.lines[0], self._matched[chunk.corpus])
+        self._matched[chunk.corpus] = chunk.lines[: chunk.aligned][-1]
         task = self._settings.directions.index(chunk.direction)
         segments = Segments(
             encoded.source,
@@ -197,10 +202,13 @@ class SideWriter:
         return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
-def _parted(corpus: Corpus, line: int) -> DataError:
+def _parted(corpus: Corpus, line: int, first: int, matched: int) -> DataError:
+    """`line` seems the first that is off, in a chunk from `first` on; from `matched` to there nobody has looked."""
     names = dict.fromkeys(name_of(corpus, side) for side in ("source", "target"))
+    unknown = first > matched + 1 and line < first + _NEAR
+    where = f"somewhere between lines {matched:,} and {line:,}" if unknown else f"about line {line:,}"
     return DataError(
-        f"{' and '.join(names)}: from about line {line:,} on, lines go better with their neighbour's translation than "
+        f"{' and '.join(names)}: from {where} on, lines go better with their neighbour's translation than "
         "with their own; mend what is missing there, or take them as they are: data.cleaning.misaligned: true in the "
         "recipe, or mtkit prepare --keep-misaligned"
     )

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,10 +170,19 @@ def _attempt(
     lines: Iterable[str], settings: TokenizerSettings, size: int, languages: Sequence[str]
 ) -> tuple[bytes, int | None]:
     """A model of `size` pieces; or no model and the size that sentencepiece says the text supports."""
-    model = io.BytesIO()
+    model, failed = io.BytesIO(), list[BaseException]()
+
+    def given() -> Iterator[str]:
+        """The lines; what stops them, an error or Ctrl-C, is kept, for sentencepiece makes another of it."""
+        try:
+            yield from lines
+        except (Exception, KeyboardInterrupt) as error:
+            failed.append(error)
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=given(),
             model_writer=model,
             model_type=settings.kind,
             vocab_size=size,
@@ -195,6 +204,8 @@ def _attempt(
             minloglevel=2,
         )
     except RuntimeError as error:
+        if failed:
+            raise failed[0] from None
         reason = str(error)
         if high := re.search(r"size too high .*<= (\d+)", reason):
             return b"", int(high[1])

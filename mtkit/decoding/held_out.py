@@ -10,7 +10,6 @@ translations/test.json           settings, checkpoint, time and speed; written l
 For other sides, their name stands in the place of `test`: that of a test side in the recipe, or `valid`.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from mtkit.decoding.documents import Documents, source_budget
 from mtkit.decoding.search import Model
 from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import Translation, translate_lines
-from mtkit.errors import DataError, RunError, did_you_mean
+from mtkit.errors import DataError, did_you_mean
 from mtkit.files import write_json, write_text
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -166,27 +165,6 @@ def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) 
     for number, each in enumerate(translations, start=first + 1):
         for translation in each:
             yield f"{number}\t{translation.score:.6f}\t{translation.text}"
-
-
-def latest_translations(run: Run) -> Path:
-    """The text of a run's latest translations; the reference stands beside it, as `reference_of` says.
-
-    Raises: RunError where there are none.
-    """
-    finished: list[tuple[str, Path]] = []
-    for record in sorted((run.folder / "translations").glob("*.json")):
-        try:
-            finished.append((json.loads(record.read_text(encoding="utf-8"))["finished"], record.with_suffix(".txt")))
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{record} is damaged; run `mtkit translate` again") from None
-    if not finished:
-        raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
-    return max(finished)[1]
-
-
-def reference_of(translations: Path) -> Path:
-    """Where the references of saved translations stand."""
-    return translations.with_suffix(".reference.txt")
 
 
 def _lines(texts: Sequence[str]) -> list[str]:

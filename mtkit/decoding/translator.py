@@ -46,11 +46,13 @@ class Translator:
             check_int8(where)  # before models and text are read
         for other in runs[1:]:
             _check_alike(runs[0], other)
-        models = [run.load_model(checkpoint, str(where)) for run in runs]
+        # "best" may be another in a moment, where a run is still training
+        chosen = [run.checkpoint(checkpoint).name for run in runs]
+        models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
-        self._weights = [run.weights(checkpoint) for run in runs]
+        self._weights = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
         self.about: dict[str, Any] = {
-            "checkpoint": " + ".join(run.checkpoint(checkpoint).name for run in runs),
+            "checkpoint": " + ".join(chosen),
             "device": str(where),
             "dtype": dtype if self._dtype else "float32",
             "threads": torch.get_num_threads(),

@@ -118,6 +118,7 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "-", "--direction", "en-fr"], MtkitError, "it knows: en-de"),
         (["--input", "-", "--documents"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "test.source"], MtkitError, "trained on documents"),
+        (["--input", "-", "--document-ids", "-"], MtkitError, "cannot both be standard input"),
         (["--target", "train.source"], DataError, "7 source lines and 200 target lines"),
     ],
 )
@@ -260,6 +261,18 @@ def test_output_to_a_device_leaves_the_device(tmp_path: Path) -> None:
     typed("--input", "test.source", "--output", str(tmp_path / "pipe"))
     assert os.read(reading, 10_000).count(b"\n") == 7
     os.close(reading)
+
+
+def test_output_through_a_link_leaves_the_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    for options in (("--input", "-"), ("--side", "test")):
+        link, real = tmp_path / "out.txt", tmp_path / "disk" / "out.txt"
+        link.symlink_to(real)
+        assert typed(*options, "--output", str(link), stdin=b"dogs\n").exit_code == 0
+        assert link.is_symlink()
+        assert real.read_text()
+        link.unlink()
+        real.unlink()
 
 
 def test_several_runs_are_an_ensemble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import torch
 from mtkit.comparison.folder import Folder
 from mtkit.comparison.process import compare
 from mtkit.comparison.worker import compare_one, peak_bytes
-from mtkit.decoding.held_out import latest_translations, reference_of
 from mtkit.evaluation.scores import score_corpus
+from mtkit.evaluation.systems import read_texts, run_sides
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, find_run
 from mtkit.training.checkpoint import read_progress
@@ -29,9 +29,8 @@ def test_its_result_is_that_of_the_run_it_leaves(tiny: Tiny, opened: Opened) -> 
     found = folder.result("multi-query")
     assert found is not None
     run = find_run(folder.run("multi-query"))
-    hypothesis = latest_translations(run)
-    texts = [path.read_text().removesuffix("\n").split("\n") for path in (hypothesis, reference_of(hypothesis))]
-    bleu = score_corpus(texts[0], [texts[1]])[0]
+    texts = read_texts(run_sides([run])["test"])
+    bleu = score_corpus(texts.hypotheses[0], texts.references)[0]
     assert found["bleu"] == {"value": bleu.value, "low": bleu.low, "high": bleu.high, "signature": bleu.signature}
     assert found["side"] == "test"
     assert found["parameters"] == sum(each.numel() for each in run.load_model().parameters())

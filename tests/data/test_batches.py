@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import Batch, make_batch, padding_share, plan, prefetched
+from mtkit.data.batches import Batch, make_batch, plan, prefetched
 from mtkit.data.prepared import Prepared, Side, Tokens
 from mtkit.data.tokenizer import BOS, EOS, PAD
 
@@ -27,6 +27,16 @@ def typical(rows: int) -> Side:
     random = np.random.default_rng(3)
     source = np.exp(random.normal(2.9, 0.6, rows)).astype(np.int64) + 1
     return side_of(source, np.maximum(1, (source * random.normal(1.05, 0.2, rows)).astype(np.int64)))
+
+
+def padding_share(side: Side, batches: list[np.ndarray]) -> float:
+    """The share of padding among all source and target positions of a plan, 0 to 1."""
+    real = padded = 0
+    for rows in batches:
+        for lengths in (side.source.lengths[rows], side.target.lengths[rows]):
+            real += int(lengths.sum()) + len(rows)
+            padded += (int(lengths.max()) + 1) * len(rows)
+    return 1 - real / padded if padded else 0.0
 
 
 @pytest.fixture(scope="module")

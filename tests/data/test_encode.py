@@ -1,3 +1,8 @@
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +67,41 @@ def test_several_processes_give_what_one_gives_in_the_same_order(folder: Path, m
         for name in ("source", "target"):
             np.testing.assert_array_equal(getattr(one, name).flat, getattr(other, name).flat)
         np.testing.assert_array_equal(one.hashes, other.hashes)
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+from mtkit.data.encode import Encoder, chunks
+from mtkit.data.readers import SegmentPair
+
+if __name__ == "__main__":
+    with Encoder(Path(sys.argv[1]), 2) as encoder:
+        list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de", 0)))
+        print(*encoder._pool._processes, flush=True)
+        time.sleep(600)
+"""
+
+
+def test_processes_end_with_the_one_that_began_them_even_where_it_is_killed(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    with subprocess.Popen([sys.executable, script, folder], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [int(number) for number in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    assert children
+    deadline = time.monotonic() + 60
+    while left := [child for child in children if _runs(child)]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.05)
+
+
+def _runs(process: int) -> bool:
+    """Whether the process is there, and not only its exit status, which nobody may have asked for."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{process}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"

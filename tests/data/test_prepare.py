@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mtkit.data import encode, sides
 from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
@@ -127,6 +128,18 @@ def test_sides_that_part_are_refused_with_the_line_unless_told_to_take_them(
         f"seem not to match from about line {report.record['sides']['news']['corpora'][0]['suspicious_line']}"
         in summary(report, 1024)
     )
+
+
+def test_where_only_samples_are_looked_at_the_stretch_that_was_not_is_named(
+    settings: DataSettings, write_pair: WritePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "_ALIGNED", 100)
+    monkeypatch.setattr(sides, "_ALIGNED_IN_CHUNK", 60)
+    monkeypatch.setattr(encode, "_PAIRS", 100)
+    text = [f"on {'very ' * (line * 7 % 11)}old day {line} we met {line * 37} dogs" for line in range(400)]
+    parted = write_pair("parted", "\n".join(text).encode(), "\n".join([*text[:180], *text[181:], "end"]).encode())
+    with pytest.raises(DataError, match=r"from somewhere between lines 160 and 20\d on"):
+        prepare(settings.model_copy(update={"train": (parted,)}))
 
 
 def test_an_impossible_vocabulary_is_refused(settings: DataSettings) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,14 @@ def test_missing_and_damaged_models_are_named(tmp_path: Path) -> None:
     (tmp_path / "joint.model").write_bytes(b"\x80\x04 no model")
     with pytest.raises(DataError, match=r"joint\.model"):
         Tokenizers.load(tmp_path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("train.en, line 3: not UTF-8")])
+def test_what_stops_the_reading_is_what_is_raised(tmp_path: Path, error: BaseException) -> None:
+    def lines() -> Iterator[str]:
+        yield "two dogs"
+        raise error
+
+    with pytest.raises(type(error), match=str(error) or None):
+        train_tokenizer(tmp_path / "joint.model", lines(), TokenizerSettings())
+    assert not (tmp_path / "joint.model").exists()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.decoding.held_out import HeldOut, Speed, held_out, latest_translations, n_best_lines, reference_of, save
+from mtkit.decoding.held_out import HeldOut, Speed, held_out, n_best_lines, save
 from mtkit.decoding.translate import Translation
-from mtkit.errors import DataError, RunError
+from mtkit.errors import DataError
+from mtkit.evaluation.systems import run_sides
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
 
@@ -49,27 +50,23 @@ def test_directions_are_written_beside(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with pytest.raises(RunError, match="mtkit translate"):
-        latest_translations(run)
     valid = HeldOut("valid", ["a"], ["x"])
     save(run, valid, [[translation("v")]], Speed(1.0, 1, 2), {})
     path = save(
         run, SIDE, [[translation("one"), translation("uno", -2)], [translation("")] * 2], Speed(2.0, 2, 4), {"c": 1}
     )
-    assert latest_translations(run) == path
+    (files,) = run_sides([run], ["test"])["test"]
+    assert files.hypothesis == path
     assert path.read_bytes() == b"one\n\n"
-    assert reference_of(path).read_bytes() == b"x\ny\n"
-    assert path.with_suffix(".source.txt").read_text() == "a\nb\u2028\n"
+    assert [each.read_bytes() for each in files.references] == [b"x\ny\n"]
+    assert files.source is not None
+    assert files.source.read_text() == "a\nb\u2028\n"
     assert path.with_suffix(".nbest.txt").read_text().split("\n")[1] == "1\t-2.000000\tuno"
     record = json.loads(path.with_suffix(".json").read_text())
     assert (record["c"], record["segments"], record["segments_per_second"], record["tokens_per_second"]) == (1, 2, 1, 2)
     save(run, SIDE, [[translation("one")], [translation("two")]], Speed(2.0, 2, 4), {})
     assert not path.with_suffix(".nbest.txt").exists()
-    save(run, valid, [[translation("w")]], Speed(1.0, 1, 2), {})
-    assert latest_translations(run).name == "valid.txt"
-    path.with_suffix(".json").write_text("{")
-    with pytest.raises(RunError, match="damaged"):
-        latest_translations(run)
+    assert list(run_sides([run])) == ["valid", "test"]
 
 
 def test_n_best_lines_name_their_line() -> None:
