@@ -3,7 +3,8 @@
 Each step writes a row for each hypothesis of a segment behind those of the steps before. A hypothesis sees the rows of
 its own past only: a row of booleans, which is all that `reorder` has to copy, where a cache of each hypothesis's own
 would be copied whole at every step. The hypotheses of a segment read all its rows in one product, their queries
-together, and what they do not see is masked.
+together, and what they do not see is masked. Where room runs out, rows that no hypothesis descends from are let go of
+first: of a position far back seldom more than one is left.
 """
 
 from typing import Any
@@ -19,6 +20,9 @@ MOST = 16
 
 FIRST_CAPACITY = 32
 """Rows there is room for at first; it grows by half."""
+
+SIFTED = 128
+"""Rows of room from which on those that nobody sees are looked for: to read a few for nothing costs less."""
 
 
 class SharedPast(KeyValueAttention):
@@ -45,9 +49,8 @@ class SharedPast(KeyValueAttention):
         shared = {
             "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
             "values": like.new_empty(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
+            "position": like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long),  # the same in all segments
         }
-        if self.positions is not None:
-            shared["position"] = like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long)
         seen = like.new_empty(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool)
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
@@ -66,8 +69,8 @@ class SharedPast(KeyValueAttention):
         q, (k, v) = self.queries(query, here), self.keys_values(query, here)
         state = _with_rows(state, k, v)
         shared, rows = state["shared"], state["rows"]
-        # the same in all segments, of which there may be none left
-        positions = shared["position"][:1, :rows].sum(0) if "position" in shared else here
+        # of the first segment; there may be none left
+        positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
         return Newest(
             q,
             shared["keys"][:, :, :rows],
@@ -87,13 +90,10 @@ class SharedPast(KeyValueAttention):
 
 def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
     """The state with a row for each hypothesis: k (B, G, N, K), v (B, G, N, V)."""
-    shared, seen, rows = state["shared"], state["seen"], state["rows"]
     hypotheses = k.shape[2]
+    state = _with_room(state, hypotheses)
+    shared, seen, rows = state["shared"], state["seen"], state["rows"]
     end = rows + hypotheses
-    if end > seen.shape[2]:
-        room = max(end, seen.shape[2] + seen.shape[2] // 2)
-        shared = {name: _wider(value, 1 if name == "position" else 2, room) for name, value in shared.items()}
-        seen = _wider(seen, 2, room)
     if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
     if hypotheses > 1 and not _surely_finite(v):
@@ -102,8 +102,7 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
         k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
     shared["keys"][:, :, rows:end] = k
     shared["values"][:, :, rows:end] = v
-    if "position" in shared:
-        shared["position"][:, rows:end] = state["count"]
+    shared["position"][:, rows:end] = state["count"]
     after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
     if _is_one_row_a_position(after):  # all see all, and nobody will ask
         return after
@@ -111,6 +110,42 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
         seen[:, :, :rows] = True
     seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
     return after
+
+
+def _with_room(state: State, hypotheses: int) -> State:
+    """The state with room for so many rows more: if there was none, for half as many again as there are then."""
+    room = state["seen"].shape[2]
+    if state["rows"] + hypotheses <= room:
+        return state
+    if room >= SIFTED and len(state["seen"]) and not _is_one_row_a_position(state):
+        state = _without_unseen(state)
+    end = state["rows"] + hypotheses
+    room = max(room, end + end // 2)
+    shared = {name: _wider(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": _wider(state["seen"], 2, room)}
+
+
+def _without_unseen(state: State) -> State:
+    """The state without the rows that no hypothesis sees any more.
+
+    Of each position as many rows stay as the segment needs that needs the most, so that all have rows of the same
+    positions.
+    """
+    rows = state["rows"]
+    seen = state["seen"][:, :, :rows]
+    position, unseen = state["shared"]["position"][0, :rows], ~seen.any(1)  # (M,), rising, and (B, M)
+    needed = torch.zeros(len(seen), state["count"], dtype=torch.long, device=seen.device)
+    needed = needed.index_add_(1, position, (~unseen).long()).amax(0)  # (L,)
+    within = torch.arange(rows, device=seen.device) - torch.searchsorted(position, position)
+    stays = (within < needed[position]).nonzero().squeeze(1)  # (M',)
+    chosen = (2 * position + unseen).argsort(dim=1, stable=True)[:, stays]  # (B, M'), those that are seen first
+
+    def gathered(x: Tensor, dim: int) -> Tensor:
+        index = chosen.view(len(seen), *[1] * (dim - 1), -1, *[1] * (x.dim() - dim - 1))
+        return x.narrow(dim, 0, rows).take_along_dim(index, dim)
+
+    shared = {name: gathered(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": gathered(seen, 2), "rows": len(stays)}
 
 
 def _surely_finite(x: Tensor) -> bool:

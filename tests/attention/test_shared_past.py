@@ -28,7 +28,7 @@ def walked(full: Any, x: Tensor, parents: list[Tensor]) -> tuple[Any, Any, Tenso
     return newest, state, past
 
 
-@pytest.mark.parametrize("steps", [5, 40])
+@pytest.mark.parametrize("steps", [5, 40, 90])
 @torch.no_grad()
 def test_what_a_hypothesis_sees_is_its_own_past(steps: int) -> None:
     """Forty steps of three hypotheses are more rows than there is room for at first."""
@@ -69,23 +69,38 @@ def test_one_hypothesis_needs_no_mask_until_it_branches() -> None:
     assert newest.visible.sum(-1).unique().tolist() == [6]
 
 
+@pytest.mark.parametrize("steps", [5, 70])
 @pytest.mark.parametrize("positions", [None, "alibi", "shaw"])
 @torch.no_grad()
-def test_weights_are_by_position(positions: str | None) -> None:
-    full, x = make(**({"positions": positions} if positions else {})), torch.randn(2, 3, 6, 32)
-    _, state, past = walked(full, x[:, :, :5], [torch.randint(3, (2, 3)) for _ in range(4)])
-    attended, _ = full.step(x[:, :, 5], state, need_weights=True)
-    whole = torch.cat([past, x[:, :, 5:]], 2).flatten(0, 1)
+def test_weights_are_by_position(positions: str | None, steps: int) -> None:
+    full, x = make(**({"positions": positions} if positions else {})), torch.randn(2, 3, steps + 1, 32)
+    _, state, past = walked(full, x[:, :, :steps], [torch.randint(3, (2, 3)) for _ in range(steps - 1)])
+    assert (state["rows"] < 3 * steps) == (steps == 70)  # what nobody sees has been let go of
+    attended, _ = full.step(x[:, :, steps], state, need_weights=True)
+    whole = torch.cat([past, x[:, :, steps:]], 2).flatten(0, 1)
     expected = full(whole, need_weights=True).weights[:, :, -1].unflatten(0, (2, 3)).transpose(1, 2)
     torch.testing.assert_close(attended.weights, expected)
 
 
 @torch.no_grad()
+def test_rows_that_nobody_sees_are_let_go_of() -> None:
+    """All hypotheses but those of the last steps descend from one, in one segment from another than in the other."""
+    full, x = make(), torch.randn(2, 4, 200, 32)
+    parents = [torch.tensor([[1] * 4, [3] * 4]) if t % 5 == 0 else torch.arange(4).expand(2, 4) for t in range(199)]
+    _, state, _ = walked(full, x, parents)
+    assert state["count"] == 200
+    assert state["rows"] < 1.6 * 200
+    assert state["seen"].shape[2] < 2 * 200
+    assert state["shared"]["position"][0, :100].tolist() == list(range(100))
+
+
+@torch.no_grad()
 def test_all_segments_may_leave() -> None:
     full = make(positions="alibi")
-    _, state, _ = walked(full, torch.randn(2, 3, 3, 32), [])
-    attended, _ = full.step(torch.randn(0, 3, 32), reorder(state, torch.zeros(0, dtype=torch.long)))
-    assert attended.output.shape == (0, 3, 32)
+    for steps in (3, 10):  # ten steps of three hypotheses leave no room for another
+        _, state, _ = walked(full, torch.randn(2, 3, steps, 32), [])
+        attended, _ = full.step(torch.randn(0, 3, 32), reorder(state, torch.zeros(0, dtype=torch.long)))
+        assert attended.output.shape == (0, 3, 32)
 
 
 @torch.no_grad()
