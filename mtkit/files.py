@@ -1,12 +1,13 @@
 """Writing files so that a kill or a full disk never leaves half of one."""
 
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mtkit.errors import MtkitError
 
@@ -56,6 +57,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def lock(file: IO[Any], held: str) -> None:
+    """Lock an open file until it is closed. Raises: MtkitError with the message `held` where another process has it."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise MtkitError(held) from error
+    except OSError:
+        pass  # a file system over a network that has no locks
 
 
 def _clear_after_kills(path: Path) -> None:

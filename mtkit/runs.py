@@ -83,9 +83,8 @@ class Run:
 
     @property
     def vocabulary(self) -> str:
-        """Fingerprint of the tokenizers: where it is the same, the same pieces have the same numbers."""
-        models = sorted((self.folder / "tokenizer").glob("*.model"))
-        return hashlib.sha256(b"".join(each.name.encode() + each.read_bytes() for each in models)).hexdigest()
+        """Fingerprint of the tokenizers."""
+        return vocabulary_of(self.folder / "tokenizer")
 
     def checkpoint(self, which: str = "best") -> Path:
         """The folder of the checkpoint "best", "last", "average", or one by its name, "update-00001000".
@@ -130,6 +129,12 @@ class Run:
         folder = self.checkpoint(checkpoint)
         averaged = folder / "ema.safetensors"
         return averaged if averaged.exists() else folder / "model.safetensors"
+
+
+def vocabulary_of(folder: Path) -> str:
+    """Fingerprint of the tokenizers in a folder: where it is the same, the same pieces have the same numbers."""
+    models = sorted(folder.glob("*.model"))
+    return hashlib.sha256(b"".join(each.name.encode() + each.read_bytes() for each in models)).hexdigest()
 
 
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:

@@ -7,8 +7,6 @@ import textwrap
 from mtkit.attention.contract import ROLES
 from mtkit.attention.registry import Mechanism, find, mechanisms
 
-WIDTH = 100
-
 
 def table() -> str:
     """All mechanisms with family, roles, cost and paper, by family."""

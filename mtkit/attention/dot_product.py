@@ -181,7 +181,7 @@ def _fused(
     is_causal: bool = False,
 ) -> Tensor:
     heads = q.shape[1]
-    k, v = _spread(k, heads), _spread(v, heads)
+    k, v = spread(k, heads), spread(v, heads)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.type_as(q)
     return F.scaled_dot_product_attention(
@@ -189,14 +189,12 @@ def _fused(
     )
 
 
-def _spread(x: Tensor, heads: int) -> Tensor:
-    """(B, G, S, K) seen as (B, H, S, K); without a copy where one head serves all."""
+def spread(x: Tensor, heads: int) -> Tensor:
+    """(B, G, ...) as (B, heads, ...), each of the G for a group of neighbouring heads; a copy only if 1 < G < heads."""
     groups = x.shape[1]
     if groups == heads:
         return x
-    if groups == 1:
-        return x.expand(-1, heads, -1, -1)
-    return x.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
+    return x.unsqueeze(2).expand(-1, -1, heads // groups, *[-1] * (x.dim() - 2)).flatten(1, 2)
 
 
 def _range(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.dot_product import attend, safe_softmax, scores_of, weigh, weighted, widened
+from mtkit.attention.dot_product import attend, safe_softmax, scores_of, spread, weigh, weighted, widened
 from mtkit.attention.pattern import Columns, Pattern, Random, Rows, Union, Window
 from mtkit.attention.slots import Positions
 from mtkit.attention.tiles import RandomLayout, Tiles, WindowLayout
@@ -158,7 +158,7 @@ def _parts(
 ) -> list[Part]:
     """All but the rows of the pattern, laid out."""
     if k.shape[1] != v.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = (spread(x, q.shape[1]) for x in (k, v))
     length = q.shape[2]
     columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
     parts: list[Part] = []

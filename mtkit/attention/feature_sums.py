@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.dot_product import widened
+from mtkit.attention.dot_product import spread, widened
 from mtkit.attention.prefix_products import Factors, prefix_products
 from mtkit.attention.recurrence import Part, recur
 
@@ -169,11 +169,6 @@ def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | N
     groups = max(features.shape[1], v.shape[1])
     features, v = spread(widened(features), groups), spread(widened(v), groups)
     return features, F.pad(v, (0, 1), value=1.0), None if scale is None else spread(scale, groups)
-
-
-def spread(x: Tensor, groups: int) -> Tensor:
-    """(B, G, ...) repeated to (B, groups, ...), in groups of neighbours."""
-    return x if x.shape[1] == groups else x.repeat_interleave(groups // x.shape[1], 1)
 
 
 def _factors(scale: Tensor, before: Tensor, tops: Tensor, queries: int) -> Factors:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.dot_product import widened
@@ -99,6 +100,7 @@ class _Listed(torch.autograd.Function):
         return heads
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(d_heads.device.type, enabled=False):  # a caller's own must not change the types in here
             return _Listed._gradients(ctx, d_heads)

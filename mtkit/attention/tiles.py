@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.dot_product import spread
 from mtkit.attention.pattern import Pattern, Random, Union, Window
 
 LONGEST_BLOCK = 128
@@ -176,7 +177,7 @@ class RandomLayout:
         index = picks.clamp(min=0).expand(len(q), -1, -1, -1)
         if valid is not None:
             visible = visible & valid[:, None, None].expand(-1, *index.shape[1:3], -1).gather(-1, index)
-        k, v = (self._gathered(x.repeat_interleave(q.shape[1] // x.shape[1], 1), index) for x in (k, v))
+        k, v = (self._gathered(spread(x, q.shape[1]), index) for x in (k, v))
         rows = q[:, :, None, :, None]
         return [Tiles(rows, k, v, visible[:, :, None, :, None], i.view(1, -1, 1), picks.unsqueeze(2))]
 

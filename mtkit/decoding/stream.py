@@ -1,6 +1,5 @@
 """Long work on lines, chunk by chunk: to a stream as it comes, or to a file that goes on where a kill stopped it."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from mtkit.errors import MtkitError
-from mtkit.files import write_json
+from mtkit.files import lock, write_json
 
 CHUNK = 10_000
 """Items worked on together; what is lost by a kill."""
@@ -77,7 +76,7 @@ def to_file(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("ab") as file:
-            _lock(file, path)
+            lock(file, f"another process is writing {path}; wait for it, or choose another file")
             done = _done(record, about, partial.stat().st_size, say)
             begun = True
             waiting = _skip(done, todo, partial, say, on_skip)
@@ -169,11 +168,3 @@ def _digest(chunk: list[Item]) -> str:
 
 def _bytes(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Held until the file is closed. Raises: MtkitError where another process holds it."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise MtkitError(f"another process is writing {path}; wait for it, or choose another file") from error

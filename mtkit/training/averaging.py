@@ -1,6 +1,6 @@
 """Averages of weights: a moving one during training, and one of the last checkpoints at its end."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -41,16 +41,16 @@ class MovingAverage:
             parameter.data = averaged
 
 
-def mean_weights(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each floating-point tensor over checkpoints, summed in float64; other tensors are the last one's.
+def mean_weights(checkpoints: Iterable[Mapping[str, Tensor]], parameters: Collection[str]) -> dict[str, Tensor]:
+    """The mean over checkpoints of each tensor that `parameters` names, summed in float64; others are the last one's.
 
-    One checkpoint is in memory at a time.
+    The mean of what is no parameter, as of numbers drawn at random, may be none of its kind. One checkpoint is in
+    memory at a time.
     """
     total: dict[str, Tensor] = {}
     last: Mapping[str, Tensor] = {}
     count = 0
     for count, last in enumerate(checkpoints, 1):  # noqa: B007
-        for name, tensor in last.items():
-            if tensor.is_floating_point():
-                total[name] = total[name] + tensor if name in total else tensor.double()
+        for name in parameters:
+            total[name] = total[name] + last[name] if name in total else last[name].double()
     return {name: (total[name] / count).to(last[name].dtype) if name in total else last[name] for name in last}

@@ -11,7 +11,7 @@ best.json                   the checkpoint with the highest validation BLEU
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Progress:
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last few, and the best few by BLEU."""
+    """The checkpoints of one run: the last one, the last few that were validated, and the best few by BLEU."""
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
         self.folder = run / "checkpoints"
@@ -98,11 +98,15 @@ class Checkpoints:
         average = self.folder / "average"
         return int(read_state(average)["update"]) if average.is_dir() else None
 
-    def mean_of_last(self, count: int) -> tuple[dict[str, Tensor], list[int]]:
-        """The mean of the weights of the last `count` checkpoints, averaged ones where kept, and their updates."""
-        last = self.all()[-count:]
+    def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
+        """The mean of the weights of the last `count` validated checkpoints, averaged ones where kept; their updates.
+
+        `parameters` names the weights; all else is the last one's. Checkpoints that a signal left do not count: a run
+        that was interrupted comes to what it would have come to.
+        """
+        last = self._validated()[-count:]
         files = ["ema" if (path / "ema.safetensors").exists() else "model" for path in last]
-        mean = mean_weights(read_tensors(path, file) for path, file in zip(last, files, strict=True))
+        mean = mean_weights((read_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
         return mean, [int(path.name.partition("-")[2]) for path in last]
 
     def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float) -> None:
@@ -119,9 +123,17 @@ class Checkpoints:
             write_json(self._best, {"checkpoint": path.name, "bleu": bleu})
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written or half-removed."""
+        """Remove what a killed process left half-written or half-removed, and see that the best is known."""
+        average = self.folder / "average"
         for path in self.folder.glob(".*"):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.match(".average.*.old") and not average.exists():
+                path.rename(average)  # its successor was not in place yet
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        self.mark_best()
+
+    def _validated(self) -> list[Path]:
+        return [path for path in self.all() if read_state(path).get("bleu") is not None]
 
     def _ranked(self, paths: list[Path]) -> list[tuple[float, Path]]:
         scored = [(read_state(path).get("bleu"), path) for path in paths]
@@ -129,7 +141,8 @@ class Checkpoints:
 
     def _let_go(self) -> None:
         every = self.all()
-        kept = set(every[-self._keep_last :]) | {path for _, path in self._ranked(every)[: self._keep_best]}
+        kept = {*every[-1:], *self._validated()[-self._keep_last :]}
+        kept |= {path for _, path in self._ranked(every)[: self._keep_best]}
         for path in every:
             if path not in kept:
                 # renamed first: a kill in between leaves no half of a checkpoint under its name

@@ -3,7 +3,8 @@
 import json
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,28 @@ import yaml
 import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.documents import source_budget
-from mtkit.errors import DiffersError
-from mtkit.files import write_json, write_text, writing
+from mtkit.errors import DiffersError, RunError
+from mtkit.files import lock, write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
-_LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "validate_segments", "log_every")
+_LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every")
 MAY_CHANGE = frozenset({*(f"training.{name}" for name in (*_ENDS, *_LOOKS)), "decoding.batch_tokens"})
 """Settings that say how long to train, how often to look and what memory holds: they may change while a run goes on."""
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other trainings out of the run folder inside the block. Raises: RunError where one is at it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("ab")
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror or error}; choose another place") from error
+    with file:
+        lock(file, f"another training is at work in {folder}; wait for it, or choose another --name")
+        yield
 
 
 def open_folder(

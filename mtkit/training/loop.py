@@ -15,17 +15,20 @@ from mtkit.errors import RunError
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
-from mtkit.runs import Run
+from mtkit.runs import Run, vocabulary_of
 from mtkit.training.checkpoint import Checkpoints, Progress, load_weights, read_progress, read_tensors
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
-from mtkit.training.folder import open_folder
+from mtkit.training.folder import alone_in, open_folder
 from mtkit.training.limits import Interruption, Limits
 from mtkit.training.optimizer import Precision
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say
 from mtkit.training.schedule import build_schedule
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, validate
+
+AGAIN = "the same command goes on from there"
+"""What to do after a signal."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,11 @@ def train(
             tasks=len(prepared.directions),
         )
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
-        if world.first:
-            open_folder(folder, recipe, prepared, command=command, init_from=init_from)
-        world.agree()  # the others look into the folder once it stands
-        return training.run(init_from)
+        with alone_in(folder) if world.first else nullcontext():
+            if world.first:
+                open_folder(folder, recipe, prepared, command=command, init_from=init_from)
+            world.agree()  # the others look into the folder once it stands
+            return training.run(init_from)
 
 
 class Training:
@@ -154,14 +158,34 @@ class Training:
             self.checkpoints.clean()
         self.world.agree()
         last = self.checkpoints.last()
-        if last is None:
-            if init_from is not None:
-                self.model.adopt(init_from.load_model().state_dict())
-                self.updater.begin_average()
-            return
-        self.progress = read_progress(last)
-        files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
-        self.updater.restore(self.progress, {name: read_tensors(last, name) for name in files}, last)
+        if last is not None:
+            self.progress = read_progress(last)
+            files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
+            self.updater.restore(self.progress, {name: read_tensors(last, name) for name in files}, last)
+        elif init_from is not None:
+            self._adopt(init_from)
+        most, fewest = self.world.agree(self.progress.update, -self.progress.update)
+        if most != -fewest:
+            raise RunError(
+                f"not all processes find the same checkpoint in {self.folder}; "
+                "it must be one folder, which all machines see"
+            )
+
+    def _adopt(self, run: Run) -> None:
+        """Begin with the best weights of another run, and say what of them does not fit.
+
+        Raises: RunError where its pieces are others.
+        """
+        if run.vocabulary != vocabulary_of(self.prepared.folder / "tokenizer"):
+            raise RunError(
+                f"{run.folder} was trained with another vocabulary than that of {self.prepared.folder}, so that its "
+                "weights stand for other pieces; begin without --init-from, or with a run on this data"
+            )
+        left = self.model.adopt(run.load_model().state_dict())
+        self.updater.begin_average()
+        if left:
+            more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
+            self.say(f"of {run.folder} do not fit, and are not taken over: {', '.join(left[:3])}{more}")
 
     def _introduce(self) -> None:
         """Say what is trained on what, and where it starts."""
@@ -280,22 +304,28 @@ class Training:
         if self.progress.update > 0:
             self._check_losses()
             self._save()
-        self.line.say(f"stopped at update {self.progress.update}; the same command goes on from there")
+        self.line.say(f"stopped at update {self.progress.update}; {AGAIN}")
         return Outcome(self.folder, self.progress, None, self.progress.update - first, number)
 
     def _finish(self, limit: str, first: int) -> Outcome:
         """Stop at a limit: average the last checkpoints if asked to, and say what there is."""
         count, update = self.recipe.training.average_last, self.progress.update
+        stopped = False
         if self.world.first and count > 0 and self.checkpoints.averaged() != update:
-            weights, updates = self.checkpoints.mean_of_last(count)
+            names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
+            weights, updates = self.checkpoints.mean_of_last(count, names)
             load_weights(self.model, weights, self.folder)
             result = validate(self.model, self.recipe, self.prepared, self.precision, self.interruption)
+            stopped = result is None
             if result is not None:
                 better = result.bleu > (self.progress.best_bleu or 0.0)
                 self.checkpoints.save_average(weights, update=update, bleu=result.bleu)
                 for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
                     self.line.say(line)
-        self.world.agree()  # nobody leaves while the first still works
+        (stopped_by,) = self.world.agree(self.interruption.signal or 0 if stopped else 0)  # all wait for the first
+        if stopped_by:
+            self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
+            return Outcome(self.folder, self.progress, None, update - first, int(stopped_by))
         done = "is finished" if update > first else "was finished already"
         self.line.say(f"{self.folder} {done}: {limit} reached; to go on, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)

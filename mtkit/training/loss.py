@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 """Logits held at a time: about what the last cache of a CPU holds, and what fills a GPU."""
@@ -70,6 +71,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return smoothed, nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale, gradients = upstream[0], ctx.gradients
         return gradients.hidden * scale, gradients.weight * scale, None, None, None, None

@@ -1,7 +1,6 @@
 """The engine against a dense mask, for patterns of all kinds and at every border."""
 
 import random
-import time
 from collections.abc import Callable
 
 import pytest
@@ -173,36 +172,6 @@ def test_memory_is_linear_in_the_length(pattern: Pattern, causal: bool) -> None:
     assert exponent(once.touched, twice.touched) < 1.1
     assert exponent(flops, more_flops) < 1.1
     assert not any(sum(side >= 4096 for side in shape) > 1 for shape in twice.shapes)
-
-
-@pytest.mark.slow
-def test_speed_against_the_fused_kernel_over_all_keys() -> None:
-    """Prints a table, forward and backward; a measurement for people, asserting nothing about time."""
-    print("\n  length  attention       seconds of CPU  times as fast as all keys")
-    for length in (4096, 16384):
-        leaves = [torch.randn(1, length, 8, 64, requires_grad=True) for _ in range(3)]
-        valid = torch.ones(1, length, dtype=torch.bool)
-
-        def seconds(run: Callable[..., Tensor], leaves: list[Tensor] = leaves, length: int = length) -> float:
-            taken = []
-            for _ in range(4 if length < 8192 else 2):
-                start = time.process_time()  # of the CPU: what else runs on the machine counts less
-                run(*(leaf.transpose(1, 2) for leaf in leaves)).transpose(1, 2).sum().backward()
-                taken.append(time.process_time() - start)
-            return min(taken)
-
-        for causal in (False, True):
-            everything = seconds(lambda q, k, v, c=causal: F.scaled_dot_product_attention(q, k, v, is_causal=c))
-            print(f"  {length:6}  {'all, causal' if causal else 'all':14}  {everything:14.2f}")
-            for name, pattern in {"band": Band(128, 128), "longformer": Band(128, 128) | global_tokens(1)}.items():
-                taken = seconds(
-                    lambda q, k, v, p=pattern, c=causal, m=valid: sparse_attend(
-                        q, k, v, p, scale=0.125, causal=c, valid=m
-                    )[0]
-                )
-                print(
-                    f"  {length:6}  {name + (', causal' if causal else ''):14}  {taken:14.2f}  {everything / taken:.1f}"
-                )
 
 
 def test_a_pattern_that_shows_everything_is_full_attention() -> None:

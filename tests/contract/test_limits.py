@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from mtkit.attention import build
-from tests.contract.cases import Case, each, plain
+from tests.contract.cases import Case, each
 from tests.contract.stack import make, memory_for, tokens
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -38,15 +38,3 @@ def test_the_weights_of_full_are_adopted(case: Case) -> None:
             assert torch.equal(own[name], state[name]), name
     output = attention(tokens(2, 6), memory_for(case, 2, 5)).output
     assert output.isfinite().all()
-
-
-@each(plain)
-def test_a_mechanism_of_the_same_shapes_loads_the_state_of_full(case: Case) -> None:
-    attention = make(case).layers[0]
-    full = build("full", role=case.role, d_model=32, heads=4, memory_width=case.memory_width)
-    own = {name: value.shape for name, value in attention.state_dict().items()}
-    fitting = {name: value for name, value in full.state_dict().items() if own.get(name) == value.shape}
-    missing, unexpected = attention.load_state_dict(fitting, strict=False)
-    assert not unexpected
-    assert not set(missing) & set(fitting)
-    assert all(torch.equal(attention.state_dict()[name], value) for name, value in fitting.items())

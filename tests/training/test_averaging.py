@@ -30,8 +30,11 @@ def test_inside_the_block_the_model_has_the_averaged_weights_and_after_it_its_ow
     assert torch.equal(average.weights["0.weight"], start)
 
 
-def test_the_mean_keeps_types_and_takes_counters_from_the_last() -> None:
-    checkpoints = [{"w": torch.tensor([1.0, value]), "n": torch.tensor(int(value))} for value in (1.0, 2.0, 6.0)]
-    mean = mean_weights(iter(checkpoints))
+def test_the_mean_keeps_types_and_takes_what_are_no_weights_from_the_last() -> None:
+    checkpoints = [
+        {"w": torch.tensor([1.0, value]), "drawn": torch.tensor([value]), "n": torch.tensor(int(value))}
+        for value in (1.0, 2.0, 6.0)
+    ]
+    mean = mean_weights(iter(checkpoints), {"w"})
     torch.testing.assert_close(mean["w"], torch.tensor([1.0, 3.0]))
-    assert mean["n"].item() == 6
+    assert (mean["drawn"].item(), mean["n"].item()) == (6.0, 6)

@@ -54,7 +54,7 @@ def test_the_last_few_and_the_best_few_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=2)
     for update, bleu in [(1, 5.0), (2, 30.0), (3, 7.0), (4, 31.0), (5, 30.0), (6, None), (7, 1.0)]:
         save(checkpoints, update, bleu)
-    assert kept(checkpoints) == [2, 4, 6, 7]
+    assert kept(checkpoints) == [2, 4, 5, 7]  # a signal left 6, and 7 is further
     assert json.loads((tmp_path / "best.json").read_text()) == {"checkpoint": "update-00000004", "bleu": 31.0}
     assert checkpoints.last() == tmp_path / "checkpoints" / "update-00000007"
     assert not list((tmp_path / "checkpoints").glob(".*"))
@@ -80,12 +80,35 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     for update in (1, 2, 6):
         save(checkpoints, update, bleu=float(update))
     assert checkpoints.averaged() is None
-    weights, updates = checkpoints.mean_of_last(2)
+    weights, updates = checkpoints.mean_of_last(2, {"w"})
     assert updates == [2, 6]
     assert torch.equal(weights["w"], torch.full((3,), 4.0))
     checkpoints.save_average(weights, update=6, bleu=9.0)
     assert checkpoints.averaged() == 6
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+
+
+def test_what_a_signal_left_is_gone_on_from_and_counts_for_nothing_else(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    for update, bleu in ((1, 9.0), (2, 1.0), (3, None), (4, 2.0), (5, None), (6, None)):
+        save(checkpoints, update, bleu=bleu)
+        last = checkpoints.last()
+        assert last is not None
+        assert last.name == f"update-{update:08d}"
+    assert kept(checkpoints) == [1, 2, 4, 6]
+    assert checkpoints.mean_of_last(2, {"w"})[1] == [2, 4]
+
+
+def test_cleaning_puts_back_an_average_whose_successor_never_came_and_finds_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    save(checkpoints, 1, bleu=1.0)
+    checkpoints.save_average({"w": torch.ones(3)}, update=1, bleu=9.0)
+    (tmp_path / "checkpoints" / "average").rename(tmp_path / "checkpoints" / ".average.123.old")
+    (tmp_path / "best.json").unlink()
+    checkpoints.clean()
+    assert checkpoints.averaged() == 1
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:

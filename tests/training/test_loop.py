@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from torch import Tensor
 from mtkit.data.batches import plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.translate import translate_lines
-from mtkit.errors import DataError, RecipeError, RunError
+from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, load_recipe
 from mtkit.runs import Run
+from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, read_tensors
+from mtkit.training.folder import alone_in
 from mtkit.training.loop import Outcome, train
 from mtkit.training.report import read_metrics
 from tests.training.conftest import tiny
@@ -257,6 +260,44 @@ def test_a_new_run_can_begin_with_the_weights_of_another(finished: Path, prepare
     for file in ("model", "ema"):
         found = read_tensors(tmp_path / "checkpoints" / "update-00000001", file)[name]
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-9)
+
+
+def test_what_of_another_run_does_not_fit_is_said(finished: Path, prepared: Prepared, tmp_path: Path) -> None:
+    said: list[str] = []
+    wider = tiny(training={"max_updates": 1}, model={"feed_forward": 48})
+    run(wider, prepared, tmp_path, init_from=Run(finished), say=said.append)
+    (line,) = [each for each in said if "not taken over" in each]
+    assert "feed_forward.inner.weight" in line
+
+
+def test_the_weights_of_another_vocabulary_are_refused(finished: Path, prepared: Prepared, tmp_path: Path) -> None:
+    other = shutil.copytree(finished, tmp_path / "other")
+    (other / "tokenizer" / "joint.model").write_bytes(b"others")
+    with pytest.raises(RunError, match="was trained with another vocabulary"):
+        run(tiny(), prepared, tmp_path / "run", init_from=Run(other))
+
+
+def test_two_trainings_do_not_share_a_folder(prepared: Prepared, tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(MtkitError, match="another training is at work"):
+        run(tiny(), prepared, tmp_path)
+
+
+def test_a_signal_while_the_last_checkpoints_are_averaged_is_no_end(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, averaged = tiny(training={"average_last": 2, "max_updates": 16}), loop.Checkpoints.mean_of_last
+
+    def told_to_stop(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return averaged(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Checkpoints, "mean_of_last", told_to_stop)
+        outcome = run(recipe, prepared, tmp_path)
+    assert (outcome.limit, outcome.signal) == (None, signal.SIGTERM)
+    assert not (tmp_path / "checkpoints" / "average").exists()
+    assert run(recipe, prepared, tmp_path).signal is None
+    assert (tmp_path / "checkpoints" / "average").exists()
 
 
 def test_a_device_that_is_not_there_is_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ class Luna(HeadAttention):
     growth = 1
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         # not em-routing: it multiplies the rounding errors of heads, and no softmax over time bounds the decoder's
-        "merge": frozenset({"dynamic-routing"}),
         "regularizer": frozenset({"disagreement"}),
     }
     small: ClassVar[dict[str, Any]] = {"length": 3, "chunk": 4}

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.cache import append, start_cache, written
 from mtkit.attention.contract import ROLES, Attended, Site, State
-from mtkit.attention.dot_product import by_hypotheses, safe_softmax
+from mtkit.attention.dot_product import by_hypotheses, safe_softmax, spread
 from mtkit.attention.edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
 from mtkit.attention.grouping import rows_at
 from mtkit.attention.pattern import hashed, random_key
@@ -264,4 +264,4 @@ class Sac(HeadAttention):
 
     def _spread(self, x: Tensor, graphs: int) -> Tensor:
         """Keys or values of each head where each has its own graph, else of the groups of heads that share them."""
-        return x if graphs == 1 else x.repeat_interleave(self.site.heads // x.shape[1], dim=1)
+        return x if graphs == 1 else spread(x, self.site.heads)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import widened
-from mtkit.attention.feature_sums import elu1, spread
+from mtkit.attention.dot_product import spread, widened
+from mtkit.attention.feature_sums import elu1
 from mtkit.attention.prefix_products import prefix_products
 from mtkit.attention.projected import HeadAttention
 from mtkit.attention.recurrence import Part, recur

@@ -33,7 +33,7 @@ from mtkit.attention.binary_partition import (
 )
 from mtkit.attention.cache import append, sent, start_cache
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend_step, safe_softmax, scores_of, step_rows, weighted, widened
+from mtkit.attention.dot_product import attend_step, safe_softmax, scores_of, spread, step_rows, weighted, widened
 from mtkit.attention.listed import attend_listed
 from mtkit.attention.projected import HeadAttention
 from mtkit.errors import MtkitError
@@ -138,7 +138,7 @@ class Bp(HeadAttention):
         """Keys and values (B, H, S, K), those of grouped heads repeated."""
         k, v = self.keys_values(x)
         heads = self.site.heads
-        return k.repeat_interleave(heads // k.shape[1], 1), v.repeat_interleave(heads // v.shape[1], 1)
+        return spread(k, heads), spread(v, heads)
 
     def _updated(self, spans: Tensor, read: Tensor) -> Tensor:
         spans = self.span_norm(spans + read)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site
-from mtkit.attention.dot_product import safe_softmax, weighted
+from mtkit.attention.dot_product import safe_softmax, spread, weighted
 from mtkit.attention.engine import attend_part, join_parts
 from mtkit.attention.listed import Lists, attend_listed, smallest_type
 from mtkit.attention.patterned import of_layer
@@ -188,7 +188,7 @@ class Etc(HeadAttention):
         """(B, H, T, V): the band and the nodes, in one softmax."""
         q, labels = self.queries(tokens), self.labels
         k, v = (torch.cat(pair, 2) for pair in zip(own, self._read("token", "node", nodes, own), strict=True))
-        k, v = (x.repeat_interleave(self.site.heads // x.shape[1], 1) for x in (k, v))
+        k, v = (spread(x, self.site.heads) for x in (k, v))
         table = q.new_zeros(1, 1).expand(*q.shape[:3], 1) if labels is None else labels.by_label(q, self.scale)
         clip = 0 if labels is None else labels.clip
         sizes = q.shape[2], nodes.shape[1], self.radius, self.block
@@ -248,7 +248,7 @@ class Etc(HeadAttention):
         `kinds` are distances, or (True) whether two belong together, for the nodes and for the tokens.
         """
         k, v = (torch.cat(pair, dim=2) for pair in zip(*read, strict=True))
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = (spread(x, q.shape[1]) for x in (k, v))
         scores = torch.einsum("bhik,bhjk->bhij", q, k)
         if labels is not None:
             clip, pairs = labels.clip, []

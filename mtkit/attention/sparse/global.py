@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend, attend_step, safe_softmax, scores_of, weighted, widened
+from mtkit.attention.dot_product import attend, attend_step, safe_softmax, scores_of, spread, weighted, widened
 from mtkit.attention.pattern import Band, Columns, Rows
 from mtkit.attention.patterned import PatternAttention, of_layer
 from mtkit.attention.running import join, running_softmax
@@ -97,8 +97,8 @@ class Global(PatternAttention):
         valid = query_valid if memory is None else memory_valid
         if self.site.causal:
             scores = scores_of(self._node_queries(), k, self.scale)  # (B, H, g, T)
-            spread = v.repeat_interleave(q.shape[1] // v.shape[1], 1).unsqueeze(2)
-            gathered = running_softmax(scores, spread.expand(-1, -1, self.count, -1, -1)).type_as(v)
+            each = spread(v, q.shape[1]).unsqueeze(2)
+            gathered = running_softmax(scores, each.expand(-1, -1, self.count, -1, -1)).type_as(v)
             # every position is from here on a segment of one token with nodes of its own
             nodes = self._node_heads(gathered.movedim(3, 1).flatten(0, 1))
             q, k, own = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
@@ -156,8 +156,8 @@ class Global(PatternAttention):
             return Attended(self.joined(heads.transpose(1, 2))), state
         k, v = self.keys_values(rows)
         scores = widened(scores_of(self._node_queries(), k, self.scale)).squeeze(-1)  # (B*N, H, g)
-        spread = widened(v.repeat_interleave(self.site.heads // v.shape[1], 1))  # (B*N, H, 1, V)
-        log_sum, mean = join(state["log_sum"].flatten(0, 1), state["mean"].flatten(0, 1), scores, spread)
+        each = widened(spread(v, self.site.heads))  # (B*N, H, 1, V)
+        log_sum, mean = join(state["log_sum"].flatten(0, 1), state["mean"].flatten(0, 1), scores, each)
         heads = self._own_and_nodes(q, k, v, *self._node_heads(mean.type_as(v)))  # (B*N, H, 1, V)
         state = {name: x.unflatten(0, query.shape[:2]) for name, x in (("log_sum", log_sum), ("mean", mean))}
         return Attended(self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])), state
@@ -201,7 +201,7 @@ class Global(PatternAttention):
 
     def _own_and_nodes(self, q: Tensor, k: Tensor, v: Tensor, node_keys: Tensor, node_values: Tensor) -> Tensor:
         """The heads' outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = (spread(x, q.shape[1]) for x in (k, v))
         own = (q * k).sum(-1, keepdim=True) * self.scale
         weights = safe_softmax(torch.cat([own, scores_of(q, node_keys, self.scale)], dim=-1), None)
         weights = nn.functional.dropout(weights, self.dropout).type_as(v)
