@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import widened
+from mtkit.attention.dot_product import spread, widened
 from mtkit.attention.feature_sums import (
     Keys,
     attend_all,
@@ -21,7 +21,6 @@ from mtkit.attention.feature_sums import (
     masked,
     nowhere,
     read,
-    spread,
     sums_of,
 )
 from mtkit.attention.projected import HeadAttention

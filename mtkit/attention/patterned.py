@@ -99,18 +99,18 @@ class PatternAttention(HeadAttention):
         first, window = self.pattern.kept
         state = append(state, window=window, first=first, keys=k, values=v)
         keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
-        seen = list(self.pattern.keys(t))
-        places = [ring_place(position, window, first) for position in seen]
+        seen, where = self.pattern.keys(t), None
         if len(seen) < keys.shape[3]:
-            index = sent(torch.tensor(places), query.device)
+            index = sent(torch.tensor([ring_place(position, window, first) for position in seen]), query.device)
             keys, values = keys.index_select(3, index), values.index_select(3, index)
-        else:  # all that is kept, in the order of its places
-            seen = [position for _, position in sorted(zip(places, seen, strict=True))]
-        where = sent(torch.tensor(seen), query.device)
+        elif here is not None or need_weights:  # all that is kept, in the order of its places
+            seen = sorted(seen, key=lambda position: ring_place(position, window, first))
+        if here is not None or need_weights:  # else nobody asks which positions they are
+            where = sent(torch.tensor(list(seen)), query.device)
         heads, weights = attend_step(
             q, keys, values, scale=self.scale, positions=self.positions, query_position=t, key_position=where
         )
-        if not need_weights:
+        if where is None or not need_weights:
             return heads, None, state
         return heads, weights.new_zeros(*weights.shape[:3], t + 1).index_copy(-1, where, weights), state
 
