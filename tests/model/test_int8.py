@@ -19,11 +19,13 @@ def network(attention: str = "full") -> Transformer:
 @torch.no_grad()
 def test_whole_numbers_within_the_range_are_multiplied_exactly() -> None:
     linear = nn.Linear(96, 24)
-    weight = torch.randint(-127, 128, (24, 96)).float()
-    weight[:, 0] = 127  # so that each output's scale is 1
+    weight = torch.randint(-63, 64, (24, 96)).float()
+    weight[:, 0] = 63  # so that each output's scale is 1
+    weight[1] = 63
     linear.weight.copy_(weight)
-    x = torch.randint(0, 128, (5, 7, 96)).float()
-    x[0, 0, :2] = torch.tensor([0.0, 127.0])
+    x = torch.randint(0, 256, (5, 7, 96)).float()
+    x[0, 0, :2] = torch.tensor([0.0, 255.0])
+    x[1] = 255.0  # the largest sums of pairs, which 16 bits must hold
     expected = x.double() @ weight.double().t() + linear.bias.double()
     with int8_products(nn.Sequential(linear)):
         torch.testing.assert_close(linear(x).double(), expected, rtol=1e-6, atol=1e-2)
