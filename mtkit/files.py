@@ -1,6 +1,7 @@
 """Writing files so that a kill or a full disk never leaves half of one."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -57,6 +58,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lock(file: IO[Any], held: str) -> None:

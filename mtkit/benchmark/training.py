@@ -18,9 +18,9 @@ from mtkit.errors import MtkitError
 from mtkit.model.build import build_model, label_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
+from mtkit.training.arithmetic import fast_and_repeatable
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
-from mtkit.training.loop import fast_and_repeatable
 from mtkit.training.optimizer import Precision
 from mtkit.training.schedule import build_schedule
 from mtkit.training.update import LOSS, Updater

@@ -77,14 +77,14 @@ def train(
     from mtkit.benchmark.training_report import as_object, bars, table
     from mtkit.comparison.entries import entries
     from mtkit.data.prepared import open_prepared
+    from mtkit.decoding.device import find_device
     from mtkit.training.distributed import World
-    from mtkit.training.loop import choose_device
 
     if threads is not None:
         torch.set_num_threads(threads)
     prepared = open_prepared(settings.data.folder)
     settings = settings.model_copy(update={"data": prepared.settings})
-    with World(choose_device(device)) as world:
+    with World(find_device(device)) as world:
         chosen = list(entries(settings, _split(attention), options).values()) if attention else [settings]
         own = _own(chosen, prepared, world, precisions or [settings.training.precision])
         peers = _peers(settings, prepared, world, own) if programs else []

@@ -1,6 +1,5 @@
 """A trained run, or several as an ensemble, loaded and ready to translate."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from mtkit.decoding.search import Model
 from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.errors import MtkitError
+from mtkit.files import digest
 from mtkit.model.int8 import check_int8
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -75,7 +75,7 @@ class Translator:
     def identity(self) -> dict[str, Any]:
         """What decides a translation besides the text, for comparing: weights by content, settings, arithmetic."""
         return {
-            "weights": [_digest(path) for path in self._weights],
+            "weights": [digest(path) for path in self._weights],
             "vocabulary": self.runs[0].vocabulary,
             "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
@@ -172,8 +172,3 @@ def _check_alike(one: Run, other: Run) -> None:
             f"{one.folder} was trained on {', '.join(one.directions)} and {other.folder} on "
             f"{', '.join(other.directions)}; an ensemble needs runs with the same directions"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

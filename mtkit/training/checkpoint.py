@@ -8,7 +8,6 @@ checkpoints/average/        model.safetensors and state.json of the average of t
 best.json                   the checkpoint with the highest validation BLEU
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Collection, Mapping
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from mtkit import runs
 from mtkit.errors import RunError
-from mtkit.files import write_json, writing
+from mtkit.files import digest, write_json, writing
 from mtkit.training.averaging import mean_weights
 
 FORMAT = 1
@@ -164,7 +163,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], st
                 save_file(_apart(content), file)
             except SafetensorError as error:  # what it raises for a full disk
                 raise RunError(f"cannot write {path}: {error}; free some space or choose another place") from error
-            checksums[file.name] = _checksum(file)
+            checksums[file.name] = digest(file)
         text = json.dumps({"format": FORMAT, **state, "sha256": checksums}, indent=2)
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")
 
@@ -201,7 +200,7 @@ def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """
     file = path / f"{name}.safetensors"
     state = read_state(path)
-    if file.is_file() and state["sha256"].get(file.name) != _checksum(file):
+    if file.is_file() and state["sha256"].get(file.name) != digest(file):
         raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {_way_out(path)}")
     # copied out of the mapped file, which may be removed while training goes on
     return {key: value.clone() for key, value in runs.read_tensors(file).items()}
@@ -228,11 +227,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(tensor.data_ptr())
         apart[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
     return apart
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _way_out(path: Path) -> str:

@@ -1,8 +1,7 @@
 """The training loop: where a run begins or goes on, what happens between updates, and how it ends."""
 
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -11,11 +10,13 @@ import numpy as np
 import torch
 
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.device import find_device
 from mtkit.errors import RunError
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, vocabulary_of
+from mtkit.training.arithmetic import fast_and_repeatable
 from mtkit.training.checkpoint import Checkpoints, Progress, load_weights, read_progress, read_tensors
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
@@ -63,7 +64,7 @@ def train(
     Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, or the loss is not finite;
     DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built.
     """
-    chosen = choose_device(device)
+    chosen = find_device(device)
     # the data's own settings hold, whatever the recipe says of where the text comes from
     recipe = recipe.model_copy(update={"data": prepared.settings})
     with World(chosen) as world, fast_and_repeatable(world.device), Interruption() as interruption:
@@ -329,41 +330,6 @@ class Training:
         done = "is finished" if update > first else "was finished already"
         self.line.say(f"{self.folder} {done}: {limit} reached; to go on, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where it is there. Raises: RunError."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise RunError(f"device '{name}' cannot be used here; use --device cpu, or cuda where there is one") from error
-    return device
-
-
-@contextmanager
-def fast_and_repeatable(device: torch.device) -> Iterator[None]:
-    """The process's arithmetic as training wants it, and as it was afterwards."""
-    deterministic, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    # numbers below 1e-38, as old Adam moments become, take a hundred times longer than zeros
-    torch.set_flush_denormal(True)
-    # setting it makes MKL keep to it for good; validation does so, and what comes after must equal what a resume makes
-    torch.set_num_threads(torch.get_num_threads())
-    if device.type == "cuda":
-        # sums by atomic additions differ from run to run, and a resumed run is to equal an uninterrupted one
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        warnings.filterwarnings("ignore", message=".*deterministic.*")
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
 def _silent(line: str) -> None:

@@ -302,7 +302,7 @@ def test_a_signal_while_the_last_checkpoints_are_averaged_is_no_end(
 
 def test_a_device_that_is_not_there_is_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:
     for name in ("gpu", "xpu"):
-        with pytest.raises(RunError, match=f"device '{name}' cannot be used"):
+        with pytest.raises(MtkitError, match=f"no device '{name}' here"):
             train(tiny(), prepared, tmp_path, command=["mtkit"], device=name)
 
 
