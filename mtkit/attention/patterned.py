@@ -1,7 +1,7 @@
 """Attention over a sparse position pattern: all that its mechanisms have in common besides the pattern itself."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +22,6 @@ class PatternAttention(HeadAttention):
     """
 
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
     pattern: Pattern
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:

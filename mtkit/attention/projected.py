@@ -17,7 +17,12 @@ class HeadAttention(Attention):
     Its weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and whatever fills the slots.
     """
 
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {"projection": None, "merge": None}
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)

@@ -133,7 +133,8 @@ class Updater:
         """The gradients and totals of this process's batches, with every batch in as many parts as memory asks for.
 
         Where memory gives out, in whatever pass, all begins anew with that batch's halves: losses are sums over the
-        update's tokens, so the gradient is the same (but for dropout, which the parts draw for themselves).
+        update's tokens, so the gradient is the same (but for dropout, which the parts draw for themselves, and losses
+        of attentions over the source, whose parts weigh as much as their target tokens).
         """
         before = self._buffers()
         while True:

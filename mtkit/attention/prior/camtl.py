@@ -36,12 +36,6 @@ class CaMtl(KeyValueAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
     small: ClassVar[Mapping[str, Any]] = {"tasks": 3, "blocks": 20, "task_dim": 4}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"apply_layers": "all"},)
 

@@ -28,12 +28,6 @@ class Predictive(ConvolvedMaps):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.5, "kernel": 3}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
 

@@ -7,8 +7,7 @@ Cost: O(T S) time and memory: the carried scores rule out the fused kernel. A st
 Options: running_mean takes the softmax of the mean over the layers in place of the sum, for deep stacks.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +26,6 @@ class RealFormer(KeyValueAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
 
     def __init__(self, site: Site, *, running_mean: bool = False) -> None:
         super().__init__(site)

@@ -6,8 +6,7 @@ Cost: O(T S) time; memory O(T) through the fused kernel, O(T S) where weights ar
 N hypotheses O(N t), as they read each other's rows and hide them; more than 16 have a cache each and pay O(t).
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +25,6 @@ class Full(SharedPast):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": None,
-    }
 
     def forward(
         self,
