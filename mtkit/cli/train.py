@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mtkit.cli.attention_options import parse_options
 from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from mtkit.data_settings import DataSettings
 
 
 def train(
@@ -93,7 +96,6 @@ def train(
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
-    from mtkit.recipe import differences
     from mtkit.runs import RUNS, find_run
     from mtkit.training.loop import train as run_training
 
@@ -107,13 +109,11 @@ def train(
     if init_from is not None:
         source = find_run(Path(init_from)) if Path(init_from).is_dir() else find_run(name=init_from)
     prepared = open_prepared(settings.data.folder)
-    if recipe is not None and data is None:
-        there, here = (each.model_dump(mode="json", exclude={"folder"}) for each in (prepared.settings, settings.data))
-        if changed := differences(there, here):
-            typer.echo(
-                f"note: {prepared.folder} was prepared otherwise than {recipe} says ({'; '.join(changed[:3])}) and "
-                f"stays as it is; to change it: mtkit prepare --recipe {recipe} --overwrite"
-            )
+    if recipe is not None and data is None and (changed := _changed(prepared.settings, settings.data)):
+        typer.echo(
+            f"note: {prepared.folder} was prepared otherwise than {recipe} says ({'; '.join(changed[:3])}) and "
+            f"stays as it is; to change it: mtkit prepare --recipe {recipe} --overwrite"
+        )
     outcome = run_training(
         settings,
         prepared,
@@ -125,6 +125,18 @@ def train(
     )
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
+
+
+def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
+    """Where what a recipe says of its data differs from how data was prepared."""
+    from mtkit.data.prepare import prepared_by
+    from mtkit.recipe import differences
+
+    said = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
+    there, here = (
+        {key: value for key, value in prepared_by(each).items() if key in said} for each in (prepared, wanted)
+    )
+    return differences(there, here)
 
 
 def _given(**settings: Any) -> dict[str, Any]:

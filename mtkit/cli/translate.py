@@ -276,7 +276,8 @@ class _Job:
 
 def _is_device(path: Path) -> bool:
     """Whether it is a device or a pipe, whose place no file must take; /dev/stdout is one wherever it leads."""
-    return path.exists() and (not path.is_file() or path.parts[:2] in (("/", "dev"), ("/", "proc")))
+    descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
+    return path.exists() and (descriptor or not path.is_file())
 
 
 def _check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:

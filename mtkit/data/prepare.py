@@ -60,7 +60,7 @@ def prepare(
     sides = _sides(settings)
     _check_place(folder, sides)
     inputs = _inputs(settings, sides, progress)
-    identity = {"settings": _identity(settings), "inputs": {name: each["sha256"] for name, each in inputs.items()}}
+    identity = {"settings": prepared_by(settings), "inputs": {name: each["sha256"] for name, each in inputs.items()}}
     if (folder / "prepared.json").exists() and not overwrite:
         found = read_record(folder)
         if changes := differences(found["identity"], identity):
@@ -144,7 +144,7 @@ def _inputs(settings: DataSettings, sides: Corpora, progress: Progress) -> dict[
     }
 
 
-def _identity(settings: DataSettings) -> dict[str, Any]:
+def prepared_by(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide what is prepared: text counts by content, so not by where it lies."""
     unused = {"folder", "train", "valid", "test"} | ({"builtin"} if settings.train else set())
     sides = {"train": settings.train, "valid": settings.valid, **settings.test}

@@ -14,10 +14,10 @@ import yaml
 import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.documents import source_budget
-from mtkit.errors import DiffersError, RunError
+from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import lock, write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
-from mtkit.runs import FORMAT, Run
+from mtkit.runs import FORMAT, Run, vocabulary_of
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every")
@@ -34,7 +34,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error}; choose another place") from error
     with file:
-        lock(file, f"another training is at work in {folder}; wait for it, or choose another --name")
+        try:
+            lock(file, f"another training is at work in {folder}; wait for it, or choose another --name")
+        except MtkitError as error:
+            raise RunError(str(error)) from error
         yield
 
 
@@ -64,6 +67,8 @@ def open_folder(
         _check(before, recipe, about)
         commands = [*before.about.get("commands", []), shlex.join(command)]
     else:
+        if init_from is not None:
+            _check_pieces(init_from, prepared)
         commands = [shlex.join(command)]
         _copy_tokenizers(prepared.folder / "tokenizer", folder / "tokenizer")
     write_text(folder / "recipe.yaml", yaml.safe_dump(_dumped(recipe), sort_keys=False, allow_unicode=True))
@@ -85,6 +90,16 @@ def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
         raise DiffersError(
             f"the run in {before.folder} was begun with other settings ({'; '.join(changed)})",
             "repeat its settings to go on with it, or choose another --name",
+        )
+
+
+def _check_pieces(run: Run, prepared: Prepared) -> None:
+    """Raises: RunError where a run's weights stand for other pieces than those of the data, or are not there."""
+    run.checkpoint()
+    if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
+        raise RunError(
+            f"{run.folder} was trained with another vocabulary than that of {prepared.folder}, so that its weights "
+            "stand for other pieces; begin without --init-from, or with a run on this data"
         )
 
 

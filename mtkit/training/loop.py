@@ -15,7 +15,7 @@ from mtkit.errors import RunError
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, vocabulary_of
+from mtkit.runs import Run
 from mtkit.training.arithmetic import fast_and_repeatable
 from mtkit.training.checkpoint import Checkpoints, Progress, load_weights, read_progress, read_tensors
 from mtkit.training.distributed import World
@@ -62,7 +62,8 @@ def train(
     recorded; `init_from` is a run whose best weights a new run starts with; `say` takes lines for the user.
 
     Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, or the loss is not finite;
-    DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built.
+    DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built, and where
+    there is no such device.
     """
     chosen = find_device(device)
     # the data's own settings hold, whatever the recipe says of where the text comes from
@@ -173,15 +174,7 @@ class Training:
             )
 
     def _adopt(self, run: Run) -> None:
-        """Begin with the best weights of another run, and say what of them does not fit.
-
-        Raises: RunError where its pieces are others.
-        """
-        if run.vocabulary != vocabulary_of(self.prepared.folder / "tokenizer"):
-            raise RunError(
-                f"{run.folder} was trained with another vocabulary than that of {self.prepared.folder}, so that its "
-                "weights stand for other pieces; begin without --init-from, or with a run on this data"
-            )
+        """Begin with the best weights of another run, and say what of them does not fit."""
         left = self.model.adopt(run.load_model().state_dict())
         self.updater.begin_average()
         if left:

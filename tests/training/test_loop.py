@@ -275,10 +275,11 @@ def test_the_weights_of_another_vocabulary_are_refused(finished: Path, prepared:
     (other / "tokenizer" / "joint.model").write_bytes(b"others")
     with pytest.raises(RunError, match="was trained with another vocabulary"):
         run(tiny(), prepared, tmp_path / "run", init_from=Run(other))
+    assert run(tiny(training={"max_updates": 1}), prepared, tmp_path / "run").trained == 1  # as the message says
 
 
 def test_two_trainings_do_not_share_a_folder(prepared: Prepared, tmp_path: Path) -> None:
-    with alone_in(tmp_path), pytest.raises(MtkitError, match="another training is at work"):
+    with alone_in(tmp_path), pytest.raises(RunError, match="another training is at work"):
         run(tiny(), prepared, tmp_path)
 
 
