@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import by_hypotheses, safe_softmax, scores_of, spread, visible_keys, weigh, widened
+from mtkit.attention.dot_product import by_hypotheses, safe_softmax, scores_of, visible_keys, weigh, widened
 from mtkit.attention.key_values import KeyValueAttention
 from mtkit.errors import MtkitError, did_you_mean
 
@@ -172,7 +172,7 @@ class ConvolvedMaps(KeyValueAttention):
         """The same with whole masks, and the convolution as a sum over the places of its kernel."""
         source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
         q = self.queries(query)
-        k, v = (spread(x, self.site.heads) for x in self.keys_values(source))
+        k, v = (x.repeat_interleave(self.site.heads // x.shape[1], 1) for x in self.keys_values(source))
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
         visible = torch.ones(len(q), 1, len(i), len(j), dtype=torch.bool)
         if self.site.causal:

@@ -248,7 +248,7 @@ class Etc(HeadAttention):
         `kinds` are distances, or (True) whether two belong together, for the nodes and for the tokens.
         """
         k, v = (torch.cat(pair, dim=2) for pair in zip(*read, strict=True))
-        k, v = (spread(x, q.shape[1]) for x in (k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = torch.einsum("bhik,bhjk->bhij", q, k)
         if labels is not None:
             clip, pairs = labels.clip, []
