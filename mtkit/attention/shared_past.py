@@ -3,8 +3,8 @@
 Each step writes a row for each hypothesis of a segment behind those of the steps before. A hypothesis sees the rows of
 its own past only: a row of booleans, which is all that `reorder` has to copy, where a cache of each hypothesis's own
 would be copied whole at every step. The hypotheses of a segment read all its rows in one product, their queries
-together, and what they do not see is masked. Where room runs out, rows that no hypothesis descends from are let go of
-first: of a position far back seldom more than one is left.
+together, and what they do not see is masked. Where much room runs out, rows that no hypothesis descends from are let go
+of first.
 """
 
 from typing import Any
