@@ -1,5 +1,6 @@
 """Batches of source segments of similar length."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,19 +12,30 @@ from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.segments import Segment
 
 
-def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int) -> list[list[int]]:
+def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
     """Indices of the segments of each batch: longest first, so that memory is short at once or never.
 
     A batch holds at most `batch_tokens` padded source pieces, each counted once for each hypothesis, or one segment.
+    Where several are worked on `at_once`, batches hold as little as a multiple of so many takes, so that all end at
+    about the same time.
     """
-    batches: list[list[int]] = []
-    room = 0
-    for index in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
-        if room < 1:
-            batches.append([])
-            room = max(1, batch_tokens // (hypotheses * lengths[index]))
-        batches[-1].append(index)
-        room -= 1
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+
+    def filled(limit: int) -> list[list[int]]:
+        batches: list[list[int]] = []
+        room = 0
+        for index in order:
+            if room < 1:
+                batches.append([])
+                room = max(1, limit // (hypotheses * lengths[index]))
+            batches[-1].append(index)
+            room -= 1
+        return batches
+
+    batches = filled(batch_tokens)
+    if at_once > 1:
+        count = -(-len(batches) // at_once) * at_once
+        batches = filled(bisect_left(range(batch_tokens), True, key=lambda limit: len(filled(limit)) <= count))
     return batches
 
 

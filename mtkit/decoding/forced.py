@@ -11,7 +11,7 @@ from mtkit.decoding.device import decoding_with
 from mtkit.decoding.ensemble import mean_of, networks_of
 from mtkit.decoding.search import Model, Network
 from mtkit.decoding.segments import Directions, Source
-from mtkit.decoding.side_by_side import side_by_side
+from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError
 
@@ -61,7 +61,7 @@ def log_probs_of_lines(
             )
             return found.tolist()
 
-        batches = plan(lengths, batch_tokens, 1)
+        batches = plan(lengths, batch_tokens, 1, at_once(device))
         for rows, found in zip(batches, side_by_side(forced, batches, device), strict=True):
             for row, log_prob in zip(rows, found, strict=True):
                 results[row] = log_prob

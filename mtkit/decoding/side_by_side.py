@@ -20,10 +20,7 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
     `work` runs under the caller's gradient mode and autocast. On an accelerator, whose queue is one, items take turns.
     A caller that leaves early, or is interrupted, waits for the items that have been begun.
     """
-    threads = torch.get_num_threads()
-    workers = min(threads, len(items), MOST) if device.type == "cpu" else 1
-    each = -(-threads // max(workers, 1))
-    workers = threads // each  # with 12 threads six of two each, rather than eight of one
+    workers = at_once(device, len(items))
     if workers <= 1:
         yield from map(work, items)
         return
@@ -34,12 +31,21 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
         with torch.set_grad_enabled(gradients), torch.autocast("cpu", dtype, enabled=autocast):
             return work(item)
 
-    with _threads(each), ThreadPoolExecutor(workers) as pool:
+    with _threads(torch.get_num_threads() // workers), ThreadPoolExecutor(workers) as pool:
         try:
             for result in [pool.submit(alike, item) for item in items]:
                 yield result.result()
         finally:  # one has failed, or nobody wants the rest
             pool.shutdown(cancel_futures=True)
+
+
+def at_once(device: torch.device, items: int = MOST) -> int:
+    """How many of so many items are worked on at a time: on a CPU each has as many of PyTorch's threads."""
+    if device.type != "cpu":
+        return 1
+    threads = torch.get_num_threads()
+    each = -(-threads // max(1, min(threads, items, MOST)))
+    return threads // each  # with 12 threads six of two each, rather than eight of one
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
 from mtkit.decoding.search.sampling import sample
 from mtkit.decoding.segments import Directions, Segment, Source
-from mtkit.decoding.side_by_side import side_by_side
+from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 
@@ -149,7 +149,7 @@ class _Work:
             found = SEARCHES[self.settings.method](self.model, batch, self.settings)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, self.settings.n_best), strict=True))
 
-        plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings))
+        plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings), at_once(device))
         yield from side_by_side(translated, plans, device)
 
     def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:

@@ -20,6 +20,15 @@ def test_every_segment_comes_once_and_batches_keep_to_their_size() -> None:
     assert plan([], 100, 1) == []
 
 
+def test_batches_that_are_worked_on_at_once_end_together() -> None:
+    lengths = [10] * 90
+    assert [len(batch) for batch in plan(lengths, 400, 1)] == [40, 40, 10]
+    assert [len(batch) for batch in plan(lengths, 400, 1, at_once=2)] == [23, 23, 23, 21]
+    assert [len(batch) for batch in plan(lengths, 400, 1, at_once=3)] == [30, 30, 30]
+    assert [len(batch) for batch in plan(lengths, 9, 1, at_once=2)] == [1] * 90  # each is longer than a batch
+    assert plan([], 100, 1, at_once=2) == []
+
+
 def test_limits_are_the_segments_own_and_the_models() -> None:
     segments = [Segment(0, 0, [5, 6, 7, EOS]), Segment(7, 1, [EOS])]
     batch = make_batch(segments, None, torch.device("cpu"))

@@ -103,12 +103,10 @@ def test_a_line_gets_the_same_from_several_threads(translate: Translate, how: di
 def test_several_threads_compute_in_the_type_asked_for(
     parts: tuple[Transformer, Tokenizers], dtype: torch.dtype
 ) -> None:
-    lines = sentences(40, seed=5)
-    whole, one = (
-        translate_lines(*parts, lines, DecodingSettings(batch_tokens=100), dtype=each) for each in (None, dtype)
-    )
+    lines, settings = sentences(40, seed=5), DecodingSettings(batch_tokens=1)  # each alone: in int8 others have a say
+    whole, one = (translate_lines(*parts, lines, settings, dtype=each) for each in (None, dtype))
     with three_threads():
-        several = translate_lines(*parts, lines, DecodingSettings(batch_tokens=100), dtype=dtype)
+        several = translate_lines(*parts, lines, settings, dtype=dtype)
     assert [each[0].score for each in several] == pytest.approx([each[0].score for each in one], abs=1e-4)
     assert [each[0].score for each in several] != pytest.approx([each[0].score for each in whole], abs=1e-4)
 
