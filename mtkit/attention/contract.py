@@ -87,7 +87,8 @@ class Attention(nn.Module):
     weights: ClassVar[bool] = False
     """Whether it can return attention weights."""
     exact: ClassVar[bool] = False
-    """Whether 8-bit products are too rough for it: it makes choices of them, or keeps only what they leave over."""
+    """Whether rounded weights are too rough for it: it makes choices by its products, or keeps only what they leave
+    over. Arithmetics that round weights leave its own in float32."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     """The slots it takes, each with the names it can combine with; None stands for every name."""
 
@@ -163,6 +164,12 @@ def options_of(mechanism: Callable[..., Any]) -> dict[str, Any]:
     """The declared options of a mechanism or slot, {name: default}: the keyword-only arguments of its constructor."""
     parameters = inspect.signature(mechanism).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def exact_parts(model: nn.Module) -> set[nn.Module]:
+    """The modules of a model that belong to attentions which rounded weights are too rough for."""
+    attentions = (each for each in model.modules() if isinstance(each, Attention) and each.exact)
+    return {part for each in attentions for part in each.modules()}
 
 
 def reorder(state: State, index: Tensor) -> State:

@@ -10,6 +10,7 @@ from torch import nn
 from mtkit.decoding.search import Model
 from mtkit.errors import MtkitError
 from mtkit.model.int8 import int8_products
+from mtkit.model.low_weights import LowWeights
 
 DTYPES = {
     "auto": None,
@@ -66,4 +67,13 @@ def _products(model: Model, dtype: torch.dtype | None, device: str) -> AbstractC
     if dtype == torch.int8:
         return int8_products(cast(nn.Module, model))
     lower = dtype not in (None, torch.float32)
-    return torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower)
+    products = torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower)
+    if dtype == torch.bfloat16 and device == "cpu":
+        return _both(LowWeights(cast(nn.Module, model)).in_place(), products)
+    return products
+
+
+@contextmanager
+def _both(one: AbstractContextManager[object], other: AbstractContextManager[object]) -> Iterator[None]:
+    with one, other:
+        yield

@@ -26,13 +26,13 @@ class Embedding(nn.Module):
         """ids (B, T) to (B, T, D)."""
         x = self.tokens(ids) * self.scale
         if self.positions is not None:
-            x = x + self.positions(0, ids.shape[1])
+            x = x + self.positions(0, ids.shape[1]).type_as(x)
         return self.dropout(x)
 
     def at(self, ids: Tensor, position: int) -> Tensor:
         """ids (B, N), all at the same position, to (B, N, D)."""
         x = self.tokens(ids) * self.scale
-        return x if self.positions is None else x + self.positions(position, 1)
+        return x if self.positions is None else x + self.positions(position, 1).type_as(x)
 
 
 def token_table(vocabulary: int, width: int) -> nn.Embedding:

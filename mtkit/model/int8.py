@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention import Attention
+from mtkit.attention.contract import exact_parts
 from mtkit.errors import MtkitError
 from mtkit.model.transformer import Transformer
 
@@ -37,9 +37,8 @@ def int8_products(model: nn.Module) -> Iterator[None]:
     Raises: MtkitError where the model is not on the CPU, or the processor has no such products.
     """
     check_int8(next(model.parameters()).device)
-    attentions = [each for each in model.modules() if isinstance(each, Attention)]
-    exact = {id(part) for each in attentions if each.exact for part in each.modules()}
-    linears = [each for each in model.modules() if type(each) is nn.Linear and id(each) not in exact]
+    exact = exact_parts(model)
+    linears = [each for each in model.modules() if type(each) is nn.Linear and each not in exact]
     whole = [each for each in model.modules() if isinstance(each, Transformer)]
     try:
         for linear in linears:

@@ -66,7 +66,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             gradients = _Gradients(hidden, weight) if wanted else None
             smoothed, nll = _run(hidden, weight.to(dtype), target, smoothing, chunk_rows, gradients)
-        ctx.gradients = gradients
+        ctx.gradients, ctx.dtype = gradients, weight.dtype
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
 
@@ -74,7 +74,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale, gradients = upstream[0], ctx.gradients
-        return gradients.hidden * scale, gradients.weight * scale, None, None, None, None
+        return gradients.hidden * scale, (gradients.weight * scale).to(ctx.dtype), None, None, None, None
 
 
 class _Gradients:
@@ -82,7 +82,8 @@ class _Gradients:
 
     def __init__(self, hidden: Tensor, weight: Tensor) -> None:
         self.hidden = torch.empty_like(hidden)  # (N, D)
-        self.weight = torch.zeros_like(weight)  # (V, D)
+        # (V, D); a sum over chunks, for which bfloat16 is too coarse
+        self.weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
 def _run(

@@ -31,6 +31,11 @@ class Precision:
         return torch.autocast(self.device.type, getattr(torch, self.name) if reduced else None, enabled=reduced)
 
     @property
+    def lowers_weights(self) -> bool:
+        """Whether passes run on weights of the lower type too (`mtkit.model.low_weights`), as pays on the CPU."""
+        return self.name == "bfloat16" and self.device.type == "cpu"
+
+    @property
     def exhausted(self) -> bool:
         """Whether float16's gradients overflow at every scale, so that no update is made. Waits for the device."""
         return self.scaler is not None and self.scaler.get_scale() < LEAST_SCALE

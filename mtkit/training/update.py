@@ -1,6 +1,7 @@
 """One update: forward and backward passes over its batches, the sum over processes, the optimiser's step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from mtkit.data.batches import Batch
 from mtkit.errors import RunError
+from mtkit.model.low_weights import LowWeights
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.training.averaging import MovingAverage
@@ -41,6 +43,7 @@ class Updater:
         self.world = world
         self.precision = precision
         self.optimizer = build_optimizer(model, recipe.training)
+        self.low = LowWeights(model) if precision.lowers_weights else None
         self.average: MovingAverage | None = None
         self.baseline = Baseline(world.device)
         self.room: int | None = None
@@ -137,6 +140,8 @@ class Updater:
         of attentions over the source, whose parts weigh as much as their target tokens).
         """
         before = self._buffers()
+        if self.low is not None:
+            self.low.refresh()
         while True:
             seed_generators(self._seed, number, self.world.rank)
             self.optimizer.zero_grad(set_to_none=True)
@@ -159,7 +164,8 @@ class Updater:
     def _fits(self, batch: Batch, tokens: int, totals: Tensor) -> bool:
         """Add a batch's gradients and totals; False where the memory does not hold it."""
         try:
-            self._accumulate(to_device(batch, self.world.device), tokens, totals)
+            with self.low.in_place() if self.low is not None else nullcontext():
+                self._accumulate(to_device(batch, self.world.device), tokens, totals)
         except torch.OutOfMemoryError:
             return False
         return True

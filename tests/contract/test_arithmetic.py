@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from tests.contract.cases import Case, each, plain, small, valid_mask
+from mtkit.model.low_weights import LowWeights
+from tests.contract.cases import Case, each, plain, small, steps, valid_mask
 from tests.contract.stack import Stack, make, memory_for, tokens
 
 LENGTHS = [9, 4]
@@ -74,6 +75,39 @@ def test_bfloat16_stays_within_2_percent_of_float32(case: Case) -> None:
     assert relative(low, high) < 0.02
     low.float().square().sum().backward()
     assert all(each.grad is None or each.grad.isfinite().all() for each in stack.parameters())
+
+
+@each()
+def test_weights_in_bfloat16_serve_as_float32_ones_under_autocast(case: Case) -> None:
+    """What trains and decodes in bfloat16 on the CPU: matrices, and the tokens that pass, in that type."""
+    stack = make(case, stir=False).train()
+    stack.layers = stack.layers[:1]
+    query, memory, given = tokens(2, 9).bfloat16(), memory_for(case, 2, 9), masks(case)
+    memory = None if memory is None else memory.bfloat16()
+    low = LowWeights(stack)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = stack(query, memory, **given)
+        with low.in_place():
+            output = stack(query, memory, **given)
+            output.float().square().sum().backward()
+    assert output.dtype == torch.bfloat16
+    assert relative(output, expected) < 0.03  # heads that are merged by routing add to what rounding does
+    assert all(each.dtype == torch.float32 for each in stack.parameters())
+    assert all(each.grad.isfinite().all() for each in stack.parameters() if each.grad is not None)
+
+
+@each(steps)
+@torch.no_grad()
+def test_steps_with_weights_in_bfloat16_give_what_forward_gives(case: Case) -> None:
+    stack = make(case, stir=False)
+    stack.layers = stack.layers[:1]
+    query, memory = tokens(2, 1, 9).bfloat16(), memory_for(case, 2, 9)
+    memory = None if memory is None else memory.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16), LowWeights(stack).in_place():
+        output, _ = stack.walk(query, stack.start(2, memory))
+        expected = stack(query.flatten(0, 1), memory).unflatten(0, (2, 1))
+    assert output.dtype == torch.bfloat16
+    assert relative(output, expected) < 0.02
 
 
 @each(plain)

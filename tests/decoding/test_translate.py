@@ -151,7 +151,11 @@ def test_coverage_needs_a_model_with_weights(parts: tuple[Transformer, Tokenizer
 def test_lower_precision_decodes(parts: tuple[Transformer, Tokenizers]) -> None:
     lines = sentences(5, 8)
     full = translate_lines(*parts, lines, DecodingSettings())
+    seen = set()
+    watch = parts[0].encoder_norm.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
     half = translate_lines(*parts, lines, DecodingSettings(), dtype=torch.bfloat16)
+    watch.remove()
+    assert seen == {torch.bfloat16}
     for a, b in zip(full, half, strict=True):
         assert a[0].score == pytest.approx(b[0].score, abs=0.2)
     assert full != half

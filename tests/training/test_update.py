@@ -197,6 +197,8 @@ def test_dropout_is_a_function_of_seed_update_and_process() -> None:
 def test_the_real_model_trains_in_bfloat16_with_float32_weights(prepared: Prepared) -> None:
     size = prepared.tokenizers.target.size
     model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size)
+    seen = set()
+    model.encoder_norm.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
     steps = Updater(model, tiny(), World(CPU), Precision("bfloat16", CPU))
     losses = []
     for number in range(1, 9):
@@ -204,6 +206,7 @@ def test_the_real_model_trains_in_bfloat16_with_float32_weights(prepared: Prepar
         losses.append(steps.read()[NLL])
     assert steps.failed() is None
     assert losses[-1] < 0.8 * losses[0]
+    assert seen == {torch.bfloat16}  # what passes between products too, which autocast alone leaves in float32
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 

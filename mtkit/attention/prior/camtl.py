@@ -200,8 +200,8 @@ class CaMtl(KeyValueAttention):
     def _condition(self, task: Tensor) -> Tensor:
         """What `_rows` needs of each task (B,): gamma and beta side by side, (B, 2 b); per block, z (B, task_dim)."""
         with torch.autocast(task.device.type, enabled=False):
-            z: Tensor = self.task_proj(self.task_embedding(task))
-            return z if self.per_block else widened(self.modulation(z))
+            z = _wide(self.task_proj, widened(self.task_embedding(task)))
+            return z if self.per_block else _wide(self.modulation, z)
 
     def _rows(self, condition: Tensor, first: int, last: int) -> Tensor:
         """Rows `first` to `last` of M inside their blocks, (B, last - first, b), in float32 at least."""
@@ -212,7 +212,7 @@ class CaMtl(KeyValueAttention):
             weight = self.modulation.weight.view(*shape, -1)[:, first:last]
             bias = self.modulation.bias.view(shape)[:, first:last]
             with torch.autocast(condition.device.type, enabled=False):
-                gamma, beta = widened(torch.einsum("prcz,bz->pbrc", weight, condition) + bias.unsqueeze(1))
+                gamma, beta = torch.einsum("prcz,bz->pbrc", widened(weight), condition) + bias.unsqueeze(1)
         return (1 + gamma) * widened(self.map[first:last]) + beta
 
     def _checked(self, task: Tensor | None) -> Tensor:
@@ -227,3 +227,8 @@ class CaMtl(KeyValueAttention):
     def _fits(self, length: int) -> None:
         if length > self.longest:
             raise MtkitError(f"camtl was built for {self.longest} positions, not {length}: raise model.max_length")
+
+
+def _wide(linear: nn.Linear, x: Tensor) -> Tensor:
+    """The linear map of x in float32 at least, whatever type its weights have."""
+    return F.linear(x, widened(linear.weight), widened(linear.bias))

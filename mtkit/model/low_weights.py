@@ -1,0 +1,54 @@
+"""Weights in bfloat16 for passes on the CPU, beside float32 ones that are trained.
+
+Autocast alone gains little there: it rounds the factors of each product, but what passes between products stays in
+float32, is rounded again by every product that reads it, and takes twice the room in the cache. With matrices in
+bfloat16 the tokens' vectors are so from the embedding on (Micikevicius et al., "Mixed Precision Training", ICLR 2018,
+section 3.1, has float32 master weights beside low ones). Vectors, as of biases and norms, stay in float32, and so do
+buffers and the weights of attentions that must not round (`exact`); where a mechanism sums in float32, autocast rounds
+what it hands on.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import exact_parts
+
+
+class LowWeights:
+    """Copies of a model's matrices in bfloat16, for its passes under autocast in that type."""
+
+    def __init__(self, model: nn.Module) -> None:
+        exact = {each for part in exact_parts(model) for each in part.parameters()}
+        matrices = [each for each in model.parameters() if each.dim() >= 2 and each.dtype == torch.float32]
+        self._parameters = [each for each in matrices if each not in exact]
+        self._copies = [each.detach().to(torch.bfloat16) for each in self._parameters]
+
+    def refresh(self) -> None:
+        """Round the weights anew, after they have changed."""
+        torch._foreach_copy_(self._copies, [each.detach() for each in self._parameters])
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the parameters hold the copies; afterwards the float32 weights, and float32 gradients.
+
+        Gradients that passes made inside have then been added to those from before.
+        """
+        weights, gradients = [each.data for each in self._parameters], [each.grad for each in self._parameters]
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            parameter.grad, parameter.data = None, copy
+        try:
+            yield
+        finally:
+            for parameter, weight, before in zip(self._parameters, weights, gradients, strict=True):
+                found, parameter.grad = parameter.grad, None
+                parameter.data = weight
+                parameter.grad = _sum(before, found)
+
+
+def _sum(before: Tensor | None, found: Tensor | None) -> Tensor | None:
+    if found is None:
+        return before
+    return found.float() if before is None else before.add_(found)

@@ -1,0 +1,70 @@
+"""Weights in bfloat16 beside float32 ones."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention import build
+from mtkit.model.low_weights import LowWeights
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Embedding(11, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+
+
+def loss(net: nn.Module, ids: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return net(ids).float().square().sum()
+
+
+def test_inside_matrices_and_what_passes_are_bfloat16_and_outside_nothing_has_changed() -> None:
+    net = model()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    low = LowWeights(net)
+    with low.in_place(), torch.autocast("cpu", torch.bfloat16):
+        assert net[0].weight.dtype == net[2].weight.dtype == torch.bfloat16
+        assert net[1].weight.dtype == net[2].bias.dtype == torch.float32
+        assert torch.equal(net[0].weight, before["0.weight"].bfloat16())
+        assert net[1](net[0](torch.arange(3))).dtype == torch.bfloat16
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_gradients_are_added_up_in_float32() -> None:
+    net, ids = model(), torch.tensor([[1, 2, 3], [4, 5, 1]])
+    loss(net, ids).backward()
+    expected = [parameter.grad.clone() * 300 for parameter in net.parameters()]
+    net.zero_grad()
+    low = LowWeights(net)
+    for _ in range(300):  # in bfloat16 the sum would stop growing at about 256 times what is added
+        with low.in_place():
+            loss(net, ids).backward()
+    for parameter, right in zip(net.parameters(), expected, strict=True):
+        assert parameter.grad.dtype == torch.float32
+        assert (parameter.grad - right).norm() < 0.02 * right.norm()
+
+
+def test_weights_that_have_changed_are_rounded_anew() -> None:
+    net = model()
+    low = LowWeights(net)
+    with torch.no_grad():
+        net[2].weight.add_(1.0)
+    low.refresh()
+    with low.in_place():
+        assert torch.equal(net[2].weight, net[2].weight.float().bfloat16())
+        seen = net[2].weight.clone()
+    assert torch.equal(seen, net[2].weight.bfloat16())
+
+
+def test_after_an_error_inside_the_weights_are_back() -> None:
+    net = model()
+    with pytest.raises(torch.OutOfMemoryError), LowWeights(net).in_place():
+        raise torch.OutOfMemoryError
+    assert all(parameter.dtype == torch.float32 for parameter in net.parameters())
+
+
+def test_attentions_that_must_not_round_keep_theirs() -> None:
+    stack = nn.ModuleList(build(name, role="encoder", d_model=32, heads=4) for name in ("full", "reformer"))
+    with LowWeights(stack).in_place():
+        assert stack[0].q_proj.weight.dtype == torch.bfloat16
+        assert all(parameter.dtype == torch.float32 for parameter in stack[1].parameters())
