@@ -153,10 +153,9 @@ class EdgePredictor(nn.Module):
             left = [j for j in range(len(keys)) if role == "cross" or j < i or (j > i and role == "encoder")]
             targets: list[int] = []
             while left and len(targets) < self.edges:
-                far = [self.distance[graph, max(-REACH, min(REACH, i - j)) + REACH] for j in left]
-                question = hidden @ self.query[graph]
-                scores = [question @ keys[j] / self.hidden**0.5 + b for j, b in zip(left, far, strict=True)]
-                probabilities = torch.stack(scores).softmax(0)
+                j = torch.tensor(left, device=query.device)
+                near = self.distance[graph, (i - j).clamp(-REACH, REACH) + REACH]
+                probabilities = (keys[j] @ (hidden @ self.query[graph]) / self.hidden**0.5 + near).softmax(0)
                 if noise_key is None:
                     place = int(probabilities.argmax())
                 else:
