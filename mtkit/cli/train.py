@@ -1,5 +1,6 @@
 """`mtkit train`: train a model, or go on with a training that was interrupted."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,7 +110,8 @@ def train(
     if init_from is not None:
         source = find_run(Path(init_from)) if Path(init_from).is_dir() else find_run(name=init_from)
     prepared = open_prepared(settings.data.folder)
-    if recipe is not None and data is None and (changed := _changed(prepared.settings, settings.data)):
+    changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
+    if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
         typer.echo(
             f"note: {prepared.folder} was prepared otherwise than {recipe} says ({'; '.join(changed[:3])}) and "
             f"stays as it is; to change it: mtkit prepare --recipe {recipe} --overwrite"
