@@ -134,7 +134,7 @@ class TrainingSettings(Settings):
     """Unigram sampling: the training text is cut anew each epoch, each way with its probability to this power (Kudo,
     2018; 0.1 to 0.5 is usual); for unigram tokenizers; 0 takes the likeliest way."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of the matrix products; auto takes bfloat16 where the hardware has it, float16 on older GPUs."""
+    """Arithmetic of training's passes; auto takes bfloat16 where the hardware has it, float16 on older GPUs."""
     ema: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Decay an update of the moving average of the weights that is validated and saved; 0 switches it off."""
     average_last: NonNegativeInt = 0

@@ -88,7 +88,7 @@ class Attention(nn.Module):
     """Whether it can return attention weights."""
     exact: ClassVar[bool] = False
     """Whether rounded weights are too rough for it: it makes choices by its products, or keeps only what they leave
-    over. Arithmetics that round weights leave its own in float32."""
+    over. 8-bit products leave its layers out, and no copies of its weights are rounded."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     """The slots it takes, each with the names it can combine with; None stands for every name."""
 

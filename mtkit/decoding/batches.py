@@ -11,6 +11,9 @@ from mtkit.data.tokenizer import BREAK, PAD
 from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.segments import Segment
 
+WORTHWHILE = 512
+"""Padded pieces that a batch holds where there are as many: smaller products gain nothing from being side by side."""
+
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
     """Indices of the segments of each batch: longest first, so that memory is short at once or never.
@@ -35,7 +38,8 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
     batches = filled(batch_tokens)
     if at_once > 1:
         count = -(-len(batches) // at_once) * at_once
-        batches = filled(bisect_left(range(batch_tokens), True, key=lambda limit: len(filled(limit)) <= count))
+        least = min(WORTHWHILE, batch_tokens)
+        batches = filled(bisect_left(range(batch_tokens), True, least, key=lambda limit: len(filled(limit)) <= count))
     return batches
 
 

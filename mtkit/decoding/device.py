@@ -1,7 +1,7 @@
 """Where to decode, and in which arithmetic."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -19,8 +19,8 @@ DTYPES = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-"""The arithmetic of matrix products by name; auto is float32, whose results do not depend on the batch. In int8 linear
-layers alone compute, on the CPU."""
+"""The arithmetic by name; auto is float32, whose results do not depend on the batch. In int8, on the CPU, linear layers
+alone compute; in bfloat16 there (`mtkit.model.low_weights`) all but sums, norms' weights and softmax."""
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -44,10 +44,10 @@ def find_dtype(name: str) -> torch.dtype | None:
 
 @contextmanager
 def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
-    """Around decoding: the model in evaluation mode, no gradients, matrix products in `dtype`; gives its device.
+    """Around decoding: the model in evaluation mode, no gradients, arithmetic in `dtype`; gives its device.
 
-    The model is in its own mode again afterwards. None stands for float32. Raises: MtkitError for int8 on a GPU, and
-    where the GPU's memory does not hold a batch.
+    The model is as it was afterwards; it serves one call at a time. None stands for float32. Raises: MtkitError for
+    int8 on a GPU, and where the GPU's memory does not hold a batch.
     """
     training, device = model.training, next(model.parameters()).device
     model.train(False)
@@ -63,17 +63,14 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
         model.train(training)
 
 
-def _products(model: Model, dtype: torch.dtype | None, device: str) -> AbstractContextManager[object]:
-    if dtype == torch.int8:
-        return int8_products(cast(nn.Module, model))
-    lower = dtype not in (None, torch.float32)
-    products = torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower)
-    if dtype == torch.bfloat16 and device == "cpu":
-        return _both(LowWeights(cast(nn.Module, model)).in_place(), products)
-    return products
-
-
 @contextmanager
-def _both(one: AbstractContextManager[object], other: AbstractContextManager[object]) -> Iterator[None]:
-    with one, other:
+def _products(model: Model, dtype: torch.dtype | None, device: str) -> Iterator[None]:
+    module = cast(nn.Module, model)
+    lower = dtype not in (None, torch.float32, torch.int8)
+    low = dtype == torch.bfloat16 and device == "cpu"
+    with (
+        int8_products(module) if dtype == torch.int8 else nullcontext(),
+        LowWeights(module).in_place() if low else nullcontext(),
+        torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower),
+    ):
         yield

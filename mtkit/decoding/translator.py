@@ -79,7 +79,8 @@ class Translator:
             "vocabulary": self.runs[0].vocabulary,
             "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
-            # how many are translated at once says nothing about them
+            # how many are translated at once says nothing about them, but in int8
+            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self.about["dtype"] == "int8" else None,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
 

@@ -1,9 +1,11 @@
 """Token embeddings and the absolute positions added to them."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mtkit.model.dropout import Dropout
 
@@ -24,7 +26,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, T) to (B, T, D)."""
-        x = self.tokens(ids) * self.scale
+        x = looked_up(ids, self.tokens.weight) * self.scale
         if self.positions is not None:
             x = x + self.positions(0, ids.shape[1]).type_as(x)
         return self.dropout(x)
@@ -33,6 +35,33 @@ class Embedding(nn.Module):
         """ids (B, N), all at the same position, to (B, N, D)."""
         x = self.tokens(ids) * self.scale
         return x if self.positions is None else x + self.positions(position, 1).type_as(x)
+
+
+def looked_up(ids: Tensor, table: Tensor) -> Tensor:
+    """The rows ids (...) of a table (V, D), as (..., D).
+
+    A row's gradient is a sum over its occurrences, hundreds of a frequent token: of a bfloat16 table in float32.
+    """
+    if table.dtype == torch.bfloat16 and table.requires_grad:
+        rows: Tensor = _LowLookUp.apply(ids, table)  # type: ignore[no-untyped-call]
+        return rows
+    return nn.functional.embedding(ids, table)
+
+
+class _LowLookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = len(table)
+        return nn.functional.embedding(ids, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        sums = torch.zeros(ctx.rows, upstream.shape[-1], device=upstream.device)
+        sums.index_add_(0, ids.flatten(), upstream.flatten(0, -2).float())
+        return None, sums.to(upstream.dtype)
 
 
 def token_table(vocabulary: int, width: int) -> nn.Embedding:

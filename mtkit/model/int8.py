@@ -1,10 +1,10 @@
 """Linear layers in 8-bit integers, for decoding on the CPU: less to multiply and less to read, at nearly the same BLEU.
 
 Weights are rounded once, to seven bits, each output's by a scale of its own; activations at each product, by one scale
-for all rows (Kim et al., "From Research to Production and Back: Ludicrously Fast Neural Machine Translation", WNGT
-2019), so that a translation may depend on what is translated beside it. Sums are exact in 32 bits. Attention itself,
-norms, softmax and whatever is no linear layer stay in float32, and so do all products of attentions that must not round
-(`exact`).
+for all rows of a batch (Kim et al., "From Research to Production and Back: Ludicrously Fast Neural Machine
+Translation", WNGT 2019), so that a translation may depend on what is translated beside it, and with that on the number
+of threads. Sums are exact in 32 bits. Attention itself, norms, softmax and whatever is no linear layer stay in float32,
+and so do all products of attentions that must not round (`exact`).
 """
 
 import warnings

@@ -3,9 +3,9 @@
 Autocast alone gains little there: it rounds the factors of each product, but what passes between products stays in
 float32, is rounded again by every product that reads it, and takes twice the room in the cache. With matrices in
 bfloat16 the tokens' vectors are so from the embedding on (Micikevicius et al., "Mixed Precision Training", ICLR 2018,
-section 3.1, has float32 master weights beside low ones). Vectors, as of biases and norms, stay in float32, and so do
-buffers and the weights of attentions that must not round (`exact`); where a mechanism sums in float32, autocast rounds
-what it hands on.
+section 3.1, has float32 master weights beside low ones). What has one axis, as biases and norms, stays in float32, and
+so do buffers and the weights of attentions that must not round (`exact`); where a mechanism sums in float32, autocast
+rounds what it hands on.
 """
 
 from collections.abc import Iterator
@@ -24,28 +24,34 @@ class LowWeights:
         exact = {each for part in exact_parts(model) for each in part.parameters()}
         matrices = [each for each in model.parameters() if each.dim() >= 2 and each.dtype == torch.float32]
         self._parameters = [each for each in matrices if each not in exact]
-        self._copies = [each.detach().to(torch.bfloat16) for each in self._parameters]
+        self._copies: list[Tensor] = []
 
     def refresh(self) -> None:
-        """Round the weights anew, after they have changed."""
-        torch._foreach_copy_(self._copies, [each.detach() for each in self._parameters])
+        """Round the weights, anew after they have changed."""
+        if not self._copies:
+            self._copies = [torch.empty_like(each, dtype=torch.bfloat16) for each in self._parameters]
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            copy.copy_(parameter.detach())
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the parameters hold the copies; afterwards the float32 weights, and float32 gradients.
 
-        Gradients that passes made inside have then been added to those from before.
+        Gradients that passes made inside have then been added to those from before. For one thread at a time.
         """
-        weights, gradients = [each.data for each in self._parameters], [each.grad for each in self._parameters]
-        for parameter, copy in zip(self._parameters, self._copies, strict=True):
-            parameter.grad, parameter.data = None, copy
+        if not self._copies:
+            self.refresh()
+        weights, before = [each.data for each in self._parameters], [each.grad for each in self._parameters]
         try:
+            for parameter, copy in zip(self._parameters, self._copies, strict=True):
+                parameter.grad, parameter.data = None, copy
             yield
         finally:
-            for parameter, weight, before in zip(self._parameters, weights, gradients, strict=True):
-                found, parameter.grad = parameter.grad, None
-                parameter.data = weight
-                parameter.grad = _sum(before, found)
+            found = [each.grad for each in self._parameters]
+            for parameter, weight in zip(self._parameters, weights, strict=True):
+                parameter.grad, parameter.data = None, weight
+            for parameter, *parts in zip(self._parameters, before, found, strict=True):
+                parameter.grad = _sum(*parts)
 
 
 def _sum(before: Tensor | None, found: Tensor | None) -> Tensor | None:

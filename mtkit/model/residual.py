@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from mtkit.attention.dot_product import widened
 from mtkit.model.dropout import Dropout
 from mtkit.recipe import ModelSettings
 
@@ -62,7 +63,10 @@ def residual(model: ModelSettings) -> Residual:
 
 def opened(x: Tensor, model: ModelSettings) -> Stream:
     """Embeddings (..., D) as what the first sub-layer gets."""
-    return (x, x) if model.reversible else x
+    if not model.reversible:
+        return x
+    x = widened(x)  # what is added is taken away again; what bfloat16 rounds off in between would add up
+    return x, x
 
 
 def closed(x: Stream) -> Tensor:

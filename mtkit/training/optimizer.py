@@ -14,7 +14,10 @@ LEAST_SCALE = 2.0**-10
 
 
 class Precision:
-    """Autocast in one type, with loss scaling where that type is float16, and no autocast for float32."""
+    """Autocast in one type, with weights of it too where that pays, and loss scaling where it is float16.
+
+    None of it for float32.
+    """
 
     def __init__(self, setting: str, device: torch.device) -> None:
         """`setting` is the recipe's. Raises: RunError where the hardware cannot do it."""

@@ -59,6 +59,13 @@ def relative(one: Tensor, other: Tensor) -> float:
     return ((one.double() - other.double()).norm() / other.double().norm()).item()
 
 
+def gradient(stack: Stack) -> Tensor:
+    """All parameters' gradients as one vector; they are cleared."""
+    found = [each.grad.flatten() for each in stack.parameters() if each.grad is not None]
+    stack.zero_grad()
+    return torch.cat(found)
+
+
 def both_types(stack: Stack, *arguments: Any, **masks: Tensor) -> tuple[Tensor, Tensor]:
     """The output under bfloat16 autocast and in float32."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -85,15 +92,18 @@ def test_weights_in_bfloat16_serve_as_float32_ones_under_autocast(case: Case) ->
     query, memory, given = tokens(2, 9).bfloat16(), memory_for(case, 2, 9), masks(case)
     memory = None if memory is None else memory.bfloat16()
     low = LowWeights(stack)
+    upstream = tokens(2, 9)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = stack(query, memory, **given)
+        (expected * upstream).sum().backward()
+        right = gradient(stack)
         with low.in_place():
             output = stack(query, memory, **given)
-            output.float().square().sum().backward()
+            (output * upstream).sum().backward()
     assert output.dtype == torch.bfloat16
     assert relative(output, expected) < 0.03  # heads that are merged by routing add to what rounding does
     assert all(each.dtype == torch.float32 for each in stack.parameters())
-    assert all(each.grad.isfinite().all() for each in stack.parameters() if each.grad is not None)
+    assert relative(gradient(stack), right) < (0.3 if "merge" in case.options else 0.05)  # so steep is routing
 
 
 @each(steps)

@@ -21,11 +21,12 @@ def test_every_segment_comes_once_and_batches_keep_to_their_size() -> None:
 
 
 def test_batches_that_are_worked_on_at_once_end_together() -> None:
-    lengths = [10] * 90
-    assert [len(batch) for batch in plan(lengths, 400, 1)] == [40, 40, 10]
-    assert [len(batch) for batch in plan(lengths, 400, 1, at_once=2)] == [23, 23, 23, 21]
-    assert [len(batch) for batch in plan(lengths, 400, 1, at_once=3)] == [30, 30, 30]
-    assert [len(batch) for batch in plan(lengths, 9, 1, at_once=2)] == [1] * 90  # each is longer than a batch
+    lengths = [50] * 90
+    assert [len(batch) for batch in plan(lengths, 2000, 1)] == [40, 40, 10]
+    assert [len(batch) for batch in plan(lengths, 2000, 1, at_once=2)] == [23, 23, 23, 21]
+    assert [len(batch) for batch in plan(lengths, 2000, 1, at_once=3)] == [30, 30, 30]
+    assert [len(batch) for batch in plan(lengths, 49, 1, at_once=2)] == [1] * 90  # each is longer than a batch
+    assert [len(batch) for batch in plan([50] * 8, 2000, 1, at_once=8)] == [8]  # too few to part
     assert plan([], 100, 1, at_once=2) == []
 
 

@@ -5,7 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import build
+from mtkit.model.build import build_model
+from mtkit.model.embedding import Embedding
 from mtkit.model.low_weights import LowWeights
+from mtkit.recipe import Recipe
 
 
 def model() -> nn.Sequential:
@@ -68,3 +71,36 @@ def test_attentions_that_must_not_round_keep_theirs() -> None:
     with LowWeights(stack).in_place():
         assert stack[0].q_proj.weight.dtype == torch.bfloat16
         assert all(parameter.dtype == torch.float32 for parameter in stack[1].parameters())
+
+
+def test_a_frequent_tokens_gradient_is_summed_in_float32() -> None:
+    embedding = Embedding(nn.Embedding(5, 16), None, 0.0)
+    ids, upstream = torch.full((4, 500), 3), torch.rand(4, 500, 16)
+    with LowWeights(embedding).in_place():
+        (embedding(ids).float() * upstream).sum().backward()
+    expected = upstream.bfloat16().float().sum((0, 1)) * embedding.scale
+    found = embedding.tokens.weight.grad
+    assert (found[3] - expected).norm() < 0.01 * expected.norm()
+    assert not found[[0, 1, 2, 4]].any()
+
+
+@pytest.mark.parametrize("reversible", [False, True])
+def test_gradients_through_a_deep_model_stay_near_float32(reversible: bool) -> None:
+    """A reversible one would add up what bfloat16 rounds off where it takes away what it has added."""
+    settings = {"d_model": 32, "heads": 4, "feed_forward": 64, "encoder_layers": 6, "dropout": 0.0, "norm": "pre"}
+    recipe = Recipe.model_validate({"model": settings | {"reversible": reversible}})
+    net = build_model(recipe, source_vocabulary=40, target_vocabulary=40)
+    source, target = torch.randint(4, 40, (3, 9)), torch.randint(4, 40, (3, 7))
+    upstream = torch.randn(3, 7, 32)
+    (net(source, target).hidden * upstream).sum().backward()
+    right = gradient(net)
+    with torch.autocast("cpu", torch.bfloat16), LowWeights(net).in_place():
+        (net(source, target).hidden * upstream).sum().backward()
+    assert (gradient(net) - right).norm() < 0.05 * right.norm()
+
+
+def gradient(net: nn.Module) -> Tensor:
+    """As one vector; cleared."""
+    found = torch.cat([each.grad.flatten() for each in net.parameters() if each.grad is not None])
+    net.zero_grad()
+    return found

@@ -1,16 +1,22 @@
 """Where two sides of a corpus stop matching because a line is missing in one of them."""
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 _ENOUGH = 6.0
 """Evidence at which a shift counts as found: a dozen lines of natural text, where the sides are off by one."""
 
+_BEYOND_CHANCE = 3.0
+"""How many times the evidence must be what it came to at most for shifts by more lines, which nobody suspects."""
+
+_FAR = (3, 5)
+"""Such shifts: near enough that neighbours in a text have as much in common."""
+
 _ALLOWANCE = 0.1
 """Evidence for a shift, a line, that is put down to chance. On natural text that matches, the evidence is -0.3 to -1.1
-a line, and as much above zero where the sides are off by one; near zero, they say nothing about each other."""
+a line, and as much above zero where the sides are off by one."""
 
 _LENGTH = 1.5
 """Most that the lengths of two segments can speak against them."""
@@ -23,22 +29,31 @@ def first_suspicious(pairs: Iterable[tuple[str, str]]) -> int | None:
     character. The evidence that the sides are off by one is summed line by line, and starts anew at zero whenever it
     falls below (the CUSUM test: Page, Biometrika 1954, https://doi.org/10.2307/2333009): where it grows past a bound,
     it began to grow at about the first line that is off. The answer is mostly good to within a few lines.
-    Sides of which neither lengths nor words say anything about each other may be suspected anywhere.
+    Where sides say little about each other, as a task's codes and labels, such sums wander: so do those for shifts by
+    more lines, and what they come to by chance is no evidence.
     """
-    evidence = {"source": 0.0, "target": 0.0}
-    began = {"source": 1, "target": 1}
+    evidence = {(side, shift): 0.0 for side in ("source", "target") for shift in (1, *_FAR)}
+    began = {side: 1 for side in ("source", "target")}
+    by_chance = 0.0
     ratio = 0.0  # how much longer sources are than targets on average, as a logarithm
-    segments = ((_Segment.of(source), _Segment.of(target)) for source, target in pairs)
-    for number, ((source, target), (next_source, next_target)) in enumerate(pairwise(segments), start=1):
+    window: deque[tuple[_Segment, _Segment]] = deque(maxlen=max(_FAR) + 1)
+    for number, texts in enumerate(pairs, start=1 - max(_FAR)):
+        window.append((_Segment.of(texts[0]), _Segment.of(texts[1])))
+        if number < 1:
+            continue
+        (source, target), (next_source, next_target) = window[0], window[1]
         ratio += (source.length - target.length - ratio) / (number + 1)
         straight = (_match(source, target, ratio) + _match(next_source, next_target, ratio)) / 2
-        shifted = {"source": _match(source, next_target, ratio), "target": _match(next_source, target, ratio)}
-        for side, match in shifted.items():
-            evidence[side] += match - straight - _ALLOWANCE
-            if evidence[side] <= 0:
-                evidence[side], began[side] = 0.0, number + 1
-            if evidence[side] > _ENOUGH:
-                return began[side]
+        for (side, shift), before in evidence.items():
+            other = window[shift]
+            match = _match(source, other[1], ratio) if side == "source" else _match(other[0], target, ratio)
+            evidence[side, shift] = max(0.0, before + match - straight - _ALLOWANCE)
+        by_chance = max(by_chance, *(evidence[side, shift] for side in began for shift in _FAR))
+        for side, line in began.items():
+            if evidence[side, 1] == 0.0:
+                began[side] = number + 1
+            elif evidence[side, 1] > max(_ENOUGH, _BEYOND_CHANCE * by_chance):
+                return line
     return None
 
 
