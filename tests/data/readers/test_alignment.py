@@ -1,5 +1,6 @@
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,25 @@ def test_sides_that_match_raise_no_suspicion(pairs: list[tuple[str, str]]) -> No
     assert first_suspicious(pairs[:1]) is None
     assert first_suspicious([("a", "b")] * 500) is None
     assert first_suspicious([("", "")] * 500) is None
+
+
+def parity(rng: random.Random) -> tuple[str, str]:
+    bits = [rng.choice("01") for _ in range(rng.randint(3, 20))]
+    return " ".join(bits), str(bits.count("1") % 2)
+
+
+def unrelated(rng: random.Random) -> tuple[str, str]:
+    source, target = (" ".join(rng.choice("abcdefghij") for _ in range(rng.randint(1, 30))) for _ in range(2))
+    return source, target
+
+
+@pytest.mark.parametrize("draw", [parity, unrelated])
+def test_sides_that_say_little_about_each_other_are_not_suspected(
+    draw: Callable[[random.Random], tuple[str, str]],
+) -> None:
+    for seed in range(12):
+        rng = random.Random(seed)
+        assert first_suspicious([draw(rng) for _ in range(1000)]) is None
 
 
 @pytest.mark.parametrize("side", [0, 1])
