@@ -128,6 +128,10 @@ Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed)]
 SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
+BESIDE = (".source", ".reference", ".direction", ".nbest")
+"""What follows a side's name in the names of the files that lie beside its translations."""
+
+
 class DataSettings(Settings):
     """Where the text comes from; the built-in corpus where no training text is given."""
 
@@ -173,6 +177,11 @@ class DataSettings(Settings):
             )
         if taken := {"train", "valid"} & set(self.test):
             raise ValueError(f"a test side cannot be named {taken.pop()}; choose another name in data.test")
+        if taken := {name for name in self.test if Path(name).suffix in BESIDE}:
+            raise ValueError(
+                f"a test side cannot be named {taken.pop()}, as a file beside the translations of a side might be; "
+                "choose another name in data.test"
+            )
         return self
 
     @model_validator(mode="after")

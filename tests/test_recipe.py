@@ -38,6 +38,7 @@ PAIR = {"source": "a", "target": "b"}
             {"data": {"train": PAIR, "valid": PAIR, "test": {"new": {**PAIR, "weight": 2}}}},
             ["the new side has a weight"],
         ),
+        ({"data": {"train": PAIR, "valid": PAIR, "test": {"a.reference": PAIR}}}, ["a.reference", "another name"]),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(given: dict, words: list[str]) -> None:

@@ -29,6 +29,9 @@ def prepare(
     keep_misaligned: Annotated[
         bool, typer.Option("--keep-misaligned", help="Take sides whose lines seem not to go together.")
     ] = False,
+    keep_overlap: Annotated[
+        bool, typer.Option("--keep-overlap", help="Train on what is in the validation or a test side too.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="Processes that encode; one for each core if left out.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data prepared with other settings.")] = False,
 ) -> None:
@@ -56,7 +59,7 @@ def prepare(
         "source_language": source_language,
         "target_language": target_language,
         "builtin": _present({"sentences": sentences, "seed": seed}),
-        "cleaning": {"misaligned": True} if keep_misaligned else None,
+        "cleaning": _present({"misaligned": keep_misaligned or None, "overlap": False if keep_overlap else None}),
         "tokenizer": _present({"vocabulary": vocabulary, "kind": tokenizer, "joint": False if separate else None}),
     }
     from tqdm import tqdm

@@ -192,6 +192,7 @@ def _check_size(settings: DataSettings, pairs: int, left_out: dict[str, int] | N
         where = f"{name_of(settings.train[0])}{more} hold" if settings.train else "data.builtin.train gives"
         raise DataError(
             f"{where} {pairs} usable training pairs, too few to train on; give {LEAST_PAIRS} at the very least{besides}"
+            + " (--keep-overlap, or data.cleaning.overlap: false, keeps these)" * bool((left_out or {}).get("overlap"))
         )
 
 

@@ -11,6 +11,7 @@ from mtkit.decoding.search import Model
 from mtkit.errors import MtkitError
 from mtkit.model.int8 import int8_products
 from mtkit.model.low_weights import LowWeights
+from mtkit.model.memory import GIVES_OUT, gave_out
 
 DTYPES = {
     "auto": None,
@@ -47,16 +48,18 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
     """Around decoding: the model in evaluation mode, no gradients, arithmetic in `dtype`; gives its device.
 
     The model is as it was afterwards; it serves one call at a time. None stands for float32. Raises: MtkitError for
-    int8 on a GPU, and where the GPU's memory does not hold a batch.
+    int8 on a GPU, and where the memory does not hold a batch.
     """
     training, device = model.training, next(model.parameters()).device
     model.train(False)
     try:
         with torch.no_grad(), _products(model, dtype, device.type):
             yield device
-    except torch.OutOfMemoryError as error:
+    except GIVES_OUT as error:
+        if not gave_out(error):
+            raise
         raise MtkitError(
-            "the GPU's memory does not hold a batch to translate; lower decoding.batch_tokens "
+            f"the memory of {device} does not hold a batch to translate; lower decoding.batch_tokens "
             "(mtkit translate --batch-tokens)"
         ) from error
     finally:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any, BinaryIO, Protocol
 
 from mtkit.errors import MtkitError
@@ -40,8 +42,12 @@ class Memory(Protocol):
 
 
 def to_stream(items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None) -> None:
-    """Write the output of each chunk as soon as it is there."""
-    for first, chunk in _chunks(items, together):
+    """Write the output of each chunk as soon as it is there; who writes a line at a time is answered a line at a time.
+
+    A chunk is what has come while the one before it was worked on.
+    """
+    arriving = _Arriving(items)
+    for first, chunk in _chunks(arriving, together, arriving.take):
         stream.write(_bytes(work(first, chunk)))
         stream.flush()
 
@@ -104,10 +110,51 @@ def to_file(
                 each.unlink(missing_ok=True)
 
 
-def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
-    """The items, some at a time, with the number of the first of them, from 0."""
+class _Arriving(Iterator[Item]):
+    """Items that a thread reads ahead, so that those that have come can be told from those still to come."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = items
+        self._come: Queue[Item | None] = Queue(LONGEST_CHUNK)
+        self._error: BaseException | None = None
+        Thread(target=self._read, daemon=True).start()
+
+    def __next__(self) -> Item:
+        item = self._come.get()
+        if item is not None:
+            return item
+        self._come.put(None)  # for who asks again
+        if self._error is not None:
+            raise self._error
+        raise StopIteration
+
+    def take(self, most: int) -> list[Item]:
+        """The next item, waited for, and up to so many in all of those that have come; none at the end."""
+        taken = list(islice(self, min(most, 1)))
+        while taken and len(taken) < most and not self._come.empty():
+            item = self._come.get()
+            if item is None:
+                self._come.put(None)
+                break
+            taken.append(item)
+        return taken
+
+    def _read(self) -> None:
+        try:
+            for item in self._items:
+                self._come.put(item)
+        except BaseException as error:  # whatever it is, it belongs to who reads
+            self._error = error
+        self._come.put(None)
+
+
+def _chunks(
+    items: Iterable[Item], together: Together | None, take: Callable[[int], list[Item]] | None = None
+) -> Iterator[tuple[int, list[Item]]]:
+    """The items, some at a time, with the number of the first of them, from 0; `take` gives up to so many of them."""
     iterator, first = iter(items), 0
-    chunk = list(islice(iterator, CHUNK))
+    take = take or (lambda most: list(islice(iterator, most)))
+    chunk = take(CHUNK)
     while chunk:
         following = None
         if together is not None:
@@ -116,7 +163,7 @@ def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[
         yield first, chunk
         first += len(chunk)
         begun = [] if following is None else [following]
-        chunk = begun + list(islice(iterator, CHUNK - len(begun)))
+        chunk = begun + take(CHUNK - len(begun))
 
 
 def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> list[dict[str, Any]]:

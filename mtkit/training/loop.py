@@ -7,12 +7,12 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
-import torch
 
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.device import find_device
 from mtkit.errors import RunError
 from mtkit.model.build import build_model, describe_attention
+from mtkit.model.memory import GIVES_OUT, gave_out
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
@@ -143,10 +143,12 @@ class Training:
                     return self._finish(limit, first)
                 else:
                     self._update(work)
-        except torch.OutOfMemoryError as error:
+        except GIVES_OUT as error:
+            if not gave_out(error):
+                raise
             raise RunError(
-                f"the GPU's memory does not hold update {self.progress.update + 1}; lower --batch-tokens and raise "
-                "--accumulate by as much, under another --name"
+                f"the memory of {self.world.device} does not hold update {self.progress.update + 1}; "
+                "lower --batch-tokens and raise --accumulate by as much, under another --name"
             ) from error
         finally:
             work.close()  # its thread ends here, not when an error's frames are forgotten

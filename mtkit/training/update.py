@@ -12,6 +12,7 @@ from torch import Tensor
 from mtkit.data.batches import Batch
 from mtkit.errors import RunError
 from mtkit.model.low_weights import LowWeights
+from mtkit.model.memory import GIVES_OUT, gave_out
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.training.averaging import MovingAverage
@@ -166,7 +167,9 @@ class Updater:
         try:
             with self.low.in_place() if self.low is not None else nullcontext():
                 self._accumulate(to_device(batch, self.world.device), tokens, totals)
-        except torch.OutOfMemoryError:
+        except GIVES_OUT as error:
+            if not gave_out(error):
+                raise
             return False
         return True
 

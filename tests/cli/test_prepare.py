@@ -39,6 +39,17 @@ def test_the_built_in_corpus_is_prepared_once(tmp_path: Path, recipe: Path) -> N
     assert prepared.settings.builtin.model_dump() == {"seed": 5, "train": 60, "valid": 5, "test": 5, "sentences": 3}
 
 
+def test_training_text_that_is_held_out_too_can_be_kept(tmp_path: Path) -> None:
+    for side in ("en", "fr"):
+        (tmp_path / f"a.{side}").write_text("".join(f"{side} {number} dogs by the sea\n" for number in range(50)))
+    same = ("--train", "a.en", "a.fr", "--valid", "a.en", "a.fr", "--vocabulary", "300")
+    refused = run(tmp_path, *same)
+    assert refused.returncode == 2
+    assert "--keep-overlap" in refused.stderr
+    assert run(tmp_path, *same, "--keep-overlap").returncode == 0
+    assert len(open_prepared(tmp_path / "mtkit-data").train) == 50
+
+
 def test_own_text_and_options_arrive(tmp_path: Path) -> None:
     (tmp_path / "a.en").write_text("".join(f"the {number} dogs see a house by the sea\n" for number in range(50)))
     (tmp_path / "a.fr").write_text("".join(f"les {number} chiens voient une maison au bord\n" for number in range(50)))

@@ -1,5 +1,7 @@
 """Where to decode, and in which arithmetic."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -23,11 +25,21 @@ def test_types_by_name() -> None:
         find_dtype("int4")
 
 
-def test_a_batch_that_memory_does_not_hold_is_one_clear_error() -> None:
+def cuda_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("fails", [cuda_out_of_memory, lambda: torch.empty(1 << 50)])
+def test_a_batch_that_memory_does_not_hold_is_one_clear_error(fails: Callable[[], object]) -> None:
     model = TinyModel().train()
     with pytest.raises(MtkitError, match=r"lower decoding\.batch_tokens"), decoding_with(model, None):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        fails()
     assert model.training
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="size of tensor"), decoding_with(TinyModel(), None):
+        torch.ones(2) + torch.ones(3)
 
 
 def test_decoding_leaves_the_model_as_it_was() -> None:

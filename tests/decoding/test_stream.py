@@ -3,7 +3,8 @@
 import fcntl
 import io
 import json
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -194,24 +195,73 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         run(tmp_path, items(3), Worker())
 
 
-def test_a_stream_is_written_before_the_next_chunk_is_read() -> None:
-    buffer = io.BytesIO()
+class Pipe(io.BytesIO):
+    """What is written to it, and a word to those who wait for more."""
 
-    def reader(seen: Callable[[], bytes]) -> Iterable[Item]:
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Condition()
+
+    def flush(self) -> None:
+        with self.written:
+            self.written.notify_all()
+
+
+def test_who_writes_a_line_at_a_time_is_answered_a_line_at_a_time() -> None:
+    pipe = Pipe()
+
+    def partner() -> Iterable[Item]:
         for number, item in enumerate(items(25)):
-            if number == 10:
-                assert seen() == expected(items(10))
+            with pipe.written:
+                assert pipe.written.wait_for(lambda: pipe.getvalue() == expected(items(number)), timeout=20)  # noqa: B023
             yield item
 
-    to_stream(reader(buffer.getvalue), Worker(), buffer)
+    to_stream(partner(), Worker(), pipe)
+    assert pipe.getvalue() == expected(items(25))
+
+
+def test_lines_that_have_come_are_worked_on_together() -> None:
+    come, worker = threading.Event(), Worker()
+
+    def reader() -> Iterable[Item]:
+        yield from items(25)
+        come.set()
+
+    def work(first: int, chunk: list[Item]) -> Iterable[str]:
+        assert come.wait(20)
+        return worker(first, chunk)
+
+    to_stream(reader(), work, io.BytesIO())
+    assert len(worker.firsts) <= 5  # one with what had come at first, two of ten, and what is left
+
+
+def test_what_came_before_bad_input_is_written() -> None:
+    written = io.BytesIO()
+
+    def reader() -> Iterable[Item]:
+        yield from items(3)
+        raise MtkitError("line 4 is bad")
+
+    with pytest.raises(MtkitError, match="line 4"):
+        to_stream(reader(), Worker(), written)
+    assert written.getvalue() == expected(items(3))
 
 
 @pytest.mark.parametrize("longest", [40, 17])
-def test_no_chunk_ends_where_items_belong_together(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chunk_ends_where_items_belong_together(out: Path, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def together(one: Item, other: Item) -> bool:
+        return one[1] == other[1]
+
     monkeypatch.setattr(stream, "LONGEST_CHUNK", longest)
-    given = [(str(number), "abcd"[sum(number >= end for end in (8, 25, 33))]) for number in range(38)]
-    worker, written = Worker(), io.BytesIO()
-    to_stream(iter(given), worker, written, together=lambda one, other: one[1] == other[1])
-    assert written.getvalue() == expected(given)
+    borders = (8, 25, 33)
+    given = [(str(number), "abcd"[sum(number >= end for end in borders)]) for number in range(38)]
+    worker, nobody = Worker(), list[object]().append
+    to_file(iter(given), worker, out, {}, together=together, say=nobody, on_skip=nobody)
+    assert out.read_bytes() == expected(given)
     # after ten items at the next border of a document, or where a chunk has become too long
     assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
+
+    worker, written = Worker(), io.BytesIO()
+    to_stream(iter(given), worker, written, together=together)  # chunks of what has come
+    assert written.getvalue() == expected(given)
+    assert {*worker.firsts} <= ({0, *borders} if longest == 40 else {0, 17, *borders})

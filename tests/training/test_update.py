@@ -50,7 +50,7 @@ class StandIn(nn.Module):
         self.calls.append(len(source))
         self.seen += len(source)
         if len(source) > self.most_rows:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            torch.empty(1 << 50)  # no memory holds that
         output = Output(self.table(target_in))
         if self.loss_weight:
             output.losses = {"size": self.loss_weight * self.table.weight.square().mean()}

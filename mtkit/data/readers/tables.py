@@ -16,7 +16,7 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
     """The line number and the values of `columns` of each row of a file of tab-separated values.
 
     There is no quoting: every tab parts two fields, whatever stands around it. Columns are given by name, and then the
-    first line holds the names; or by number from 1, and then the first line is the first row. With `gaps` an empty
+    first line holds the names; or by number from 1, and then the first line is the first row. With `gaps` a blank
     line is a row of empty texts.
 
     Raises: DataError naming the file and the line with another number of fields than the first, or the unknown column.
@@ -27,7 +27,7 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
         raise DataError(f"{path}: give the columns ({', '.join(columns)}) all by name or all by number, not mixed")
     width, places = 0, [int(column) - 1 for column in columns if column.isdecimal()]
     for number, line in numbered:
-        if gaps and not line:
+        if gaps and not line.strip():
             yield number, [""] * len(columns)
             continue
         fields = line.split("\t")
@@ -49,13 +49,13 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
 def jsonl_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool) -> Iterator[tuple[int, list[Cell]]]:
     """The line number and the values of `columns` of each row of a file with one JSON object a line.
 
-    A column is a key, or keys joined by dots where objects are nested, as `translation.en`. With `gaps` an empty line
+    A column is a key, or keys joined by dots where objects are nested, as `translation.en`. With `gaps` a blank line
     is a row of empty texts.
 
     Raises: DataError naming the file and the line that is no JSON object, lacks a column, or holds no text there.
     """
     for number, line in enumerate(Lines(path, repairs), start=1):
-        if gaps and not line:
+        if gaps and not line.strip():
             yield number, [""] * len(columns)
             continue
         where = f"{path}, line {number}"

@@ -77,8 +77,10 @@ def test_a_table_that_does_not_fit_is_refused(tsv: Read, text: str, columns: tup
 
 
 def test_an_empty_line_is_a_row_where_it_ends_a_document(tsv: Read, jsonl: Read) -> None:
-    assert tsv("en\tde\na\tx\n\nb\ty\n", "en", "de", gaps=True) == [(2, ["a", "x"]), (3, ["", ""]), (4, ["b", "y"])]
-    assert jsonl('{"a": "x"}\n\n{"a": "y"}\n', "a", gaps=True) == [(1, ["x"]), (2, [""]), (3, ["y"])]
+    for gap in ("", "  ", "\t"):  # blank is as good as empty, as in text files
+        rows = [(2, ["a", "x"]), (3, ["", ""]), (4, ["b", "y"])]
+        assert tsv(f"en\tde\na\tx\n{gap}\nb\ty\n", "en", "de", gaps=True) == rows
+        assert jsonl(f'{{"a": "x"}}\n{gap}\n{{"a": "y"}}\n', "a", gaps=True) == [(1, ["x"]), (2, [""]), (3, ["y"])]
 
 
 def test_keys_may_be_nested_or_have_a_dot(jsonl: Read, tmp_path: Path) -> None:
