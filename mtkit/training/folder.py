@@ -3,7 +3,7 @@
 import json
 import platform
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,17 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def open_folder(
-    folder: Path, recipe: Recipe, prepared: Prepared, *, command: Sequence[str], init_from: Run | None
+    folder: Path,
+    recipe: Recipe,
+    prepared: Prepared,
+    *,
+    too_long: Mapping[str, int],
+    command: Sequence[str],
+    init_from: Run | None,
 ) -> None:
     """Make the run folder, or check that the run in it has these settings and this data.
+
+    `too_long` is kept there: the segments of each side that the model does not take.
 
     Raises: RunError listing what differs from the run that is there.
     """
@@ -56,6 +64,7 @@ def open_folder(
         "data": prepared.fingerprint,
         "directions": prepared.directions,
         "document_pieces": source_budget(prepared),
+        "too_long": dict(too_long),
         "init_from": None if init_from is None else init_from.folder.name,
         "vocabularies": {
             "source": prepared.tokenizers.source.size,

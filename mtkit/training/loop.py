@@ -82,7 +82,7 @@ def train(
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
         with alone_in(folder) if world.first else nullcontext():
             if world.first:
-                open_folder(folder, recipe, prepared, command=command, init_from=init_from)
+                open_folder(folder, recipe, prepared, too_long=training.too_long, command=command, init_from=init_from)
             world.agree()  # the others look into the folder once it stands
             return training.run(init_from)
 
@@ -105,7 +105,11 @@ class Training:
         self.model, self.world, self.interruption = model, world, interruption
         self.precision = Precision(settings.precision, world.device)
         self.updater = Updater(model, recipe, world, self.precision, say=self._mention)
-        self.feed = Feed(recipe, prepared, min(model.longest_source, model.longest_target), world)
+        self.longest = min(model.longest_source, model.longest_target)
+        sides = {"train": prepared.train, "valid": prepared.valid}
+        self.too_long = {name: side.too_long(self.longest) for name, side in sides.items()}
+        """Segments of each side that the model does not take: not trained on, and not in the validation loss."""
+        self.feed = Feed(recipe, prepared, self.longest, world)
         self.schedule = build_schedule(settings, recipe.model.d_model)
         self.limits = Limits(settings, self.feed.updates_per_epoch)
         self.checkpoints = Checkpoints(
@@ -186,16 +190,17 @@ class Training:
     def _introduce(self) -> None:
         """Say what is trained on what, and where it starts."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
-        whole, longest = self.prepared.train, min(self.model.longest_source, self.model.longest_target)
-        too_long = whole.too_long(longest)
+        too_long, limit = self.too_long, f"over {self.longest:,} pieces"
         self.say(
-            f"{count:,} parameters; {len(whole) - too_long:,} training segments in {self.feed.batches_per_epoch:,} "
-            f"batches"
-            + (f" ({too_long:,} left out: over {longest:,} pieces)" if too_long else "")
+            f"{count:,} parameters; {len(self.prepared.train) - too_long['train']:,} training segments in "
+            f"{self.feed.batches_per_epoch:,} batches"
+            + (f" ({too_long['train']:,} left out: {limit})" if too_long["train"] else "")
             + f"; {self.precision.name} on {self.world.device.type}"
             + (f", {self.world.size} processes" if self.world.size > 1 else "")
             + f"; until {self.limits.describe()}"
         )
+        if too_long["valid"]:
+            self.say(f"{too_long['valid']:,} validation segments are not in the validation loss: {limit}")
         if self.progress.update and not self.limits.reached(self.progress):
             self.say(f"going on in {self.folder} from update {self.progress.update}")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtkit.data.batches import plan
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, Side
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 from mtkit.evaluation.scores import score_corpus
@@ -27,6 +27,11 @@ from tests.training.conftest import tiny
 
 def run(recipe: Recipe, prepared: Prepared, folder: Path, **options: Any) -> Outcome:
     return train(recipe, prepared, folder, command=["mtkit", "train", "it's"], device="cpu", **options)
+
+
+def lengths_of(side: Side) -> list[tuple[int, int]]:
+    """The pieces of each pair, without end marks."""
+    return list(zip(side.source.lengths.tolist(), side.target.lengths.tolist(), strict=True))
 
 
 def last_tensors(folder: Path) -> dict[str, Tensor]:
@@ -310,6 +315,19 @@ def test_a_device_that_is_not_there_is_one_clear_error(prepared: Prepared, tmp_p
 def test_segments_that_are_all_too_long_are_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all 200 of them have more than 2 pieces"):
         run(tiny(model={"max_length": 2}), prepared, tmp_path)
+
+
+def test_segments_that_are_too_long_are_counted(prepared: Prepared, tmp_path: Path) -> None:
+    longest = sorted(max(a, b) + 1 for a, b in lengths_of(prepared.valid))[-3]
+    over = {
+        name: sum(max(pair) + 1 > longest for pair in lengths_of(side))
+        for name, side in (("train", prepared.train), ("valid", prepared.valid))
+    }
+    said: list[str] = []
+    run(tiny(model={"max_length": longest}, training={"max_updates": 1}), prepared, tmp_path, say=said.append)
+    assert Run(tmp_path).about["too_long"] == over
+    assert f"{200 - over['train']} training segments" in " ".join(said)
+    assert f"{over['valid']} validation segments are not in the validation loss" in " ".join(said)
 
 
 def test_what_the_recipe_cannot_be_trained_with_leaves_no_folder(prepared: Prepared, tmp_path: Path) -> None:
