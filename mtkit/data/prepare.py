@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtkit import __version__
@@ -236,29 +237,40 @@ def _train_tokenizers(
     folder.mkdir()
     several = len(settings.directions) > 1
     languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
+    with TemporaryDirectory(dir=folder.parent) as place:
+        source, target = _write_sample(corpora, -(-size // _TOKENIZER_BYTES), Path(place), progress)
 
-    def train(name: str, *sides: int) -> Tokenizer:
-        sample = _Sample(corpora, sides, every=max(1, -(-size // _TOKENIZER_BYTES)))
-        for _ in progress([name], f"training the {name} tokenizer", None):
-            tokenizer = train_tokenizer(folder / f"{name}.model", sample, settings.tokenizer, languages)
-        return tokenizer
+        def train(name: str, *sides: Path) -> Tokenizer:
+            for _ in progress([name], f"training the {name} tokenizer", None):
+                tokenizer = train_tokenizer(folder / f"{name}.model", _Lines(sides), settings.tokenizer, languages)
+            return tokenizer
 
-    if settings.tokenizer.joint:
-        joint = train("joint", 0, 1)
-        return Tokenizers(joint, joint)
-    return Tokenizers(train("source", 0), train("target", 1))
+        if settings.tokenizer.joint:
+            joint = train("joint", source, target)
+            return Tokenizers(joint, joint)
+        return Tokenizers(train("source", source), train("target", target))
+
+
+def _write_sample(corpora: Sequence[Corpus], every: int, folder: Path, progress: Progress) -> tuple[Path, Path]:
+    """Write both sides of every so many pairs: tokenizers go over their text several times, a stream comes once."""
+    paths = folder / "source", folder / "target"
+    pairs = (pair for corpus in corpora for pair in read_corpus(corpus))
+    with paths[0].open("wb") as source, paths[1].open("wb") as target:
+        for number, pair in enumerate(progress(pairs, "reading for the tokenizer", None)):
+            if number % max(every, 1) == 0:
+                source.write(pair.source.encode() + b"\n")
+                target.write(pair.target.encode() + b"\n")
+    return paths
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """The text that a tokenizer is trained on: one side or both of all pairs, or of every n-th of a large corpus."""
+class _Lines:
+    """The lines of text files, one file after the other, as often as they are asked for."""
 
-    corpora: Sequence[Corpus]
-    sides: Sequence[int]
-    every: int
+    paths: Sequence[Path]
 
     def __iter__(self) -> Iterator[str]:
-        for side in self.sides:
-            pairs = (pair for corpus in self.corpora for pair in read_corpus(corpus))
-            sample = (pair for number, pair in enumerate(pairs) if number % self.every == 0)
-            yield from (pair.target if side else pair.source for pair in sample)
+        for path in self.paths:
+            with path.open(encoding="utf-8", newline="\n") as file:
+                for line in file:
+                    yield line.removesuffix("\n")

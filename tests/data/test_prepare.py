@@ -237,3 +237,17 @@ def test_tokenizers_of_large_corpora_are_trained_on_a_sample(
     monkeypatch.setattr(module, "_TOKENIZER_BYTES", 10_000)
     prepare(settings)
     assert 100 < seen[0] < 400  # of 800 lines, some 40,000 bytes
+
+
+def test_tokenizers_come_of_one_reading_of_the_corpora(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A streamed data set is a download each time, and a vocabulary too large for the text takes several attempts."""
+    read, readings = module.read_corpus, list[Corpus]()
+
+    def counted(corpus: Corpus) -> Any:
+        readings.append(corpus)
+        return read(corpus)
+
+    monkeypatch.setattr(module, "read_corpus", counted)
+    record = prepare(settings).record
+    assert record["vocabulary"]["source"] < settings.tokenizer.vocabulary // 8 * 8
+    assert readings == list(settings.train)
