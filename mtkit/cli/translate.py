@@ -1,10 +1,11 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -306,7 +307,15 @@ def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]"
 def _read(name: str) -> Iterable[str]:
     from mtkit.data.readers import Lines, decoded
 
-    return decoded(sys.stdin.buffer, "standard input") if name == "-" else Lines(Path(name))
+    return decoded(_standard_input(), "standard input") if name == "-" else Lines(Path(name))
+
+
+def _standard_input() -> BinaryIO:
+    """Standard input, opened anew: a thread may wait for it, and Python cannot end while one holds `sys.stdin`."""
+    try:
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    except OSError:  # it is no file, as in a program that stands in for one
+        return sys.stdin.buffer
 
 
 def _with_ids(name: str, path: Path) -> "Iterator[Item]":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,25 @@ def test_a_reader_who_has_had_enough_ends_it_silently(folder: Path) -> None:
     done = subprocess.run(command, input=text, stdout=writing, stderr=subprocess.PIPE, check=False, cwd=folder)
     os.close(writing)
     assert done.stderr == b""
+
+
+def test_lines_are_answered_one_by_one_until_it_is_interrupted(folder: Path) -> None:
+    words = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--method", "greedy", "--n-best", "1"]
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+    try:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, cwd=folder, bufsize=0) as partner:
+            assert partner.stdin is not None
+            assert partner.stdout is not None
+            assert partner.stderr is not None
+            for line in sentences(3, 1):
+                partner.stdin.write(f"{line}\n".encode())
+                assert partner.stdout.readline().endswith(b"\n")
+            partner.send_signal(signal.SIGINT)  # while it waits for more
+            assert partner.wait(30) == 130
+            assert partner.stderr.read() == b""
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 @pytest.fixture(scope="module")
