@@ -31,7 +31,9 @@ def best_sums(values: Tensor, before: Tensor, k: int) -> tuple[Tensor, Tensor]:
     column = column + torch.arange(BLOCK, device=values.device)  # (B, k, BLOCK)
     index = (row * count + column.clamp(max=count - 1)).flatten(1)  # rising
     near = values.flatten(1).gather(1, index).view(column.shape) + before.gather(1, row.squeeze(2))[..., None]
-    near = near.masked_fill(column >= count, -torch.inf).flatten(1)
+    if whole < count:
+        near = near.masked_fill(column >= count, -torch.inf)
+    near = near.flatten(1)
     top, place = _first_best(near, min(k, values.shape[1] * count))
     return top, index.gather(1, place)
 
