@@ -57,17 +57,15 @@ def attend(
 def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
     """Softmax over the last axis where `visible`, zero elsewhere; a row without anything visible is zero.
 
-    A row of which something visible is no number is none either; what is hidden may be anything.
+    What is hidden may be anything; a row of which something visible is no number is none either.
     """
     scores = widened(scores)
     if visible is None:
         return scores.softmax(-1)
-    # hidden scores are replaced, so that none is large enough to be seen; by a minimum, as `masked_fill` takes ten
-    # times as long on the CPU; the minimum of NaN and the limit would be NaN, that of infinity is the limit
-    limit = torch.full_like(visible, torch.inf, dtype=scores.dtype)
-    limit.masked_fill_(~visible, torch.finfo(scores.dtype).min)
-    replaced = scores.nan_to_num(torch.inf, torch.inf, -torch.inf).minimum(limit)
-    return replaced.softmax(-1) * visible
+    # masked by replacement, so that no logit is large enough to overcome it; `masked_fill` takes longer on the CPU
+    weights = scores.where(visible, torch.finfo(scores.dtype).min).softmax(-1)
+    # a product is faster still, but would make NaN of a gradient that is infinite where nothing is to be seen
+    return weights.where(visible, 0.0) if weights.requires_grad else weights * visible
 
 
 def widened(x: Tensor) -> Tensor:
