@@ -18,6 +18,7 @@ from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean
+from mtkit.model.memory import GIVES_OUT, gave_out
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")
@@ -165,8 +166,10 @@ class _Run:
             work = training(self._build(name, form, length), *inputs)
             try:
                 costs[name] = cost_of(work, self.setting.device)
-            except torch.OutOfMemoryError:
-                self._skip(name, form, length, "does not fit in the GPU's memory")
+            except GIVES_OUT as error:
+                if not gave_out(error):
+                    raise
+                self._skip(name, form, length, "does not fit in memory")
             else:
                 works[name] = work
                 self._held.setdefault((name, form), {})[length] = costs[name].peak_bytes

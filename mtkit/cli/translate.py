@@ -1,6 +1,7 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -186,7 +187,7 @@ class _Job:
         parted = self.joined and (str(ids) if ids else "blank lines")
         about = {"direction": direction, "documents": parted, "scores": scores}
         with _progress(_count(name)) as advance:
-            self._write(items, work, about, advance, together if self.joined else None, notes)
+            self._write(items, work, about, advance, together if self.joined else None, notes, live=_is_live(name))
         notes.say()
 
     def force(self, name: str, target: Path, direction: str | None) -> None:
@@ -262,14 +263,15 @@ class _Job:
         advance: Callable[[int], object],
         together: "Together | None" = None,
         notes: Notes | None = None,
+        live: bool = False,
     ) -> None:
         from mtkit.decoding.stream import to_file, to_stream
 
         if self.output is None:
-            to_stream(items, work, sys.stdout.buffer, together=together)
+            to_stream(items, work, sys.stdout.buffer, together=together, live=live)
         elif _is_device(self.output):
             with self.output.open("wb") as pipe:
-                to_stream(items, work, pipe, together=together)
+                to_stream(items, work, pipe, together=together, live=live)
         else:
             about = {**self.translator.identity, **about}
             to_file(items, work, self.output, about, together=together, memory=notes, say=note, on_skip=advance)
@@ -310,8 +312,18 @@ def _read(name: str) -> Iterable[str]:
     return decoded(_standard_input(), "standard input") if name == "-" else Lines(Path(name))
 
 
+def _is_live(name: str) -> bool:
+    """Whether somebody may be waiting for an answer to what is read: it comes through a pipe or from a terminal."""
+    try:
+        return name == "-" and sys.stdin is not None and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    except OSError:
+        return False
+
+
 def _standard_input() -> BinaryIO:
     """Standard input, opened anew: a thread may wait for it, and Python cannot end while one holds `sys.stdin`."""
+    if sys.stdin is None:
+        raise MtkitError("standard input is closed; give --input a file, or text to standard input")
     try:
         return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     except OSError:  # it is no file, as in a program that stands in for one

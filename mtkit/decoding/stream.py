@@ -41,13 +41,15 @@ class Memory(Protocol):
         ...
 
 
-def to_stream(items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None) -> None:
-    """Write the output of each chunk as soon as it is there; who writes a line at a time is answered a line at a time.
+def to_stream(
+    items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None, live: bool = False
+) -> None:
+    """Write the output of each chunk as soon as it is there.
 
-    A chunk is what has come while the one before it was worked on.
+    A chunk of `live` items, none of which belong together, is what has come while the one before it was worked on: who
+    writes a line at a time is answered a line at a time.
     """
-    arriving = _Arriving(items)
-    for first, chunk in _chunks(arriving, together, arriving.take):
+    for first, chunk in _chunks_as_they_come(items) if live and together is None else _chunks(items, together):
         stream.write(_bytes(work(first, chunk)))
         stream.flush()
 
@@ -110,51 +112,53 @@ def to_file(
                 each.unlink(missing_ok=True)
 
 
-class _Arriving(Iterator[Item]):
+class _Arriving:
     """Items that a thread reads ahead, so that those that have come can be told from those still to come."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._items = items
-        self._come: Queue[Item | None] = Queue(LONGEST_CHUNK)
+        self._come: Queue[Item | None] = Queue(2 * CHUNK)
+        self._ended = False
         self._error: BaseException | None = None
         Thread(target=self._read, daemon=True).start()
 
-    def __next__(self) -> Item:
-        item = self._come.get()
-        if item is not None:
-            return item
-        self._come.put(None)  # for who asks again
-        if self._error is not None:
-            raise self._error
-        raise StopIteration
-
     def take(self, most: int) -> list[Item]:
-        """The next item, waited for, and up to so many in all of those that have come; none at the end."""
-        taken = list(islice(self, min(most, 1)))
-        while taken and len(taken) < most and not self._come.empty():
+        """The next item, waited for, and up to so many in all of those that have come; none at the end.
+
+        Raises: what stopped the reading, when all that came before it has been taken.
+        """
+        taken: list[Item] = []
+        while not self._ended and len(taken) < most and not (taken and self._come.empty()):
             item = self._come.get()
             if item is None:
-                self._come.put(None)
-                break
-            taken.append(item)
+                self._ended = True
+            else:
+                taken.append(item)
+        if not taken and self._error is not None:
+            raise self._error
         return taken
 
     def _read(self) -> None:
         try:
             for item in self._items:
                 self._come.put(item)
-        except BaseException as error:  # whatever it is, it belongs to who reads
+        except BaseException as error:  # whatever it is, it belongs to who takes
             self._error = error
         self._come.put(None)
 
 
-def _chunks(
-    items: Iterable[Item], together: Together | None, take: Callable[[int], list[Item]] | None = None
-) -> Iterator[tuple[int, list[Item]]]:
-    """The items, some at a time, with the number of the first of them, from 0; `take` gives up to so many of them."""
+def _chunks_as_they_come(items: Iterable[Item]) -> Iterator[tuple[int, list[Item]]]:
+    """The items that have come, with the number of the first of them, from 0."""
+    arriving, first = _Arriving(items), 0
+    while chunk := arriving.take(CHUNK):
+        yield first, chunk
+        first += len(chunk)
+
+
+def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
+    """The items, some at a time, with the number of the first of them, from 0."""
     iterator, first = iter(items), 0
-    take = take or (lambda most: list(islice(iterator, most)))
-    chunk = take(CHUNK)
+    chunk = list(islice(iterator, CHUNK))
     while chunk:
         following = None
         if together is not None:
@@ -163,7 +167,7 @@ def _chunks(
         yield first, chunk
         first += len(chunk)
         begun = [] if following is None else [following]
-        chunk = begun + take(CHUNK - len(begun))
+        chunk = begun + list(islice(iterator, CHUNK - len(begun)))
 
 
 def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> list[dict[str, Any]]:

@@ -216,7 +216,7 @@ def test_who_writes_a_line_at_a_time_is_answered_a_line_at_a_time() -> None:
                 assert pipe.written.wait_for(lambda: pipe.getvalue() == expected(items(number)), timeout=20)  # noqa: B023
             yield item
 
-    to_stream(partner(), Worker(), pipe)
+    to_stream(partner(), Worker(), pipe, live=True)
     assert pipe.getvalue() == expected(items(25))
 
 
@@ -231,7 +231,7 @@ def test_lines_that_have_come_are_worked_on_together() -> None:
         assert come.wait(20)
         return worker(first, chunk)
 
-    to_stream(reader(), work, io.BytesIO())
+    to_stream(reader(), work, io.BytesIO(), live=True)
     assert len(worker.firsts) <= 5  # one with what had come at first, two of ten, and what is left
 
 
@@ -243,7 +243,7 @@ def test_what_came_before_bad_input_is_written() -> None:
         raise MtkitError("line 4 is bad")
 
     with pytest.raises(MtkitError, match="line 4"):
-        to_stream(reader(), Worker(), written)
+        to_stream(reader(), Worker(), written, live=True)
     assert written.getvalue() == expected(items(3))
 
 
@@ -261,7 +261,8 @@ def test_no_chunk_ends_where_items_belong_together(out: Path, longest: int, monk
     # after ten items at the next border of a document, or where a chunk has become too long
     assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
 
-    worker, written = Worker(), io.BytesIO()
-    to_stream(iter(given), worker, written, together=together)  # chunks of what has come
-    assert written.getvalue() == expected(given)
-    assert {*worker.firsts} <= ({0, *borders} if longest == 40 else {0, 17, *borders})
+    for live in (False, True):  # what belongs together has to be waited for
+        worker, written = Worker(), io.BytesIO()
+        to_stream(iter(given), worker, written, together=together, live=live)
+        assert written.getvalue() == expected(given)
+        assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
