@@ -1,15 +1,14 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
-import os
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtkit.cli.translation_input import count, is_live, read, with_ids
 from mtkit.cli.translation_notes import Notes, note
 from mtkit.cli.translation_settings import joins_documents, recipe_of
 from mtkit.errors import DataError, MtkitError
@@ -166,7 +165,7 @@ class _Job:
 
         self.translator.directions(direction, 0)  # said before anything is read
         notes = Notes(self.translator.model.longest_source)
-        items = zip(_read(name)) if ids is None else _with_ids(name, ids)
+        items = zip(read(name)) if ids is None else with_ids(name, ids)
 
         def work(first: int, chunk: "list[Item]") -> Iterable[str]:
             lines = [item[0] for item in chunk]
@@ -186,13 +185,13 @@ class _Job:
 
         parted = self.joined and (str(ids) if ids else "blank lines")
         about = {"direction": direction, "documents": parted, "scores": scores}
-        with _progress(_count(name)) as advance:
-            self._write(items, work, about, advance, together if self.joined else None, notes, live=_is_live(name))
+        with _progress(count(name)) as advance:
+            self._write(items, work, about, advance, together if self.joined else None, notes, live=is_live(name))
         notes.say()
 
     def force(self, name: str, target: Path, direction: str | None) -> None:
         """Print the log-probability of given translations of lines."""
-        sources = list(_read(name))
+        sources = list(read(name))
         self._force(sources, target, self.translator.directions(direction, len(sources)))
 
     def force_side(self, sides: "Sequence[HeldOut]", target: Path) -> None:
@@ -203,7 +202,7 @@ class _Job:
         self._force(sides[0].sources, target, sides[0].directions)
 
     def _force(self, sources: Sequence[str], path: Path, directions: "Directions | None") -> None:
-        targets = list(_read(str(path)))
+        targets = list(read(str(path)))
         if len(sources) != len(targets):
             raise DataError(f"{len(sources):,} source lines and {len(targets):,} target lines do not make pairs")
 
@@ -304,47 +303,6 @@ def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]"
     if not names and not prepared.tests:
         note(f"{folder} has no test side, so the validation side is translated")
     return [held_out(prepared, name) for name in dict.fromkeys(names or prepared.tests or ["valid"])]
-
-
-def _read(name: str) -> Iterable[str]:
-    from mtkit.data.readers import Lines, decoded
-
-    return decoded(_standard_input(), "standard input") if name == "-" else Lines(Path(name))
-
-
-def _is_live(name: str) -> bool:
-    """Whether somebody may be waiting for an answer to what is read: it comes through a pipe or from a terminal."""
-    try:
-        return name == "-" and sys.stdin is not None and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
-    except OSError:
-        return False
-
-
-def _standard_input() -> BinaryIO:
-    """Standard input, opened anew: a thread may wait for it, and Python cannot end while one holds `sys.stdin`."""
-    if sys.stdin is None:
-        raise MtkitError("standard input is closed; give --input a file, or text to standard input")
-    try:
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    except OSError:  # it is no file, as in a program that stands in for one
-        return sys.stdin.buffer
-
-
-def _with_ids(name: str, path: Path) -> "Iterator[Item]":
-    """Lines with the ids of their documents. Raises: DataError where they are not equally many, at once if it can."""
-    wrong = f"{path} must have as many lines as the input: the id of each line's document"
-    if Path(name).is_file() and path.is_file() and sum(1 for _ in _read(name)) != sum(1 for _ in _read(str(path))):
-        raise DataError(wrong)
-    try:
-        yield from zip(_read(name), _read(str(path)), strict=True)
-    except ValueError as error:
-        raise DataError(wrong) from error
-
-
-def _count(name: str) -> int | None:
-    """How many lines there are, where a bar will show it and it can be known."""
-    known = name != "-" and Path(name).is_file() and sys.stderr.isatty()  # a pipe can be read but once
-    return sum(1 for _ in _read(name)) if known else None
 
 
 @contextmanager

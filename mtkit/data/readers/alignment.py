@@ -9,10 +9,10 @@ _ENOUGH = 6.0
 """Evidence at which a shift counts as found: a dozen lines of natural text, where the sides are off by one."""
 
 _BEYOND_CHANCE = 3.0
-"""How many times the evidence for a shift must be the most that there ever was for another."""
+"""How many times the evidence must be what it came to at most for shifts by more lines, which nobody looks for."""
 
-_SHIFTS = (1, 2, 3, 4)
-"""By how many lines the sides may be off."""
+_FAR = (3, 5)
+"""Such shifts: near enough that neighbours in a text have as much in common."""
 
 _ALLOWANCE = 0.1
 """Evidence for a shift, a line, that is put down to chance. On natural text that matches, the evidence is -0.3 to -1.1
@@ -23,17 +23,19 @@ _LENGTH = 1.5
 
 
 def first_suspicious(pairs: Iterable[tuple[str, str]]) -> int | None:
-    """The line, from 1, from where on lines match a neighbour's translation better than their own; None if none.
+    """The line, from 1, from where on lines match their neighbour's translation better than their own; None if none.
 
     Two segments match by their lengths, the words that stand in both (names, numbers, markup), and their last
-    character. The evidence that the sides are off by one line, or by up to four, is summed line by line, and starts
-    anew at zero whenever it falls below (the CUSUM test: Page, Biometrika 1954,
-    https://doi.org/10.2307/2333009): where it grows past a bound, it began to grow at about the first line that is off.
-    The answer is mostly good to within a few lines. Where sides say little about each other, as a task's codes and
-    labels, such sums wander, and all alike: what other shifts come to besides is no evidence.
+    character. The evidence that the sides are off by one is summed line by line, and starts anew at zero whenever it
+    falls below (the CUSUM test: Page, Biometrika 1954, https://doi.org/10.2307/2333009): where it grows past a bound,
+    it began to grow at about the first line that is off. The answer is mostly good to within a few lines.
+    Where sides say little about each other, as a task's codes and labels, such sums wander: so do those for shifts by
+    more lines, and what they come to by chance is no evidence. Sides that are off by several lines at once may so be
+    taken for sides that match.
     """
-    evidence = {(side, shift): 0.0 for side in ("source", "target") for shift in _SHIFTS}
-    highest, began = dict(evidence), dict.fromkeys(evidence, 1)
+    evidence = {(side, shift): 0.0 for side in ("source", "target") for shift in (1, *_FAR)}
+    began = {"source": 1, "target": 1}
+    by_chance = 0.0
     ratio = 0.0  # how much longer sources are than targets on average, as a logarithm
     for number, window in enumerate(_windows(pairs), start=1):
         (source, target), following = window[0], window[1]
@@ -42,14 +44,13 @@ def first_suspicious(pairs: Iterable[tuple[str, str]]) -> int | None:
         for (side, shift), before in evidence.items():
             if shift < len(window):
                 other = (source, window[shift][1]) if side == "source" else (window[shift][0], target)
-                now = max(0.0, before + _match(*other, ratio) - straight - _ALLOWANCE)
-                evidence[side, shift], highest[side, shift] = now, max(now, highest[side, shift])
-                if now == 0.0:
-                    began[side, shift] = number + 1
-        best = max(evidence, key=evidence.__getitem__)
-        by_chance = max(most for shift, most in highest.items() if shift != best)
-        if evidence[best] > max(_ENOUGH, _BEYOND_CHANCE * by_chance):
-            return began[best]
+                evidence[side, shift] = max(0.0, before + _match(*other, ratio) - straight - _ALLOWANCE)
+        by_chance = max(by_chance, *(most for (_, shift), most in evidence.items() if shift != 1))
+        for side, line in began.items():
+            if evidence[side, 1] == 0.0:
+                began[side] = number + 1
+            elif evidence[side, 1] > max(_ENOUGH, _BEYOND_CHANCE * by_chance):
+                return line
     return None
 
 
@@ -58,7 +59,7 @@ def _windows(pairs: Iterable[tuple[str, str]]) -> Iterator[Sequence[tuple["_Segm
     window: deque[tuple[_Segment, _Segment]] = deque()
     for source, target in pairs:
         window.append((_Segment.of(source), _Segment.of(target)))
-        if len(window) > _SHIFTS[-1]:
+        if len(window) > _FAR[-1]:
             yield window
             window.popleft()
     while len(window) > 1:

@@ -59,16 +59,6 @@ def test_a_missing_line_is_found_to_within_a_few_lines(pairs: list[tuple[str, st
     assert abs(found - missing) <= 12
 
 
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("lost", [2, 3, 4])
-def test_several_lines_that_are_missing_together_are_found(pairs: list[tuple[str, str]], side: int, lost: int) -> None:
-    sides = [[pair[each] for pair in pairs] for each in (0, 1)]
-    del sides[side][500 : 500 + lost]
-    found = first_suspicious(zip(*sides, strict=False))
-    assert found is not None
-    assert abs(found - 501) <= 12
-
-
 def test_a_missing_line_is_found_near_the_end_too(pairs: list[tuple[str, str]]) -> None:
     found = 0
     for first in range(0, 1200, 60):

@@ -1,0 +1,55 @@
+"""Where the lines to translate come from: a file, or standard input."""
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from mtkit.errors import DataError, MtkitError
+
+if TYPE_CHECKING:
+    from mtkit.decoding.stream import Item
+
+
+def read(name: str) -> Iterable[str]:
+    """The lines of a file; - is standard input."""
+    from mtkit.data.readers import Lines, decoded
+
+    return decoded(_standard_input(), "standard input") if name == "-" else Lines(Path(name))
+
+
+def with_ids(name: str, path: Path) -> "Iterator[Item]":
+    """Lines with the ids of their documents. Raises: DataError where they are not equally many, at once if it can."""
+    wrong = f"{path} must have as many lines as the input: the id of each line's document"
+    if Path(name).is_file() and path.is_file() and sum(1 for _ in read(name)) != sum(1 for _ in read(str(path))):
+        raise DataError(wrong)
+    try:
+        yield from zip(read(name), read(str(path)), strict=True)
+    except ValueError as error:
+        raise DataError(wrong) from error
+
+
+def count(name: str) -> int | None:
+    """How many lines there are, where a bar will show it and it can be known."""
+    known = name != "-" and Path(name).is_file() and sys.stderr.isatty()  # a pipe can be read but once
+    return sum(1 for _ in read(name)) if known else None
+
+
+def is_live(name: str) -> bool:
+    """Whether somebody may be waiting for an answer to what is read: it comes through a pipe or from a terminal."""
+    try:
+        return name == "-" and sys.stdin is not None and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    except OSError:
+        return False
+
+
+def _standard_input() -> BinaryIO:
+    """Standard input, opened anew: a thread may wait for it, and Python cannot end while one holds `sys.stdin`."""
+    if sys.stdin is None:
+        raise MtkitError("standard input is closed; give --input a file, or text to standard input")
+    try:
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    except OSError:  # it is no file, as in a program that stands in for one
+        return sys.stdin.buffer
