@@ -11,8 +11,8 @@ from mtkit.data.tokenizer import BREAK, PAD
 from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.segments import Segment
 
-WORTHWHILE = 512
-"""Padded pieces that a batch holds where there are as many: smaller products gain nothing from being side by side."""
+LEAST = 512
+"""Padded pieces below which batches are not made smaller for the sake of evenness."""
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
@@ -38,7 +38,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
     batches = filled(batch_tokens)
     if at_once > 1:
         count = -(-len(batches) // at_once) * at_once
-        least = min(WORTHWHILE, batch_tokens)
+        least = min(LEAST, batch_tokens)
         batches = filled(bisect_left(range(batch_tokens), True, least, key=lambda limit: len(filled(limit)) <= count))
     return batches
 

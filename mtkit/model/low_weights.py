@@ -1,7 +1,7 @@
 """Weights in bfloat16 for passes on the CPU, beside float32 ones that are trained.
 
-Autocast alone gains little there: it rounds the factors of each product, but what passes between products stays in
-float32, is rounded again by every product that reads it, and takes twice the room in the cache. With matrices in
+Autocast alone rounds the factors of each product, but what passes between products stays in float32, is rounded again
+by every product that reads it, and takes twice the room in the cache. With matrices in
 bfloat16 the tokens' vectors are so from the embedding on (Micikevicius et al., "Mixed Precision Training", ICLR 2018,
 section 3.1, has float32 master weights beside low ones). What has one axis, as biases and norms, stays in float32, and
 so do buffers and the weights of attentions that must not round (`exact`); where a mechanism sums in float32, autocast

@@ -14,7 +14,7 @@ LEAST_SCALE = 2.0**-10
 
 
 class Precision:
-    """Autocast in one type, with weights of it too where that pays, and loss scaling where it is float16.
+    """Autocast in one type, with weights of it too in bfloat16 on the CPU, and loss scaling for float16.
 
     None of it for float32.
     """
@@ -35,7 +35,7 @@ class Precision:
 
     @property
     def lowers_weights(self) -> bool:
-        """Whether passes run on weights of the lower type too (`mtkit.model.low_weights`), as pays on the CPU."""
+        """Whether passes run on weights of the lower type too (`mtkit.model.low_weights`): on the CPU."""
         return self.name == "bfloat16" and self.device.type == "cpu"
 
     @property

@@ -101,9 +101,10 @@ def test_weights_in_bfloat16_serve_as_float32_ones_under_autocast(case: Case) ->
             output = stack(query, memory, **given)
             (output * upstream).sum().backward()
     assert output.dtype == torch.bfloat16
-    assert relative(output, expected) < 0.03  # heads that are merged by routing add to what rounding does
+    assert relative(output, expected) < (0.03 if case.name == "linformer" else 0.02)  # its slots are rounded too
     assert all(each.dtype == torch.float32 for each in stack.parameters())
-    assert relative(gradient(stack), right) < (0.3 if "merge" in case.options else 0.05)  # so steep is routing
+    steep = case.name == "linformer" and "merge" in case.options  # its heads are nearly alike at first
+    assert relative(gradient(stack), right) < (0.3 if steep else 0.05)
 
 
 @each(steps)
