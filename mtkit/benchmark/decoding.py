@@ -13,6 +13,7 @@ from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate
 from mtkit.benchmark.operations import decoding_operations
 from mtkit.decoding.device import find_dtype
 from mtkit.decoding.held_out import HeldOut
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
@@ -41,6 +42,8 @@ class Decoder(Protocol):
 
     program: str
     arithmetic: str
+    shortlist: int
+    """Translations of each source piece that may come; 0 where all pieces may."""
     sizes: Sequence[int]
     """Batch sizes to choose from, in a unit of its own."""
 
@@ -60,10 +63,16 @@ class Own:
         settings: DecodingSettings,
         arithmetic: str,
         sizes: Sequence[int] = (),
+        lexicon: Lexicon | None = None,
     ) -> None:
-        """`arithmetic` is a dtype of `mtkit translate`; auto is float32. Raises: MtkitError."""
+        """`arithmetic` is a dtype of `mtkit translate`; auto is float32. Raises: MtkitError.
+
+        With a lexicon, `settings.shortlist` translations of each source piece may come.
+        """
         self.dtype = find_dtype(arithmetic)
         self.arithmetic = "float32" if arithmetic == "auto" else arithmetic
+        self.shortlist = settings.shortlist if lexicon is not None else 0
+        self._lexicon = lexicon
         self.sizes: Sequence[int] = list(sizes) or [settings.batch_tokens]
         self._model, self._tokenizers, self._settings = model, run.tokenizers, settings
 
@@ -71,7 +80,7 @@ class Own:
         """With the run's own settings but for beam and batch size."""
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
-        found = translate_lines(self._model, self._tokenizers, lines, settings, dtype=self.dtype)
+        found = translate_lines(self._model, self._tokenizers, lines, settings, dtype=self.dtype, lexicon=self._lexicon)
         return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
 
 
@@ -81,6 +90,7 @@ class Measured:
 
     program: str
     arithmetic: str
+    shortlist: int
     beam: int
     size: int = 0
     """The batch size that was fastest, in the decoder's unit."""
@@ -125,7 +135,12 @@ class DecodingBenchmark:
     rows: list[Measured]
 
     def ceiling(self, row: Measured) -> float | None:
-        """Segments a second at which the necessary operations alone take the machine's rate; None where not known."""
+        """Segments a second at which the necessary operations alone take the machine's rate; None where not known.
+
+        What is necessary is counted over all pieces, so a shortlist has none.
+        """
+        if row.shortlist:
+            return None
         rate = self.rates.get(arithmetic_of(row.arithmetic))
         return None if rate is None else rate.best / self.operations[row.beam]
 
@@ -160,7 +175,9 @@ def measure_decoding(
         raise MtkitError("beams and repeats are whole numbers from 1, and there must be segments to translate")
     rows, operations = [], {}
     for number, beam in enumerate(dict.fromkeys(beams)):
-        at_beam = [Measured(each.program, each.arithmetic, beam, lines=len(side.sources)) for each in decoders]
+        at_beam = [
+            Measured(each.program, each.arithmetic, each.shortlist, beam, lines=len(side.sources)) for each in decoders
+        ]
         total = len(beams) * (1 + repeats)
         for decoder, row in zip(decoders, at_beam, strict=True):
             row.size = _fastest_size(decoder, side.sources, beam)

@@ -20,6 +20,9 @@ def table(benchmark: DecodingBenchmark) -> str:
         f"(×: beside {name_of(first)}; ceiling: segments/s if the operations that a segment cannot do without ran at "
         "the measured rate;\nsame: lines translated alike)"
     )
+    shortlist = max(row.shortlist for row in benchmark.rows)
+    if shortlist:
+        head += f"\n(short: only {shortlist} translations of each source piece may come, and the most frequent pieces)"
     parts = [_at_beam(benchmark, beam) for beam in benchmark.operations]
     footer = f"BLEU {benchmark.signature}\n{rates_in_words(benchmark.rates)}"
     return "\n\n".join([head, *parts, footer, *_doubts(benchmark)])
@@ -66,8 +69,8 @@ def rows_at(benchmark: DecodingBenchmark, beam: int) -> list[Measured]:
 
 
 def name_of(row: Measured) -> str:
-    """ "mtkit float32"."""
-    return f"{row.program} {row.arithmetic}"
+    """ "mtkit float32", and with a shortlist "mtkit float32 short"."""
+    return f"{row.program} {row.arithmetic}{' short' if row.shortlist else ''}"
 
 
 def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
@@ -98,5 +101,5 @@ def _doubts(benchmark: DecodingBenchmark) -> list[str]:
         f"note: {name_of(row)} translates only {row.same:.1%} of the lines as {name_of(benchmark.rows[0])} does, "
         "so its model may not be the same"
         for row in benchmark.rows
-        if row.beam == 1 and row.arithmetic == "float32" and row.same < AGREEMENT
+        if row.beam == 1 and row.arithmetic == "float32" and not row.shortlist and row.same < AGREEMENT
     ]

@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtkit.cli.lexicons import lexicon_for
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mtkit.benchmark.decoding import Decoder
+    from mtkit.decoding.lexicon import Lexicon
     from mtkit.model.transformer import Transformer
+    from mtkit.recipe import DecodingSettings
     from mtkit.runs import Run
 
 
@@ -30,6 +33,10 @@ def decode(
     dtype: Annotated[
         str, typer.Option(metavar="D,D", help="Arithmetics of mtkit; the first is what the others must agree with.")
     ] = "float32",
+    shortlist: Annotated[
+        int,
+        typer.Option(metavar="N", help="Measure mtkit and CTranslate2 in each arithmetic with this shortlist as well."),
+    ] = 0,
     batch_tokens: Annotated[
         str | None,
         typer.Option(metavar="N,N", help="Padded source pieces a batch, all hypotheses counted; the fastest is taken."),
@@ -74,9 +81,13 @@ def decode(
         torch.set_num_threads(threads)
     chosen = first_segments(held_out(open_prepared(data or found.recipe.data.folder), side), segments)
     model = found.load_model(checkpoint, str(find_device(device)))
-    settings = found.recipe.decoding
-    decoders: list[Decoder] = [Own(found, model, settings, each, sizes) for each in _split(dtype)]
-    decoders += _peers(found, model, programs)
+    settings = found.recipe.decoding.model_copy(update={"shortlist": shortlist})
+    lexicon = lexicon_for(found, data or found.recipe.data.folder, shortlist)
+    lexicons = [None] if lexicon is None else [None, lexicon]
+    decoders: list[Decoder] = [
+        Own(found, model, settings, each, sizes, short) for each in _split(dtype) for short in lexicons
+    ]
+    decoders += _peers(found, model, settings, programs, lexicons)
     with tqdm(desc="benchmark", unit="turn", delay=2, leave=False, disable=None) as bar:
 
         def on_progress(done: int, total: int) -> None:
@@ -88,15 +99,22 @@ def decode(
     typer.echo(f"\n{write(output / 'decode', table(measured), as_object(measured), bars(measured))}")
 
 
-def _peers(run: "Run", model: "Transformer", programs: "Sequence[str]") -> "Iterator[Decoder]":
-    """The run's model in each program, in each of its arithmetics for the device."""
-    device, settings = model.output_weight.device.type, run.recipe.decoding
+def _peers(
+    run: "Run",
+    model: "Transformer",
+    settings: "DecodingSettings",
+    programs: "Sequence[str]",
+    lexicons: "Sequence[Lexicon | None]",
+) -> "Iterator[Decoder]":
+    """The run's model in each program, in each of its arithmetics for the device, with and without a shortlist."""
+    device = model.output_weight.device.type
     for program in programs:
         if program == "ctranslate2":
             from mtkit.benchmark.peers import ctranslate2
 
             for arithmetic in ctranslate2.ARITHMETICS[device]:
-                yield ctranslate2.CTranslate2(run, model, settings, arithmetic)
+                for lexicon in lexicons:
+                    yield ctranslate2.CTranslate2(run, model, settings, arithmetic, lexicon)
         else:
             from mtkit.benchmark.peers import huggingface_decoding
 

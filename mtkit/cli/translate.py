@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mtkit.cli.lexicons import lexicon_for
 from mtkit.cli.translation_input import count, is_live, read, with_ids
 from mtkit.cli.translation_notes import Notes, note
 from mtkit.cli.translation_settings import joins_documents, recipe_of
@@ -58,7 +59,10 @@ def translate(
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe with decoding settings.  [default: the run's]")] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the test sides.  [default: the run's]")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Prepared data: the test sides, and a lexicon's text.  [default: the run's]"
+        ),
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="best, last, average, or one by its name.")] = "best",
     target: Annotated[
@@ -79,6 +83,12 @@ def translate(
     top_k: Annotated[int | None, typer.Option(help="Sample among this many likeliest pieces; 0: all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest that reach this probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
+    shortlist: Annotated[
+        int | None,
+        typer.Option(
+            help="Only this many translations of each source piece may come, and frequent ones: fast on CPUs."
+        ),
+    ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write each score and a tab before its text.")] = False,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Padded source pieces a batch, all hypotheses counted.")
@@ -103,6 +113,8 @@ def translate(
       mtkit translate --input text.en --output text.fr --direction en-fr --documents
 
       mtkit translate --name one --name two --beam 5
+
+      mtkit translate --dtype int8 --shortlist 20
     """
     import torch
 
@@ -112,7 +124,7 @@ def translate(
     _check_options(
         input,
         {"--scores": scores, "--direction": direction, "--document-ids": document_ids},
-        {"--side": side, "--data": data},
+        {"--side": side, "--data": None if shortlist else data},
     )
     if input == "-" and str(document_ids) == "-":
         raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
@@ -131,6 +143,7 @@ def translate(
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
+        "shortlist": shortlist,
         "batch_tokens": batch_tokens,
     }
     whole = recipe_of(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
@@ -138,7 +151,8 @@ def translate(
     joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None)
     if threads is not None:
         torch.set_num_threads(threads)
-    translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype)
+    lexicon = None if target is not None else lexicon_for(runs[0], data or whole.data.folder, whole.decoding.shortlist)
+    translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype, lexicon=lexicon)
     job = _Job(translator, output, joined)
     if input is None:
         sides = _held_out(runs[0], data or whole.data.folder, side or [])

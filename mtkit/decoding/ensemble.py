@@ -29,10 +29,11 @@ class Ensemble(nn.Module):
         """source (B, S), source_valid (B, S) and task (B,) as each model encodes them."""
         return [each.encode(source, source_valid, task=task) for each in self.networks]
 
-    def start(self, encoded: list[Any], *, hypotheses: int = 1) -> dict[str, Any]:
+    def start(self, encoded: list[Any], *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
         """The states of all models, as one that `mtkit.attention.reorder` works on."""
         pairs = zip(self.networks, encoded, strict=True)
-        return {str(number): each.start(one, hypotheses=hypotheses) for number, (each, one) in enumerate(pairs)}
+        states = [each.start(one, hypotheses=hypotheses, pieces=pieces) for each, one in pairs]
+        return {str(number): state for number, state in enumerate(states)}
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False

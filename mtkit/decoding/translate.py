@@ -10,6 +10,7 @@ from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
 from mtkit.decoding.batches import make_batch, plan
 from mtkit.decoding.device import decoding_with
 from mtkit.decoding.documents import Documents, apart, joined
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, Model
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
@@ -61,6 +62,7 @@ def translate_lines(
     documents: Documents | None = None,
     first: int = 0,
     dtype: torch.dtype | None = None,
+    lexicon: Lexicon | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Translation]]:
     """The translations of each line, best first: one, or `settings.n_best`.
@@ -71,7 +73,8 @@ def translate_lines(
     many lines (`Translation.fell_back`).
     `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
     that are translated, from 0; sampling draws by it. `dtype` is the arithmetic of the matrix products; None stands for
-    float32.
+    float32. With a `lexicon`, only pieces on its shortlist of a batch may come (`settings.shortlist` translations of
+    each source piece), so that a line's result depends on its batch; the model's probability is then among those.
 
     Raises: MtkitError where the settings ask for a coverage penalty that the model cannot give, or for several
     translations of lines that are translated together.
@@ -84,7 +87,7 @@ def translate_lines(
         )
     source = Source(tokenizers.source, model.longest_source, directions)
     encoded = source.encode(lines)
-    work = _Work(model, tokenizers.target, settings, first, on_progress or (lambda lines: None))
+    work = _Work(model, tokenizers.target, settings, first, on_progress or (lambda lines: None), lexicon)
     results: list[list[Translation] | None] = [None if pieces else [BLANK] * settings.n_best for pieces in encoded]
     work.on_progress(sum(translations is not None for translations in results))
     with decoding_with(model, dtype) as device:
@@ -131,6 +134,7 @@ class _Work:
     settings: DecodingSettings
     first: int
     on_progress: OnProgress
+    lexicon: Lexicon | None = None
 
     def batches(
         self, segments: Sequence[Segment], device: torch.device
@@ -146,7 +150,9 @@ class _Work:
                 self.first,
                 self.settings.max_pieces,
             )
-            found = SEARCHES[self.settings.method](self.model, batch, self.settings)
+            if self.lexicon is not None:
+                batch = replace(batch, pieces=self.lexicon.shortlist(batch.source, self.settings.shortlist))
+            found = SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, self.settings.n_best), strict=True))
 
         plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings), at_once(device))

@@ -13,6 +13,7 @@ from mtkit.decoding.documents import Documents
 from mtkit.decoding.ensemble import Ensemble
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, Speed, save, timed
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Model
 from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
@@ -34,13 +35,15 @@ class Translator:
         checkpoint: str = "best",
         device: str = "auto",
         dtype: str = "auto",
+        lexicon: Lexicon | None = None,
     ) -> None:
-        """Loads the checkpoint of each run.
+        """Loads the checkpoint of each run; `lexicon` is needed where the settings ask for a shortlist.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for a device or dtype that is not
         there; RunError for a checkpoint that cannot be loaded.
         """
         self.runs, self.settings = runs, settings
+        self._lexicon = lexicon if settings.shortlist else None
         self._dtype, where = find_dtype(dtype), find_device(device)
         if self._dtype == torch.int8:
             check_int8(where)  # before models and text are read
@@ -79,10 +82,14 @@ class Translator:
             "vocabulary": self.runs[0].vocabulary,
             "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
-            # how many are translated at once says nothing about them, but in int8
-            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self.about["dtype"] == "int8" else None,
+            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self._by_batch else None,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
+
+    @property
+    def _by_batch(self) -> bool:
+        """Whether a translation may depend on what is translated beside it, and with that on how much is at once."""
+        return self._dtype == torch.int8 or self._lexicon is not None
 
     def directions(self, chosen: str | None, lines: int) -> Directions:
         """The same direction for so many lines. Raises: MtkitError as `Directions.alike`."""
@@ -111,6 +118,7 @@ class Translator:
             documents=None if documents is None or pieces is None else Documents(documents, pieces),
             first=first,
             dtype=self._dtype,
+            lexicon=self._lexicon,
             on_progress=on_progress,
         )
 
@@ -149,7 +157,14 @@ class Translator:
         if side.documents is not None and self.document_pieces is not None:
             side = replace(side, documents=replace(side.documents, pieces=self.document_pieces))
         found, speed = timed(
-            run, self.model, side, self.settings, joined=joined, dtype=self._dtype, on_progress=on_progress
+            run,
+            self.model,
+            side,
+            self.settings,
+            joined=joined,
+            dtype=self._dtype,
+            lexicon=self._lexicon,
+            on_progress=on_progress,
         )
         about = {**self.about, "by_documents": joined and side.documents is not None}
         name = "+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])])

@@ -10,6 +10,7 @@ and so do all products of attentions that must not round (`exact`).
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,12 +46,14 @@ def int8_products(model: nn.Module) -> Iterator[None]:
             linear.__dict__["forward"] = _product(linear, linear.weight, linear.bias)
         for each in whole:
             each.__dict__["logits"] = _product(each, each.output_weight, None)
+            each.__dict__["logits_of"] = partial(_product_of, each.output_weight)
         yield
     finally:
         for linear in linears:
             linear.__dict__.pop("forward", None)
         for each in whole:
             each.__dict__.pop("logits", None)
+            each.__dict__.pop("logits_of", None)
 
 
 def check_int8(device: torch.device) -> None:
@@ -65,6 +68,11 @@ def _product(module: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
     if module not in _PRODUCTS or _PRODUCTS[module][0] != state:
         _PRODUCTS[module] = (state, _rounded(weight, bias))
     return _PRODUCTS[module][1]
+
+
+def _product_of(weight: Tensor, pieces: Tensor) -> Product:
+    """The product with the rows `pieces` (K,) of a weight alone."""
+    return _rounded(weight[pieces], None)
 
 
 def _rounded(weight: Tensor, bias: Tensor | None) -> Product:

@@ -3,7 +3,7 @@
 Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -43,6 +43,16 @@ class Output:
     """(B, T, D)."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     log_prob: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The only pieces that may come in a batch; while it is decoded, a piece is called by its place among them."""
+
+    pieces: Tensor
+    """(K,) ids."""
+    logits: Callable[[Tensor], Tensor]
+    """hidden (..., D) to their logits (..., K) in float32."""
 
 
 class Transformer(nn.Module):
@@ -98,6 +108,11 @@ class Transformer(nn.Module):
         """hidden (..., D) to the logits (..., V) of the next piece, in float32."""
         return nn.functional.linear(hidden, self.output_weight).float()
 
+    def logits_of(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
+        """What gives the logits of these pieces (K,) alone: hidden (..., D) to (..., K), in float32."""
+        weight = self.output_weight[pieces]
+        return lambda hidden: nn.functional.linear(hidden, weight).float()
+
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
         """source (B, S) ids with the end mark; source_valid (B, S); task (B,)."""
         x, side = self.source_embedding(source), Side()
@@ -135,10 +150,14 @@ class Transformer(nn.Module):
                 stream = layer(stream, side, context)
         return Output(self.decoder_norm(closed(stream)), side.losses or {}, side.log_prob)
 
-    def start(self, encoded: Encoded, *, hypotheses: int = 1) -> State:
-        """The decoder's state before the first token of each segment's hypotheses."""
+    def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
+        """The decoder's state before the first token of each segment's hypotheses.
+
+        With `pieces` (K,), no others may come: `step` takes and gives places among them (V is K).
+        """
         batch_size, self_carry, cross_carry = encoded.memory.shape[0], None, None
-        state: State = {"position": 0}
+        shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
+        state: State = {"position": 0, "shortlist": shortlist}
         for number, layer in enumerate(self._decoder_layers):
             self_state, self_carry = layer.self_attention.start(
                 batch_size,
@@ -165,13 +184,15 @@ class Transformer(nn.Module):
         With `need_weights`, also the last layer's attention to the source, (B, N, S), averaged over the heads.
         """
         side, weights = Side(), None
+        shortlist: Shortlist | None = state["shortlist"]
+        token, logits = (token, self.logits) if shortlist is None else (shortlist.pieces[token], shortlist.logits)
         x = opened(self.target_embedding.at(token, state["position"]), self.settings)
-        after: State = {"position": state["position"] + 1}
+        after: State = {"position": state["position"] + 1, "shortlist": shortlist}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
             x, after[name], weights = layer.step(x, state[name], side, need_weights=need_weights and number == last)
-        return self.logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
+        return logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:

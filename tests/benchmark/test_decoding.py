@@ -16,7 +16,7 @@ from tests.decoding.trained import Trained, make_run
 class Copier:
     """A program that gives the first line's source back for every line; at a batch size of 2 it is slow."""
 
-    program, arithmetic = "copier", "float32"
+    program, arithmetic, shortlist = "copier", "float32", 0
     sizes = (2, 4)
 
     def __init__(self) -> None:

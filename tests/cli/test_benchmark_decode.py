@@ -43,6 +43,20 @@ def test_table_json_and_picture_are_written() -> None:
     assert {row["size"] for row in read["rows"]} <= {64, 256}
 
 
+def test_a_shortlist_is_measured_beside_all_pieces() -> None:
+    given = ["--name", "one", "--beam", "1", "--segments", "4", "--dtype", "float32,int8", "--shortlist", "5"]
+    shown = typed(*given, "--output", "short").stdout
+    rows = json.loads(Path("short/decode.json").read_text())["rows"]
+    assert [(row["arithmetic"], row["shortlist"]) for row in rows] == [
+        ("float32", 0),
+        ("float32", 5),
+        ("int8", 0),
+        ("int8", 5),
+    ]
+    assert [row["ceiling"] is None for row in rows] == [False, True, False, True]
+    assert "mtkit int8 short" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -36,7 +36,8 @@ class Echo(nn.Module):
             copies[row, : len(copy)] = torch.tensor(copy)
         return copies
 
-    def start(self, encoded: Tensor, *, hypotheses: int = 1) -> dict[str, Any]:
+    def start(self, encoded: Tensor, *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
+        assert pieces is None
         return {"position": 0, "shared": {"copy": encoded}}
 
     def step(

@@ -53,9 +53,10 @@ class TinyModel(nn.Module):
         assert source_valid is not None
         return Encoded(self.source[source], source_valid)
 
-    def start(self, encoded: Encoded, *, hypotheses: int = 1) -> dict[str, Any]:
+    def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
         size, width = encoded.memory.shape[0], encoded.memory.shape[2]
         hidden = encoded.memory.new_zeros(size, hypotheses, width)
+        assert pieces is None
         return {"hidden": hidden, "shared": {"memory": encoded.memory, "valid": encoded.valid}}
 
     def step(

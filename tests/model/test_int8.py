@@ -48,6 +48,16 @@ def test_a_step_is_near_that_in_float32(attention: str) -> None:
 
 
 @torch.no_grad()
+def test_logits_of_some_pieces_are_those_of_all_at_their_places() -> None:
+    net, pieces, hidden = network(), torch.tensor([0, 3, 7, 38]), torch.randn(5, 2, 32)
+    torch.testing.assert_close(net.logits_of(pieces)(hidden), net.logits(hidden)[..., pieces])
+    with int8_products(net):
+        rounded = net.logits(hidden)[..., pieces]
+        assert torch.equal(net.logits_of(pieces)(hidden), rounded)
+    assert not torch.equal(net.logits_of(pieces)(hidden), rounded)
+
+
+@torch.no_grad()
 def test_afterwards_the_model_is_as_it_was() -> None:
     net, source = network(), torch.randint(4, 40, (2, 5))
     before = net.encode(source).memory
@@ -57,7 +67,7 @@ def test_afterwards_the_model_is_as_it_was() -> None:
     with pytest.raises(KeyError), int8_products(net):
         raise KeyError
     assert torch.equal(net.encode(source).memory, before)
-    assert "logits" not in net.__dict__
+    assert not {"logits", "logits_of"} & set(net.__dict__)
 
 
 @torch.no_grad()

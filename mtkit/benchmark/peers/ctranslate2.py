@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mtkit.benchmark.decoding import Decoded
 from mtkit.benchmark.peers.weights import Weights, check_plain
-from mtkit.data.tokenizer import EOS
+from mtkit.data.tokenizer import EOS, PAD
 from mtkit.decoding.batches import target_limit
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -36,14 +37,27 @@ class CTranslate2:
     program = "ctranslate2"
     sizes: Sequence[int] = SIZES
 
-    def __init__(self, run: Run, model: Transformer, settings: DecodingSettings, arithmetic: str) -> None:
-        """Raises: MtkitError where CTranslate2 has no such model."""
+    def __init__(
+        self,
+        run: Run,
+        model: Transformer,
+        settings: DecodingSettings,
+        arithmetic: str,
+        lexicon: Lexicon | None = None,
+    ) -> None:
+        """With a lexicon, its vocabulary map holds the same.
+
+        Raises: MtkitError where CTranslate2 has no such model.
+        """
         check_plain(run.recipe, "ctranslate2")
         self.arithmetic = arithmetic
+        self.shortlist = settings.shortlist if lexicon is not None else 0
         self._tokenizers, self._settings = run.tokenizers, settings
         self._longest = (model.longest_source, model.longest_target)
         with TemporaryDirectory() as folder:
             convert(run, model, Path(folder) / "model")
+            if lexicon is not None:
+                write_map(lexicon, self.shortlist, Path(folder) / "model" / "vmap.txt")
             device = model.output_weight.device
             threads = torch.get_num_threads()
             self._translator: Any = ctranslate2.Translator(
@@ -68,6 +82,7 @@ class CTranslate2:
             length_penalty=self._settings.length_penalty,
             max_decoding_length=limit,
             disable_unk=True,
+            use_vmap=self.shortlist > 0,
         )
         pieces = [list(map(int, each.hypotheses[0])) for each in found]
         return [Decoded(self._tokenizers.target.decode(each), len(each) + 1) for each in pieces]
@@ -104,6 +119,14 @@ def convert(run: Run, model: Transformer, folder: Path) -> None:
     spec.optimize(quantization=None)
     folder.mkdir()
     spec.save(str(folder))
+
+
+def write_map(lexicon: Lexicon, each: int, path: Path) -> None:
+    """A line for each source piece, a tab between it and what translates it; that of no piece holds for all."""
+    lines = ["\t" + " ".join(_token(piece) for piece in lexicon.frequent.tolist())]
+    for source, targets in enumerate(lexicon.translations[:, : 1 + each].tolist()):
+        lines.append(f"{_token(source)}\t" + " ".join(_token(piece) for piece in targets if piece != PAD))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _layer(layer: Any, weights: Weights, name: str, side: str) -> None:
@@ -143,4 +166,8 @@ def _norm(spec: Any, norm: nn.LayerNorm) -> None:
 
 
 def _vocabulary(size: int) -> list[str]:
-    return [*SPECIALS, *map(str, range(len(SPECIALS), size))]
+    return [_token(piece) for piece in range(size)]
+
+
+def _token(piece: int) -> str:
+    return SPECIALS[piece] if piece < len(SPECIALS) else str(piece)

@@ -30,6 +30,7 @@ class HuggingFace:
     """Sentencepiece as mtkit's, batches of similar lengths, and generate() with its cache."""
 
     program = "huggingface"
+    shortlist = 0
     sizes: Sequence[int] = SIZES
 
     def __init__(self, run: Run, model: Transformer, settings: DecodingSettings, arithmetic: str) -> None:

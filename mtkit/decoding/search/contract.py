@@ -1,7 +1,7 @@
 """What all searches share: the model they ask, the batch they get, the hypotheses they give, when segments leave."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ class Model(Protocol):
     @property
     def longest_target(self) -> int | None: ...
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any: ...
-    def start(self, encoded: Any, *, hypotheses: int = 1) -> Any: ...
+    def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any: ...
     def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]: ...
     def parameters(self) -> Iterator[Any]: ...
     def train(self, mode: bool = True) -> Any: ...
@@ -67,6 +67,9 @@ class SourceBatch:
     """(B,) integers that tell segments apart; sampling draws by them, so that a draw does not depend on the batch."""
     task: Tensor | None = None
     """(B,) the direction of each segment, where the model knows several."""
+    pieces: Tensor | None = None
+    """(K,) ids of the pieces that may come, PAD, UNK, BOS and EOS first, as in the vocabulary; None: all may.
+    The search calls a piece by its place among them."""
 
     @cached_property
     def valid(self) -> Tensor:
@@ -100,6 +103,10 @@ class Hypotheses:
         """(B, N) pieces, EOS counted."""
         return (self.pieces != PAD).sum(-1)
 
+    def named(self, pieces: Tensor | None) -> "Hypotheses":
+        """The same by ids, where a search called pieces by their places among `pieces` (K,)."""
+        return self if pieces is None else replace(self, pieces=pieces[self.pieces])
+
     def ranked(self) -> "Hypotheses":
         """The same, each segment's by falling score; equal scores keep their order."""
         order = self.scores.argsort(dim=1, descending=True, stable=True)
@@ -109,7 +116,8 @@ class Hypotheses:
 
 def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
     """The state of the model before the first piece of each segment's hypotheses."""
-    return model.start(model.encode(batch.source, batch.valid, task=batch.task), hypotheses=hypotheses)
+    encoded = model.encode(batch.source, batch.valid, task=batch.task)
+    return model.start(encoded, hypotheses=hypotheses, pieces=batch.pieces)
 
 
 def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import BOS, EOS
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
@@ -69,3 +70,26 @@ def test_other_attentions_are_refused() -> None:
         with pytest.raises(MtkitError, match="full attention"):
             check_plain(recipe, "ctranslate2")
     check_plain(make_recipe({}), "ctranslate2")
+
+
+def test_its_vocabulary_map_lets_come_what_a_shortlist_does(tmp_path: Path) -> None:
+    from mtkit.benchmark.peers.ctranslate2 import SPECIALS, convert, write_map
+
+    model, run = model_and_run()
+    convert(run, model, tmp_path / "model")
+    translations = torch.zeros(V, 3, dtype=torch.int32)
+    translations[5], translations[9] = torch.tensor([5, 20, 21]), torch.tensor([9, 22, 0])
+    lexicon = Lexicon(translations, torch.tensor([30, 31], dtype=torch.int32))
+    write_map(lexicon, 1, tmp_path / "model" / "vmap.txt")
+    translator = ctranslate2.Translator(str(tmp_path / "model"), compute_type="float32", intra_threads=1)
+    source = [["5", "9", SPECIALS[EOS]]]
+    free, short = (
+        translator.translate_batch(
+            source, sampling_topk=0, num_hypotheses=30, max_decoding_length=20, use_vmap=each, beam_size=1
+        )[0].hypotheses
+        for each in (False, True)
+    )
+    may = {str(piece) for piece in lexicon.shortlist(torch.tensor([[5, 9, EOS]]), 1).tolist()}
+    assert {piece for each in short for piece in each} <= may | set(SPECIALS)
+    assert not {piece for each in free for piece in each} <= may | set(SPECIALS)
+    assert {"20", "22", "30"} <= {piece for each in short for piece in each}
