@@ -45,7 +45,7 @@ def find_dtype(name: str) -> torch.dtype | None:
 
 @contextmanager
 def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
-    """Around decoding: the model in evaluation mode, no gradients, arithmetic in `dtype`; gives its device.
+    """Around decoding: the model in evaluation mode, inference mode, arithmetic in `dtype`; gives its device.
 
     The model is as it was afterwards; it serves one call at a time. None stands for float32. Raises: MtkitError for
     int8 on a GPU, and where the memory does not hold a batch.
@@ -53,7 +53,8 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
     training, device = model.training, next(model.parameters()).device
     model.train(False)
     try:
-        with torch.no_grad(), _products(model, dtype, device.type):
+        # weights are rounded outside, as normal tensors; inside, nothing is kept track of for gradients
+        with _products(model, dtype, device.type), torch.inference_mode():
             yield device
     except GIVES_OUT as error:
         if not gave_out(error):

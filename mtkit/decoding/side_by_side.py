@@ -17,18 +17,18 @@ Result = TypeVar("Result")
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> Iterator[Result]:
     """What `work` makes of each item, in order: on a CPU of several at a time, which share PyTorch's threads evenly.
 
-    `work` runs under the caller's gradient mode and autocast. On an accelerator, whose queue is one, items take turns.
+    `work` runs under the caller's inference mode and autocast. On an accelerator, whose queue is one, items take turns.
     A caller that leaves early, or is interrupted, waits for the items that have been begun.
     """
     workers = at_once(device, len(items))
     if workers <= 1:
         yield from map(work, items)
         return
-    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    modes = torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def alike(item: Item) -> Result:
-        gradients, autocast, dtype = modes
-        with torch.set_grad_enabled(gradients), torch.autocast("cpu", dtype, enabled=autocast):
+        inference, autocast, dtype = modes
+        with torch.inference_mode(inference), torch.autocast("cpu", dtype, enabled=autocast):
             return work(item)
 
     with _threads(torch.get_num_threads() // workers), ThreadPoolExecutor(workers) as pool:

@@ -5,9 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from mtkit.attention.registry import mechanisms
 from mtkit.decoding.device import decoding_with, find_device, find_dtype
+from mtkit.decoding.search.beam import beam_search
 from mtkit.errors import MtkitError
-from tests.decoding.tiny import TinyModel
+from mtkit.model.build import build_model
+from mtkit.recipe import DecodingSettings, make_recipe
+from tests.decoding.tiny import TinyModel, batch_of, random_sources
 
 
 def test_devices_by_name() -> None:
@@ -51,3 +55,25 @@ def test_decoding_leaves_the_model_as_it_was() -> None:
     assert model.training
     with decoding_with(model, None):
         assert (model.weight @ model.weight.T).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "role"), [(each.name, role) for each in mechanisms().values() for role in sorted(each.roles)]
+)
+def test_what_decoding_leaves_behind_can_be_trained_with(name: str, role: str, dtype: torch.dtype | None) -> None:
+    """As validation amid training does: what attentions keep from call to call must serve both."""
+    sizes = {"d_model": 16, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1, "max_length": 48}
+    recipe = make_recipe({"model": sizes, "attention": {role: name}})
+    model = build_model(recipe, source_vocabulary=32, target_vocabulary=32)
+    sources = random_sources(3, vocabulary=32, longest=20)
+    with decoding_with(model, dtype):
+        beam_search(model, batch_of(sources, 8), DecodingSettings(beam=2))
+    model.train()
+    batch = batch_of(sources, 8)
+    output = model(batch.source, batch.source, source_valid=batch.valid)
+    (model.logits(output.hidden).log_softmax(-1)[..., 4:].sum() + sum(output.losses.values())).backward()
+    assert all(each.grad is None or each.grad.isfinite().all() for each in model.parameters())
+    model.after_update(1, 10)
+    with decoding_with(model, dtype):
+        beam_search(model, batch_of(sources, 8), DecodingSettings(beam=2))

@@ -55,11 +55,11 @@ def test_an_accelerator_gets_one_item_at_a_time() -> None:
 
 def test_work_runs_in_the_callers_modes() -> None:
     def work(item: int) -> tuple[bool, torch.dtype]:
-        return torch.is_grad_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        return torch.is_inference_mode_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
 
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert set(side_by_side(work, range(6), CPU)) == {(False, torch.bfloat16)}
-    assert set(side_by_side(work, range(6), CPU)) == {(True, torch.float32)}
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert set(side_by_side(work, range(6), CPU)) == {(True, torch.bfloat16)}
+    assert set(side_by_side(work, range(6), CPU)) == {(False, torch.float32)}
 
 
 def test_a_failure_stops_the_rest() -> None:
