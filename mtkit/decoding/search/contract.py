@@ -16,7 +16,7 @@ NEVER_GENERATED = EOS
 CHECK_EVERY = 4
 """Steps from one look at what has finished to the next on an accelerator, where each look waits for the device."""
 
-WORTHWHILE = 0.75
+WORTHWHILE = 0.8
 """Finished segments leave the batch when at most this share of it is still running; leaving copies the state."""
 
 
