@@ -175,8 +175,6 @@ class DecodingSettings(Settings):
     """Sample among the most likely pieces that together reach this probability."""
     seed: int = 1
     """Seed of sampling."""
-    shortlist: NonNegativeInt = 0
-    """Translations of each source piece that may come in `translate`, beside the most frequent pieces; 0 allows all."""
     batch_tokens: PositiveInt = 8_192
     """Padded source pieces a batch, at most, all hypotheses counted; on a CPU up to eight batches are worked on at
     once."""

@@ -5,6 +5,7 @@ run.json             versions, the exact command, sizes of the vocabularies, dir
 tokenizer/           the sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
 best.json            which checkpoint translates best
+lexicon.safetensors  which pieces translate which, where `translate --shortlist` has learned it
 metrics.jsonl, curves.png, translations/
 """
 

@@ -67,11 +67,11 @@ class Own:
     ) -> None:
         """`arithmetic` is a dtype of `mtkit translate`; auto is float32. Raises: MtkitError.
 
-        With a lexicon, `settings.shortlist` translations of each source piece may come.
+        With a lexicon, only pieces on its shortlists may come.
         """
         self.dtype = find_dtype(arithmetic)
         self.arithmetic = "float32" if arithmetic == "auto" else arithmetic
-        self.shortlist = settings.shortlist if lexicon is not None else 0
+        self.shortlist = 0 if lexicon is None else lexicon.each
         self._lexicon = lexicon
         self.sizes: Sequence[int] = list(sizes) or [settings.batch_tokens]
         self._model, self._tokenizers, self._settings = model, run.tokenizers, settings

@@ -35,7 +35,9 @@ def decode(
     ] = "float32",
     shortlist: Annotated[
         int,
-        typer.Option(metavar="N", help="Measure mtkit and CTranslate2 in each arithmetic with this shortlist as well."),
+        typer.Option(
+            metavar="N", min=0, max=100, help="With the shortlist of so many translations too; 0: only without."
+        ),
     ] = 0,
     batch_tokens: Annotated[
         str | None,
@@ -79,11 +81,11 @@ def decode(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    chosen = first_segments(held_out(open_prepared(data or found.recipe.data.folder), side), segments)
+    folder = data or found.recipe.data.folder
+    chosen = first_segments(held_out(open_prepared(folder), side), segments)
     model = found.load_model(checkpoint, str(find_device(device)))
-    settings = found.recipe.decoding.model_copy(update={"shortlist": shortlist})
-    lexicon = lexicon_for(found, data or found.recipe.data.folder, shortlist)
-    lexicons = [None] if lexicon is None else [None, lexicon]
+    settings = found.recipe.decoding
+    lexicons = [None, lexicon_for(found, folder, shortlist)] if shortlist else [None]
     decoders: list[Decoder] = [
         Own(found, model, settings, each, sizes, short) for each in _split(dtype) for short in lexicons
     ]

@@ -4,28 +4,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtkit.cli.translation_notes import note
+from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.lexicon import Lexicon
     from mtkit.runs import Run
 
 
-def lexicon_for(run: "Run", data: Path, shortlist: int) -> "Lexicon | None":
-    """The run's lexicon, learned from prepared data where it has none; None where no shortlist is asked for."""
-    if not shortlist:
-        return None
+def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
+    """The run's lexicon with `each` translations of a source piece; learned from prepared data where it has none.
+
+    Raises: MtkitError as `learn_lexicon`; RunError for a damaged lexicon.
+    """
+    from mtkit.decoding.lexicon import FILE, load_lexicon, save_lexicon
+
+    lexicon = load_lexicon(run)
+    if lexicon is None:
+        lexicon = _learn(run, data)
+        try:
+            save_lexicon(run, lexicon)
+            note(f"learned which pieces translate which from {data}, once; kept in {run.folder / FILE}")
+        except MtkitError as error:
+            note(f"{error}; the lexicon is learned anew each time")
+    return lexicon.cut(each)
+
+
+def _learn(run: "Run", data: Path) -> "Lexicon":
     from tqdm import tqdm
 
-    from mtkit.decoding.lexicon import FILE, lexicon_of
+    from mtkit.decoding.lexicon import learn_lexicon
 
-    there = (run.folder / FILE).exists()
     with tqdm(desc="learning the lexicon", delay=2, leave=False, disable=None, bar_format="{l_bar}{bar}") as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        lexicon = lexicon_of(run, data, on_progress)
-    if not there:
-        note(f"learned which pieces translate which from {data}, once; kept in {run.folder / FILE}")
-    return lexicon
+        return learn_lexicon(run, data, on_progress)

@@ -85,9 +85,7 @@ def translate(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
     shortlist: Annotated[
         int | None,
-        typer.Option(
-            help="Only this many translations of each source piece may come, and frequent ones: fast on CPUs."
-        ),
+        typer.Option(min=1, max=100, help="Let only this many translations of each source piece come: fast on CPUs."),
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write each score and a tab before its text.")] = False,
     batch_tokens: Annotated[
@@ -103,6 +101,8 @@ def translate(
 
     Decoding settings are those of the run's recipe unless given. A killed translation of --input to --output goes on
     where it was when the same command is typed again. Several runs translate by the mean of their probabilities.
+    With --shortlist frequent pieces may come too, and those of the source; a lexicon is learned from the prepared data
+    at first, and kept with the run.
 
     Examples:
 
@@ -128,6 +128,8 @@ def translate(
     )
     if input == "-" and str(document_ids) == "-":
         raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
+    if shortlist and target is not None:
+        raise MtkitError("--shortlist says what may come in a search; leave it out with --target")
     if output is not None and output.is_dir():
         raise MtkitError(f"{output} is a folder; give the name of a file to write")
     runs = [find_run(each) for each in run or []] + [find_run(name=each) for each in name or []] or [find_run()]
@@ -143,7 +145,6 @@ def translate(
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
-        "shortlist": shortlist,
         "batch_tokens": batch_tokens,
     }
     whole = recipe_of(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
@@ -151,11 +152,15 @@ def translate(
     joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None)
     if threads is not None:
         torch.set_num_threads(threads)
-    lexicon = None if target is not None else lexicon_for(runs[0], data or whole.data.folder, whole.decoding.shortlist)
-    translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype, lexicon=lexicon)
+    translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype)
+    prepared = data or whole.data.folder
+    sides = _held_out(runs[0], prepared, side or []) if input is None else []
+    if input is not None:
+        translator.directions(direction, 0)  # said before anything is read or learned
+    if shortlist:
+        translator.shorten(lexicon_for(runs[0], prepared, shortlist))
     job = _Job(translator, output, joined)
     if input is None:
-        sides = _held_out(runs[0], data or whole.data.folder, side or [])
         if target is None:
             job.held_out(sides, asked=bool(documents))
         else:
@@ -177,7 +182,6 @@ class _Job:
         from mtkit.decoding.documents import parted_by_blank_lines
         from mtkit.decoding.held_out import n_best_lines
 
-        self.translator.directions(direction, 0)  # said before anything is read
         notes = Notes(self.translator.model.longest_source)
         items = zip(read(name)) if ids is None else with_ids(name, ids)
 

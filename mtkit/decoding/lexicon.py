@@ -7,17 +7,20 @@ share of y among all that falls to x. The end mark of the source, which stands i
 paper's empty word: to it falls what every sentence may hold.
 """
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mtkit.data.prepared import Prepared, Tokens, open_prepared
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
-from mtkit.errors import MtkitError
+from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.files import writing
 from mtkit.runs import Run, read_tensors, vocabulary_of
 
@@ -34,8 +37,11 @@ ITERATIONS = 5
 """Of expectation and maximisation."""
 
 CELLS = 1 << 25
-"""Pairs of a source and a target piece in one sentence that are learned from at most: half a minute's work, and 1 GiB
-of memory. Of more training data, every n-th pair of sentences."""
+"""Pairs of a source and a target piece in one sentence that are learned from at most: a quarter of a minute's work, and
+1.6 GiB of memory. Of more training data, every n-th pair of sentences."""
+
+LONGEST = 1000
+"""Pieces of a side from which on a pair of sentences says too little of who translates whom, for what it costs."""
 
 Progress = Callable[[int, int], object]
 """Called with how many of how many steps are done."""
@@ -46,59 +52,88 @@ class Lexicon:
     """The likeliest translations of each source piece, beside the target pieces that are frequent anyway."""
 
     translations: Tensor
-    """(source pieces, 1 + MOST) int32: the target piece that is spelt the same, for names, then the translations that
-    are not frequent, the likeliest first; PAD where there are none."""
+    """(source pieces, 1 + N) int32: the target piece that is spelt the same, for names, then N translations that are
+    not frequent, the likeliest first; PAD where there are none."""
     frequent: Tensor
     """(FREQUENT,) int32, or as many as there are: the most frequent target pieces, the first the most."""
 
-    def shortlist(self, source: Tensor, each: int) -> Tensor:
+    @property
+    def each(self) -> int:
+        """N, the translations of each source piece at most."""
+        return self.translations.shape[1] - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same content."""
+        return hashlib.sha256(self.translations.numpy().tobytes() + self.frequent.numpy().tobytes()).hexdigest()
+
+    def cut(self, each: int) -> "Lexicon":
+        """With so many translations of each source piece at most."""
+        return replace(self, translations=self.translations[:, : 1 + each])
+
+    def shortlist(self, source: Tensor) -> Tensor:
         """Ids, rising (K,), of the target pieces that may come in translations of source pieces (B, S).
 
-        The frequent ones, `each` translations of each source piece, and what belongs to no text, as EOS.
+        The frequent ones, the translations of each source piece, and what belongs to no text, as EOS.
         """
-        translations = self.translations[source.cpu().unique(), : 1 + each]
+        translations = self.translations[source.cpu().unique()]
         every = [torch.arange(BREAK + 1), self.frequent.long(), translations.flatten().long()]
         return torch.cat(every).unique().to(source.device)
 
-    def save(self, path: Path) -> None:
-        """As a safetensors file, whole or not at all."""
-        from safetensors.torch import save_file
 
-        with writing(path) as temporary:
-            save_file({"translations": self.translations, "frequent": self.frequent}, temporary)
-
-    @classmethod
-    def load(cls, path: Path) -> "Lexicon":
-        """What `save` wrote. Raises: RunError where it is missing or damaged."""
-        found = read_tensors(path)
-        return cls(found["translations"], found["frequent"])
+def save_lexicon(run: Run, lexicon: Lexicon) -> None:
+    """Keep it with the run, whole or not at all. Raises: MtkitError where it cannot be written."""
+    with writing(run.folder / FILE) as temporary:
+        try:
+            save_file({"translations": lexicon.translations, "frequent": lexicon.frequent}, temporary)
+        except SafetensorError as error:  # what it raises for a full disk
+            raise MtkitError(f"cannot write {run.folder / FILE}: {error}") from error
 
 
-def lexicon_of(run: Run, folder: Path, on_progress: Progress = lambda done, total: None) -> Lexicon:
-    """The lexicon of a run: where it has none yet, learned from the prepared data in `folder`, and kept with the run.
-
-    Raises: MtkitError where there is no such data, or data with other pieces.
-    """
+def load_lexicon(run: Run) -> Lexicon | None:
+    """The lexicon that is kept with the run, if there is one. Raises: RunError where it is damaged."""
     path = run.folder / FILE
     if not path.exists():
-        prepared = open_prepared(folder)
-        if vocabulary_of(folder / "tokenizer") != run.vocabulary:
-            raise MtkitError(
-                f"{folder} has other pieces than {run.folder}, whose lexicon is to be learned from it; "
-                "give the prepared data it was trained on with --data"
-            )
-        learn(prepared, on_progress).save(path)
-    return Lexicon.load(path)
+        return None
+    try:
+        found = read_tensors(path)
+        lexicon = Lexicon(found["translations"], found["frequent"])
+        if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST):
+            raise ValueError
+    except (RunError, KeyError, ValueError, IndexError) as error:
+        raise RunError(f"{path} is damaged, or of another version; delete it, and it is learned anew") from error
+    return lexicon
+
+
+def learn_lexicon(run: Run, folder: Path, on_progress: Progress = lambda done, total: None) -> Lexicon:
+    """The lexicon of a run from prepared data.
+
+    Raises: MtkitError where there is no such data, or data with other pieces; DataError where it is of no use.
+    """
+    if not (folder / "prepared.json").is_file():
+        raise MtkitError(
+            f"{run.folder} has no lexicon yet, and there is no prepared data in {folder} to learn it from; "
+            "name where it is with --data"
+        )
+    prepared = open_prepared(folder)
+    if vocabulary_of(folder / "tokenizer") != run.vocabulary:
+        raise MtkitError(
+            f"{folder} has other pieces than {run.folder}, whose lexicon is to be learned from it; "
+            "give the prepared data it was trained on with --data"
+        )
+    return learn(prepared, on_progress)
 
 
 def learn(prepared: Prepared, on_progress: Progress = lambda done, total: None) -> Lexicon:
-    """The lexicon of the training side of prepared data."""
+    """The lexicon of the training side of prepared data. Raises: DataError where its segments are all too long."""
     tokenizers, side = prepared.tokenizers, prepared.train
     rows = _sample(side.source.lengths, side.target.lengths)
+    if not len(rows):
+        raise DataError(f"all training segments of {prepared.folder} are too long to learn a lexicon from")
     counts = np.bincount(_flat(side.target, rows), minlength=tokenizers.target.size)
     counts[: BREAK + 1] = 0
     frequent = np.argsort(-counts, kind="stable")[: min(FREQUENT, int((counts > 0).sum()))].astype(np.int32)
-    source, target, likely = _model_1(*_together(side.source, side.target, rows), len(counts), on_progress)
+    source, target, likely = _model_1(*_together(side.source, side.target, rows, len(counts)), len(counts), on_progress)
     rare = ~np.isin(target, frequent)
     source, target, rank = _ranked(source[rare], target[rare], likely[rare])
     translations = np.full((tokenizers.source.size, 1 + MOST), PAD, dtype=np.int32)
@@ -108,9 +143,10 @@ def learn(prepared: Prepared, on_progress: Progress = lambda done, total: None) 
 
 
 def _sample(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The rows to learn from: all, or every n-th, n as small as `CELLS` allows."""
-    cells = (source.astype(np.int64) + 1) * target
-    return np.arange(0, len(cells), max(1, -(-int(cells.sum()) // CELLS)))
+    """The rows to learn from: all that are not too long, or every n-th, n as small as `CELLS` allows."""
+    rows = np.flatnonzero(np.maximum(source, target) <= LONGEST)
+    cells = (source[rows].astype(np.int64) + 1) * target[rows]
+    return rows[:: max(1, -(-int(cells.sum()) // CELLS))]
 
 
 def _flat(tokens: Tokens, rows: np.ndarray, last: int | None = None) -> np.ndarray:
@@ -120,36 +156,42 @@ def _flat(tokens: Tokens, rows: np.ndarray, last: int | None = None) -> np.ndarr
     return np.concatenate(parts).astype(np.int64)
 
 
-def _together(source: Tokens, target: Tokens, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _together(source: Tokens, target: Tokens, rows: np.ndarray, target_pieces: int) -> tuple[np.ndarray, np.ndarray]:
     """Each target piece with each source piece of its sentence, the source's end mark among them.
 
-    Gives the target pieces (T,), how many source pieces each has beside it (T,), and those, one target piece's after
-    the other's.
+    Gives the pairs, source * target_pieces + target, one target piece's after the other's, and how many each of those
+    has.
     """
     lengths = source.lengths[rows].astype(np.int64) + 1
     first = np.cumsum(lengths) - lengths
     sentence = np.repeat(np.arange(len(rows)), target.lengths[rows])
     sizes = lengths[sentence]
     begins = np.cumsum(sizes) - sizes
-    places = np.arange(sizes.sum()) + np.repeat(first[sentence] - begins, sizes)
-    return _flat(target, rows), sizes, _flat(source, rows, EOS)[places]
+    places = np.arange(sizes.sum())
+    places += np.repeat(first[sentence] - begins, sizes)
+    pairs = _flat(source, rows, EOS)[places]
+    pairs *= target_pieces
+    pairs += np.repeat(_flat(target, rows), sizes)
+    return pairs, sizes
 
 
 def _model_1(
-    targets: np.ndarray, sizes: np.ndarray, sources: np.ndarray, target_pieces: int, on_progress: Progress
+    pairs: np.ndarray, sizes: np.ndarray, target_pieces: int, on_progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """t(y | x) of the pairs that occur: x, y and t, in the order of x."""
     on_progress(0, 1 + ITERATIONS)
-    pairs, cell = np.unique(sources * target_pieces + np.repeat(targets, sizes), return_inverse=True)
-    source, target = pairs // target_pieces, pairs % target_pieces
+    different, cell = np.unique(pairs, return_inverse=True)
+    del pairs
+    source, target = different // target_pieces, different % target_pieces
     begins = np.cumsum(sizes) - sizes
-    likely = np.ones(len(pairs))
+    likely = np.ones(len(different))
     for iteration in range(ITERATIONS):
         on_progress(1 + iteration, 1 + ITERATIONS)
         share = likely[cell]
         share /= np.repeat(np.add.reduceat(share, begins), sizes)
         counts = np.bincount(cell, weights=share)
         likely = counts / np.bincount(source, weights=counts)[source]
+    on_progress(1 + ITERATIONS, 1 + ITERATIONS)
     return source, target, likely
 
 

@@ -36,7 +36,7 @@ class Translation:
     """What it is ranked by: log P / length^alpha, plus the coverage penalty; -inf where the search found nothing.
     Of a line that was translated together with others, here and below, that of all of them."""
     log_prob: float
-    """The model's log-probability, the end of the segment included."""
+    """The model's log-probability, the end of the segment included; with a lexicon, among the pieces that may come."""
     pieces: tuple[int, ...]
     """Target pieces, EOS included."""
     parts: int = 1
@@ -69,12 +69,12 @@ def translate_lines(
 
     Blank lines never reach the model. Lines that are too long for it are cut at sentence ends, and the translations of
     the parts are joined by a space (`Translation.parts` tells). In float32 a line's result does not depend on others,
-    but for `documents`, whose lines are translated together; a line falls back to itself where that does not give as
-    many lines (`Translation.fell_back`).
+    but for a `lexicon`, and for `documents`, whose lines are translated together; a line falls back to itself where
+    that does not give as many lines (`Translation.fell_back`).
     `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
     that are translated, from 0; sampling draws by it. `dtype` is the arithmetic of the matrix products; None stands for
-    float32. With a `lexicon`, only pieces on its shortlist of a batch may come (`settings.shortlist` translations of
-    each source piece), so that a line's result depends on its batch; the model's probability is then among those.
+    float32. With a `lexicon`, only pieces on its shortlist of a batch may come, so that a line's result depends on its
+    batch; probabilities are then among those pieces.
 
     Raises: MtkitError where the settings ask for a coverage penalty that the model cannot give, or for several
     translations of lines that are translated together.
@@ -151,7 +151,7 @@ class _Work:
                 self.settings.max_pieces,
             )
             if self.lexicon is not None:
-                batch = replace(batch, pieces=self.lexicon.shortlist(batch.source, self.settings.shortlist))
+                batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
             found = SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, self.settings.n_best), strict=True))
 

@@ -35,15 +35,14 @@ class Translator:
         checkpoint: str = "best",
         device: str = "auto",
         dtype: str = "auto",
-        lexicon: Lexicon | None = None,
     ) -> None:
-        """Loads the checkpoint of each run; `lexicon` is needed where the settings ask for a shortlist.
+        """Loads the checkpoint of each run.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for a device or dtype that is not
         there; RunError for a checkpoint that cannot be loaded.
         """
         self.runs, self.settings = runs, settings
-        self._lexicon = lexicon if settings.shortlist else None
+        self._lexicon: Lexicon | None = None
         self._dtype, where = find_dtype(dtype), find_device(device)
         if self._dtype == torch.int8:
             check_int8(where)  # before models and text are read
@@ -59,10 +58,15 @@ class Translator:
             "device": str(where),
             "dtype": dtype if self._dtype else "float32",
             "threads": torch.get_num_threads(),
+            "shortlist": None,
             "settings": settings.model_dump(),
         }
         if len(runs) > 1:
             self.about["ensemble"] = [str(run.folder) for run in runs]
+
+    def shorten(self, lexicon: Lexicon) -> None:
+        """From now on, let only pieces on the lexicon's shortlists come, where lines are translated."""
+        self._lexicon, self.about["shortlist"] = lexicon, lexicon.each
 
     @property
     def tokenizers(self) -> Tokenizers:
@@ -82,6 +86,7 @@ class Translator:
             "vocabulary": self.runs[0].vocabulary,
             "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
+            "lexicon": self._lexicon and self._lexicon.fingerprint,
             "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self._by_batch else None,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }

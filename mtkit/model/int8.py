@@ -10,7 +10,7 @@ and so do all products of attentions that must not round (`exact`).
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,9 +26,26 @@ Processors without VNNI sum pairs of products in 16 bits first, which hold no mo
 
 Product = Callable[[Tensor], Tensor]
 
-_PRODUCTS: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], Product]] = WeakKeyDictionary()
-"""For each module its product, and the places and versions of the weights it was made of: rounding them takes as long
-as translating dozens of sentences, and text comes in chunks."""
+
+@dataclass(frozen=True)
+class _Rounded:
+    """A weight W (O, I), rounded row by row, and its bias b (O,)."""
+
+    integers: Tensor
+    """(O, I) int8."""
+    scales: Tensor
+    """(O,) float32."""
+    product: Product
+    """x (..., I) to x W^T + b (..., O), x rounded to 8 bits."""
+
+    def of(self, rows: Tensor) -> Product:
+        """The product with these rows (K,) of the weight alone, without bias."""
+        return _product(self.integers[rows], self.scales[rows], None)
+
+
+_ROUNDED: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], _Rounded]] = WeakKeyDictionary()
+"""For each module what it multiplies by, and the places and versions of the weights it was made of: rounding them takes
+as long as translating dozens of sentences, and text comes in chunks."""
 
 
 @contextmanager
@@ -43,10 +60,10 @@ def int8_products(model: nn.Module) -> Iterator[None]:
     whole = [each for each in model.modules() if isinstance(each, Transformer)]
     try:
         for linear in linears:
-            linear.__dict__["forward"] = _product(linear, linear.weight, linear.bias)
+            linear.__dict__["forward"] = _rounded(linear, linear.weight, linear.bias).product
         for each in whole:
-            each.__dict__["logits"] = _product(each, each.output_weight, None)
-            each.__dict__["logits_of"] = partial(_product_of, each.output_weight)
+            rounded = _rounded(each, each.output_weight, None)
+            each.__dict__["logits"], each.__dict__["logits_of"] = rounded.product, rounded.of
         yield
     finally:
         for linear in linears:
@@ -62,28 +79,25 @@ def check_int8(device: torch.device) -> None:
         raise MtkitError("int8 is for the CPU, x86-64 or Arm; give --device cpu, or --dtype bfloat16")
 
 
-def _product(module: nn.Module, weight: Tensor, bias: Tensor | None) -> Product:
-    """The module's product, made anew where its weights have changed since it was made."""
+def _rounded(module: nn.Module, weight: Tensor, bias: Tensor | None) -> _Rounded:
+    """The module's weights rounded, anew where they have changed since."""
     state = [(each.data_ptr(), each._version) for each in (weight, bias) if each is not None]
-    if module not in _PRODUCTS or _PRODUCTS[module][0] != state:
-        _PRODUCTS[module] = (state, _rounded(weight, bias))
-    return _PRODUCTS[module][1]
+    if module not in _ROUNDED or _ROUNDED[module][0] != state:
+        values = weight.detach().float()
+        scales = values.abs().amax(1).clamp(min=1e-12) / LARGEST
+        integers = (values / scales[:, None]).round().to(torch.int8)
+        with warnings.catch_warnings():  # not for threads, but what it hushes is said once in a process
+            warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
+            product = _product(integers, scales, bias)
+        _ROUNDED[module] = (state, _Rounded(integers, scales, product))
+    return _ROUNDED[module][1]
 
 
-def _product_of(weight: Tensor, pieces: Tensor) -> Product:
-    """The product with the rows `pieces` (K,) of a weight alone."""
-    return _rounded(weight[pieces], None)
-
-
-def _rounded(weight: Tensor, bias: Tensor | None) -> Product:
-    """x (..., I) to x W^T + b (..., O) for weight (O, I) and bias (O,), W and x rounded to 8 bits."""
-    weight = weight.detach().float()
-    scales = weight.abs().amax(1).clamp(min=1e-12) / LARGEST
+def _product(integers: Tensor, scales: Tensor, bias: Tensor | None) -> Product:
+    """x (..., I) to x W^T + b (..., O) for W (O, I), its rows in units of the scales (O,), and bias (O,)."""
     zeros = torch.zeros(len(scales), dtype=torch.int64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
-        rounded = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-    packed = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.detach().float())
+    weight = torch._make_per_channel_quantized_tensor(integers, scales, zeros, 0)
+    packed = torch.ops.quantized.linear_prepack(weight, None if bias is None else bias.detach().float())
 
     def product(x: Tensor) -> Tensor:
         result: Tensor = torch.ops.quantized.linear_dynamic(x.float(), packed, False)

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from mtkit.benchmark import decoding, machine
 from mtkit.cli.app import app
+from mtkit.decoding import lexicon
 from mtkit.errors import MtkitError
 from tests.decoding.trained import Trained, make_run
 
@@ -43,18 +44,20 @@ def test_table_json_and_picture_are_written() -> None:
     assert {row["size"] for row in read["rows"]} <= {64, 256}
 
 
-def test_a_shortlist_is_measured_beside_all_pieces() -> None:
-    given = ["--name", "one", "--beam", "1", "--segments", "4", "--dtype", "float32,int8", "--shortlist", "5"]
+def test_a_shortlist_is_measured_beside_all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexicon, "FREQUENT", 5)
+    given = ["--name", "one", "--beam", "1", "--segments", "4", "--dtype", "float32,int8", "--shortlist", "1"]
     shown = typed(*given, "--output", "short").stdout
     rows = json.loads(Path("short/decode.json").read_text())["rows"]
     assert [(row["arithmetic"], row["shortlist"]) for row in rows] == [
         ("float32", 0),
-        ("float32", 5),
+        ("float32", 1),
         ("int8", 0),
-        ("int8", 5),
+        ("int8", 1),
     ]
     assert [row["ceiling"] is None for row in rows] == [False, True, False, True]
     assert "mtkit int8 short" in shown
+    assert all(rows[place]["texts"] != rows[place + 1]["texts"] for place in (0, 2))
 
 
 @pytest.mark.parametrize(

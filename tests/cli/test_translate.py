@@ -313,20 +313,3 @@ def test_several_runs_are_an_ensemble(tmp_path: Path, monkeypatch: pytest.Monkey
     make_run(tmp_path / "wide", directions=("en-de", "en-fr"))
     with pytest.raises(MtkitError, match="different tokenizers"):
         typed("--name", "one", "--run", str(tmp_path / "wide" / "mtkit-runs" / "one"))
-
-
-def test_a_shortlist_needs_a_lexicon_which_is_learned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mtkit-data").rename(tmp_path / "elsewhere")
-    given = ["--input", "test.source", "--shortlist", "3"]
-    with pytest.raises(DataError, match="no prepared data"):
-        typed(*given)
-    first = typed(*given, "--data", "elsewhere")
-    assert "learned which pieces translate which from elsewhere" in first.stderr
-    assert len(lines_of(first)) == 7
-    again = typed(*given)
-    assert again.stdout == first.stdout
-    assert "learned" not in again.stderr
-    with pytest.raises(MtkitError, match="--data is about prepared data"):
-        typed("--input", "test.source", "--data", "elsewhere")

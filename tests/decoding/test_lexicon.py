@@ -1,22 +1,33 @@
 """Lexicons, by Model 1's equations written as loops, and what shortlists made of them let come."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data.tokenizer import BREAK, EOS, PAD
+from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.decoding import lexicon as module
 from mtkit.decoding.ensemble import Ensemble
-from mtkit.decoding.lexicon import FILE, ITERATIONS, Lexicon, learn, lexicon_of
+from mtkit.decoding.held_out import held_out
+from mtkit.decoding.lexicon import (
+    FILE,
+    ITERATIONS,
+    Lexicon,
+    learn,
+    learn_lexicon,
+    load_lexicon,
+    save_lexicon,
+)
 from mtkit.decoding.search import Model
-from mtkit.decoding.translate import SEARCHES, translate_lines
+from mtkit.decoding.translate import SEARCHES, Translation, translate_lines
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.model.transformer import Transformer
@@ -28,10 +39,9 @@ FEW = 6
 """Frequent pieces, so that there are rare ones in a small vocabulary."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_are_frequent() -> None:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(module, "FREQUENT", FEW)
+@pytest.fixture(autouse=True)
+def _few_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREQUENT", FEW)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +138,9 @@ def test_a_shortlist_has_what_may_come() -> None:
         frequent=torch.tensor([12, 11], dtype=torch.int32),
     )
     always = [*range(BREAK + 1), 11, 12]
-    assert lexicon.shortlist(torch.tensor([[5, EOS], [EOS, PAD]]), 1).tolist() == sorted([*always, 5, 20, 30])
-    assert lexicon.shortlist(torch.tensor([[6, 5, EOS]]), 2).tolist() == sorted([*always, 5, 6, 20, 21, 22, 30, 31])
+    assert lexicon.cut(1).shortlist(torch.tensor([[5, EOS], [EOS, PAD]])).tolist() == sorted([*always, 5, 20, 30])
+    assert lexicon.shortlist(torch.tensor([[6, 5, EOS]])).tolist() == sorted([*always, 5, 6, 20, 21, 22, 30, 31])
+    assert (lexicon.each, lexicon.cut(1).each, lexicon.cut(7).each) == (2, 1, 2)
 
 
 def mask(model: Transformer, pieces: Tensor) -> None:
@@ -172,36 +183,82 @@ def test_searches_find_what_they_find_where_no_other_piece_is_likely(
 
 def test_lines_hold_only_what_is_on_the_shortlist_of_their_batch(trained: Trained) -> None:
     model, tokenizers, lines = trained.run.load_model(), trained.run.tokenizers, sentences(12, seed=5)
-    lexicon, settings = learn(trained.prepared), DecodingSettings(shortlist=2)
-    source = [[*tokenizers.source.encode(line), EOS] for line in lines]
-    may = {int(piece) for each in source for piece in lexicon.shortlist(torch.tensor(each), 2)}
+    lexicon, settings = learn(trained.prepared).cut(2), DecodingSettings()
     found = translate_lines(model, tokenizers, lines, settings, lexicon=lexicon)
-    free = translate_lines(model, tokenizers, lines, settings)
-    assert {piece for best, *_ in found for piece in best.pieces} <= may
-    assert not {piece for best, *_ in free for piece in best.pieces} <= may
+    assert only_of(lexicon, tokenizers, lines, found)
+    assert not only_of(lexicon, tokenizers, lines, translate_lines(model, tokenizers, lines, settings))
+
+
+def test_a_translator_shortens_lines_and_sides(trained: Trained) -> None:
+    translator, side = Translator([trained.run], DecodingSettings()), held_out(trained.prepared)
+    assert translator.about["shortlist"] is None
+    lexicon, tokenizers = learn(trained.prepared).cut(2), trained.run.tokenizers
+    assert not only_of(lexicon, tokenizers, side.sources, translator.lines(side.sources))
+    translator.shorten(lexicon)
+    for found in (translator.lines(side.sources), translator.held_out(side, joined=False)[0]):
+        assert only_of(lexicon, tokenizers, side.sources, found)
+    assert translator.about["shortlist"] == 2
+
+
+def only_of(
+    lexicon: Lexicon, tokenizers: Tokenizers, lines: Sequence[str], found: Sequence[Sequence[Translation]]
+) -> bool:
+    """Whether all pieces of the translations are on the shortlist of all lines."""
+    source = [torch.tensor([*tokenizers.source.encode(line), EOS]) for line in lines]
+    may = lexicon.shortlist(torch.cat(source)).tolist()
+    return {piece for best, *_ in found for piece in best.pieces} <= set(may)
+
+
+def test_pairs_that_are_too_long_are_left_out(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = trained.prepared.train
+    longest = np.maximum(side.source.lengths, side.target.lengths)
+    limit = int(np.median(longest))
+    monkeypatch.setattr(module, "LONGEST", limit)
+    counts = np.bincount(np.concatenate([side.target[row] for row in np.flatnonzero(longest <= limit)]))
+    found = learn(trained.prepared).frequent.tolist()
+    assert [counts[piece] for piece in found] == sorted(counts, reverse=True)[:FEW]
+    monkeypatch.setattr(module, "LONGEST", 1)
+    with pytest.raises(DataError, match="too long to learn a lexicon from"):
+        learn(trained.prepared)
 
 
 def test_a_run_keeps_its_lexicon(trained: Trained, tmp_path: Path) -> None:
     run, told = make_run(tmp_path / "one").run, []
-    with pytest.raises(DataError, match="no prepared data"):
-        lexicon_of(run, tmp_path / "nowhere")
+    assert load_lexicon(run) is None
+    with pytest.raises(MtkitError, match=r"no prepared data in .*nowhere.*--data"):
+        learn_lexicon(run, tmp_path / "nowhere")
     with pytest.raises(MtkitError, match=r"other pieces.*--data"):
-        lexicon_of(run, apart(tmp_path / "apart").folder)
-    first = lexicon_of(run, tmp_path / "one" / "mtkit-data", lambda *done: told.append(done))
-    assert told == [(step, 1 + ITERATIONS) for step in range(1 + ITERATIONS)]
-    again = lexicon_of(run, tmp_path / "nowhere")
-    assert torch.equal(first.translations, again.translations)
-    assert torch.equal(first.frequent, again.frequent)
-    (run.folder / FILE).write_bytes(b"half")
-    with pytest.raises(RunError, match=FILE):
-        lexicon_of(run, tmp_path / "nowhere")
+        learn_lexicon(run, apart(tmp_path / "apart").folder)
+    learned = learn_lexicon(run, tmp_path / "one" / "mtkit-data", lambda *done: told.append(done))
+    assert told == [(step, 1 + ITERATIONS) for step in range(2 + ITERATIONS)]
+    save_lexicon(run, learned)
+    again = load_lexicon(run)
+    assert again is not None
+    assert again.fingerprint == learned.fingerprint != learned.cut(1).fingerprint
+    assert torch.equal(learned.translations, again.translations)
+    assert torch.equal(learned.frequent, again.frequent)
+
+
+@pytest.mark.parametrize("damage", ["half", "other names", "other shape"])
+def test_a_damaged_lexicon_is_named(tmp_path: Path, damage: str) -> None:
+    run = make_run(tmp_path / "one").run
+    path, table = run.folder / FILE, torch.zeros(3, 2, dtype=torch.int32)
+    if damage == "half":
+        path.write_bytes(b"half")
+    else:
+        save_file({"translations": table, "frequent" if damage == "other shape" else "often": table[0].clone()}, path)
+    with pytest.raises(RunError, match=f"{FILE} is damaged.*delete it"):
+        load_lexicon(run)
 
 
 def test_with_a_shortlist_batches_decide_a_translation(trained: Trained) -> None:
-    lexicon = learn(trained.prepared)
-
     def identity(lexicon: Lexicon | None, **settings: int) -> dict[str, object]:
-        return Translator([trained.run], DecodingSettings.model_validate(settings), lexicon=lexicon).identity
+        translator = Translator([trained.run], DecodingSettings.model_validate(settings))
+        if lexicon is not None:
+            translator.shorten(lexicon)
+        return translator.identity
 
-    assert identity(lexicon, shortlist=5, batch_tokens=50) != identity(lexicon, shortlist=5)
-    assert identity(lexicon, batch_tokens=50) == identity(None)
+    lexicon = learn(trained.prepared)
+    assert identity(lexicon, batch_tokens=50) != identity(lexicon)
+    assert identity(lexicon) != identity(lexicon.cut(5))
+    assert identity(lexicon) != identity(None) == identity(None, batch_tokens=50)

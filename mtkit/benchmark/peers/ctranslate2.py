@@ -51,13 +51,13 @@ class CTranslate2:
         """
         check_plain(run.recipe, "ctranslate2")
         self.arithmetic = arithmetic
-        self.shortlist = settings.shortlist if lexicon is not None else 0
+        self.shortlist = 0 if lexicon is None else lexicon.each
         self._tokenizers, self._settings = run.tokenizers, settings
         self._longest = (model.longest_source, model.longest_target)
         with TemporaryDirectory() as folder:
             convert(run, model, Path(folder) / "model")
             if lexicon is not None:
-                write_map(lexicon, self.shortlist, Path(folder) / "model" / "vmap.txt")
+                write_map(lexicon, Path(folder) / "model" / "vmap.txt")
             device = model.output_weight.device
             threads = torch.get_num_threads()
             self._translator: Any = ctranslate2.Translator(
@@ -121,10 +121,10 @@ def convert(run: Run, model: Transformer, folder: Path) -> None:
     spec.save(str(folder))
 
 
-def write_map(lexicon: Lexicon, each: int, path: Path) -> None:
+def write_map(lexicon: Lexicon, path: Path) -> None:
     """A line for each source piece, a tab between it and what translates it; that of no piece holds for all."""
     lines = ["\t" + " ".join(_token(piece) for piece in lexicon.frequent.tolist())]
-    for source, targets in enumerate(lexicon.translations[:, : 1 + each].tolist()):
+    for source, targets in enumerate(lexicon.translations.tolist()):
         lines.append(f"{_token(source)}\t" + " ".join(_token(piece) for piece in targets if piece != PAD))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -94,7 +94,7 @@ class Hypotheses:
     pieces: Tensor
     """(B, N, L), EOS included, PAD behind it."""
     log_probs: Tensor
-    """(B, N) float32, the model's log-probability of the pieces, EOS included."""
+    """(B, N) float32, the model's log-probability of the pieces, EOS included; among those that may come."""
     scores: Tensor
     """(B, N) float32, what they are ranked by."""
 

@@ -13,7 +13,7 @@ from mtkit.recipe import DecodingSettings
 def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
     """`settings.n_best` independent draws for each segment, the likeliest first.
 
-    What a segment gets depends on the seed and its key, not on its batch.
+    What a segment gets depends on the seed and its key, not on its batch, but where only `batch.pieces` may come.
     """
 
     def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:

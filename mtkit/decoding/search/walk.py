@@ -33,7 +33,7 @@ def walk(
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
         logits, state, _ = model.step(token, state)
-        # over all pieces: the score is the model's probability, whatever is forbidden
+        # over all pieces of the batch: the score is the model's probability, whatever is forbidden
         scores = torch.log_softmax(logits, -1, out=logits)
         restrict(scores, batch, rows, step)
         if no_repeat_ngram:

@@ -80,7 +80,7 @@ def test_its_vocabulary_map_lets_come_what_a_shortlist_does(tmp_path: Path) -> N
     translations = torch.zeros(V, 3, dtype=torch.int32)
     translations[5], translations[9] = torch.tensor([5, 20, 21]), torch.tensor([9, 22, 0])
     lexicon = Lexicon(translations, torch.tensor([30, 31], dtype=torch.int32))
-    write_map(lexicon, 1, tmp_path / "model" / "vmap.txt")
+    write_map(lexicon.cut(1), tmp_path / "model" / "vmap.txt")
     translator = ctranslate2.Translator(str(tmp_path / "model"), compute_type="float32", intra_threads=1)
     source = [["5", "9", SPECIALS[EOS]]]
     free, short = (
@@ -89,7 +89,7 @@ def test_its_vocabulary_map_lets_come_what_a_shortlist_does(tmp_path: Path) -> N
         )[0].hypotheses
         for each in (False, True)
     )
-    may = {str(piece) for piece in lexicon.shortlist(torch.tensor([[5, 9, EOS]]), 1).tolist()}
+    may = {str(piece) for piece in lexicon.cut(1).shortlist(torch.tensor([[5, 9, EOS]])).tolist()}
     assert {piece for each in short for piece in each} <= may | set(SPECIALS)
     assert not {piece for each in free for piece in each} <= may | set(SPECIALS)
     assert {"20", "22", "30"} <= {piece for each in short for piece in each}
