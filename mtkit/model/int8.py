@@ -85,7 +85,7 @@ def _rounded(module: nn.Module, weight: Tensor, bias: Tensor | None) -> _Rounded
     if module not in _ROUNDED or _ROUNDED[module][0] != state:
         values = weight.detach().float()
         scales = values.abs().amax(1).clamp(min=1e-12) / LARGEST
-        integers = (values / scales[:, None]).round().to(torch.int8)
+        integers = (values * scales.reciprocal()[:, None]).round().to(torch.int8)
         with warnings.catch_warnings():  # not for threads, but what it hushes is said once in a process
             warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
             product = _product(integers, scales, bias)
