@@ -36,7 +36,10 @@ def decode(
     shortlist: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, max=100, help="With the shortlist of so many translations too; 0: only without."
+            metavar="N",
+            min=0,
+            max=100,
+            help="Measure with a shortlist (mtkit translate --shortlist N) too; 0: only without.",
         ),
     ] = 0,
     batch_tokens: Annotated[

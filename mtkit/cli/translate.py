@@ -85,7 +85,9 @@ def translate(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
     shortlist: Annotated[
         int | None,
-        typer.Option(min=1, max=100, help="Let only this many translations of each source piece come: fast on CPUs."),
+        typer.Option(
+            metavar="N", min=1, max=100, help="Let only N translations of each source piece come: faster on CPUs."
+        ),
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write each score and a tab before its text.")] = False,
     batch_tokens: Annotated[
