@@ -56,10 +56,10 @@ def attention(
     Examples: mtkit benchmark attention --names band,linear --lengths 1024,4096,16384
     """
     import torch
-    from tqdm import tqdm
 
     from mtkit.benchmark.attention import Setting, default_names, measure
     from mtkit.benchmark.attention_report import as_object, table
+    from mtkit.cli.progress import steps
     from mtkit.decoding.device import find_device
     from mtkit.files import write_json, write_text
 
@@ -75,12 +75,7 @@ def attention(
         options=parse_options(attention_option or []),
     )
     chosen = default_names(role) if names is None else [name.strip() for name in names.split(",")]
-    with tqdm(desc="benchmark", unit="part", delay=2, leave=False) as bar:
-
-        def on_progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with steps("benchmark", "part") as on_progress:
         measured = measure(chosen, _lengths(lengths), setting, on_progress=on_progress)
     typer.echo(table(measured))
     stem = output / f"attention-{role}"

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mtkit.benchmark.decoding import Decoder
     from mtkit.decoding.lexicon import Lexicon
     from mtkit.model.transformer import Transformer
-    from mtkit.recipe import DecodingSettings
     from mtkit.runs import Run
 
 
@@ -73,11 +72,11 @@ def decode(
         raise MtkitError(f"{found.folder} translates {', '.join(found.directions)}; decode takes runs of one direction")
 
     import torch
-    from tqdm import tqdm
 
     from mtkit.benchmark.decoding import Own, first_segments, measure_decoding
     from mtkit.benchmark.decoding_report import as_object, bars, table
     from mtkit.benchmark.report import write
+    from mtkit.cli.progress import steps
     from mtkit.data.prepared import open_prepared
     from mtkit.decoding.device import find_device
     from mtkit.decoding.held_out import held_out
@@ -92,27 +91,18 @@ def decode(
     decoders: list[Decoder] = [
         Own(found, model, settings, each, sizes, short) for each in _split(dtype) for short in lexicons
     ]
-    decoders += _peers(found, model, settings, programs, lexicons)
-    with tqdm(desc="benchmark", unit="turn", delay=2, leave=False, disable=None) as bar:
-
-        def on_progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    decoders += _peers(found, model, programs, lexicons)
+    with steps("benchmark", "turn") as on_progress:
         measured = measure_decoding(found, model, chosen, decoders, beams, repeats=repeats, on_progress=on_progress)
     typer.echo(table(measured))
     typer.echo(f"\n{write(output / 'decode', table(measured), as_object(measured), bars(measured))}")
 
 
 def _peers(
-    run: "Run",
-    model: "Transformer",
-    settings: "DecodingSettings",
-    programs: "Sequence[str]",
-    lexicons: "Sequence[Lexicon | None]",
+    run: "Run", model: "Transformer", programs: "Sequence[str]", lexicons: "Sequence[Lexicon | None]"
 ) -> "Iterator[Decoder]":
     """The run's model in each program, in each of its arithmetics for the device, with and without a shortlist."""
-    device = model.output_weight.device.type
+    device, settings = model.output_weight.device.type, run.recipe.decoding
     for program in programs:
         if program == "ctranslate2":
             from mtkit.benchmark.peers import ctranslate2

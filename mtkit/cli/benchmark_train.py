@@ -70,11 +70,11 @@ def train(
     check_peers(programs, ["huggingface"], "train")
 
     import torch
-    from tqdm import tqdm
 
     from mtkit.benchmark.report import write
     from mtkit.benchmark.training import Plan, measure_training
     from mtkit.benchmark.training_report import as_object, bars, table
+    from mtkit.cli.progress import steps
     from mtkit.comparison.entries import entries
     from mtkit.data.prepared import open_prepared
     from mtkit.decoding.device import find_device
@@ -88,12 +88,7 @@ def train(
         chosen = list(entries(settings, _split(attention), options).values()) if attention else [settings]
         own = _own(chosen, prepared, world, precisions or [settings.training.precision])
         peers = _peers(settings, prepared, world, own) if programs else []
-        with tqdm(desc="benchmark", unit="turn", delay=2, leave=False, disable=None if world.first else True) as bar:
-
-            def on_progress(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
+        with steps("benchmark", "turn", show=world.first) as on_progress:
             plan = Plan(updates=updates, warmup=warmup)
             measured = measure_training(settings, prepared, own, peers, plan, world, on_progress=on_progress)
         if world.first:

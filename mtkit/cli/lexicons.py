@@ -16,28 +16,16 @@ def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
 
     Raises: MtkitError as `learn_lexicon`; RunError for a damaged lexicon.
     """
-    from mtkit.decoding.lexicon import FILE, load_lexicon, save_lexicon
+    from mtkit.cli.progress import steps
+    from mtkit.decoding.lexicon import FILE, learn_lexicon, load_lexicon, save_lexicon
 
     lexicon = load_lexicon(run)
     if lexicon is None:
-        lexicon = _learn(run, data)
+        with steps("learning the lexicon", "step") as on_progress:
+            lexicon = learn_lexicon(run, data, on_progress)
         try:
             save_lexicon(run, lexicon)
             note(f"learned which pieces translate which from {data}, once; kept in {run.folder / FILE}")
         except MtkitError as error:
             note(f"{error}; the lexicon is learned anew each time")
     return lexicon.cut(each)
-
-
-def _learn(run: "Run", data: Path) -> "Lexicon":
-    from tqdm import tqdm
-
-    from mtkit.decoding.lexicon import learn_lexicon
-
-    with tqdm(desc="learning the lexicon", delay=2, leave=False, disable=None, bar_format="{l_bar}{bar}") as bar:
-
-        def on_progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        return learn_lexicon(run, data, on_progress)
