@@ -13,7 +13,7 @@ PACKAGE, TESTS = ROOT / "mtkit", ROOT / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 350
 
-FOUNDATION = {"errors", "files"}
+FOUNDATION = {"errors", "files", "languages"}
 BELOW = {
     "attention": FOUNDATION,
     "data": FOUNDATION | {"recipe", "data_settings"},
@@ -25,6 +25,7 @@ BELOW = {
     "comparison": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "benchmark": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "errors": set(),
+    "languages": set(),
     "files": {"errors"},
     "recipe": FOUNDATION | {"presets", "settings", "data_settings", "recipe_file"},
     "recipe_file": {"errors"},
