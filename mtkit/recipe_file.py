@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from mtkit.errors import RecipeError, did_you_mean
+from mtkit.yaml_text import load_yaml
 
 FOLDER = Path(__file__).parent / "recipes"
 """The recipes that come with mtkit."""
@@ -56,11 +57,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises: RecipeError naming the file, and the line where there is one.
     """
     try:
-        given = yaml.safe_load(read_text(path)) or {}
+        given = load_yaml(read_text(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         raise RecipeError(f"{where}: not a YAML recipe: {getattr(error, 'problem', None) or 'bad text'}") from error
+    if given is None:
+        return {}
     if not isinstance(given, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of settings, as in `training: {{max_updates: 1000}}`")
     return given

@@ -61,3 +61,21 @@ def test_a_name_that_is_nearly_right_is_helped(tmp_path: Path, monkeypatch: pyte
 def test_an_empty_file_is_a_recipe_of_defaults(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert read_settings(tmp_path / "empty.yaml") == {}
+    (tmp_path / "empty.yaml").write_text("false\n")
+    with pytest.raises(RecipeError, match="a recipe is a mapping"):
+        read_settings(tmp_path / "empty.yaml")
+
+
+def test_plain_words_are_what_they_look_like(written: Path) -> None:
+    """The language `no` is Norwegian."""
+    written.write_text(f"data: {{target_language: no, train: [{PAIR}], valid: {PAIR}}}\ntraining: {{eps: 1e-8}}\n")
+    recipe = load_recipe(written)
+    assert recipe.data.target_language == "no"
+    assert recipe.training.eps == 1e-8
+
+
+def test_an_equal_key_is_named_with_both_lines(written: Path) -> None:
+    written.write_text("seed: 1\ntraining:\n  ema: 0.5\nseed: 2\n")
+    with pytest.raises(RecipeError, match=r"mine\.yaml, line 4: .*'seed' stands here and in line 1") as raised:
+        load_recipe(written)
+    assert "\n" not in str(raised.value)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 import mtkit
 from mtkit.data.prepared import Prepared
@@ -18,6 +17,7 @@ from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import lock, write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run, vocabulary_of
+from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every")
@@ -80,7 +80,7 @@ def open_folder(
             _check_pieces(init_from, prepared)
         commands = [shlex.join(command)]
         _copy_tokenizers(prepared.folder / "tokenizer", folder / "tokenizer")
-    write_text(folder / "recipe.yaml", yaml.safe_dump(_dumped(recipe), sort_keys=False, allow_unicode=True))
+    write_text(folder / "recipe.yaml", dump_yaml(_dumped(recipe)))
     write_json(folder / "run.json", about | {"commands": commands})  # last: with it, a folder is a run
 
 
