@@ -5,7 +5,7 @@ a name of its own too: `full` with that slot set.
 """
 
 import importlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from mtkit.attention.contract import ROLES, Attention, Site, options_of
-from mtkit.attention.slots import SLOTS, Slot, slot_kind
+from mtkit.attention.positions import POSITIONS
+from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
 from mtkit.errors import MtkitError, did_you_mean
 
 DECLARED = ("roles", "published", "paper", "complexity", "growth")
@@ -133,6 +134,27 @@ def find(name: str) -> Mechanism:
     return known[name]
 
 
+def fill(slot: str, site: Site, *arguments: Any) -> Any:
+    """What the site names for `slot`, built, or None where it names nothing.
+
+    Raises: MtkitError for an unknown name or option, and for a name that belongs elsewhere.
+    """
+    value: str | Mapping[str, Any] | None = getattr(site, slot)
+    if value is None:
+        return None
+    name, options = (value, {}) if isinstance(value, str) else (value.get("name", ""), {**value})
+    options.pop("name", None)
+    kind = _positions(name) if slot == "positions" else _member(slot, name)
+    for option in options:
+        known = list(options_of(kind))
+        if option not in known:
+            hint = did_you_mean(option, known)
+            raise MtkitError(
+                f"{slot} '{name}' has no option '{option}'{hint}; its options: {', '.join(known) or 'none'}"
+            )
+    return kind(site, *arguments, **options)
+
+
 def check_role(mechanism: Mechanism, role: str) -> None:
     """Raises: MtkitError where the mechanism cannot play the role, naming those it can."""
     if role not in ROLES:
@@ -162,6 +184,22 @@ def _check_slots(mechanism: Mechanism, site: Site) -> None:
         if allowed is not None and name not in allowed:
             able = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
             raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{able}")
+
+
+def _positions(name: str) -> Callable[..., Positions]:
+    if name not in POSITIONS:
+        raise MtkitError(
+            f"no positions '{name}'{did_you_mean(name, list(POSITIONS))}; there are {', '.join(POSITIONS)}"
+        )
+    return POSITIONS[name]
+
+
+def _member(slot: str, name: str) -> Callable[..., Slot]:
+    members = {each.name: each.kind for each in mechanisms().values() if each.slot == slot}
+    if name not in members:
+        there = ", ".join(members) or "none yet"
+        raise MtkitError(f"no {slot} '{name}'{did_you_mean(name, list(members))}; there are: {there}")
+    return members[name]  # type: ignore[return-value]
 
 
 def _only_mechanism_in(module: ModuleType) -> Any:

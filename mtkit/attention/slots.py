@@ -4,13 +4,12 @@
 turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot is the plain Transformer's.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Site, options_of
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.attention.contract import Site
+from mtkit.errors import MtkitError
 
 SLOTS = ("positions", "projection", "merge", "regularizer")
 
@@ -170,44 +169,3 @@ def slot_kind(kind: type) -> str | None:
         if issubclass(kind, base):
             return slot
     return None
-
-
-def fill(slot: str, site: Site, *arguments: Any) -> Any:
-    """What the site names for `slot`, built, or None where it names nothing.
-
-    Raises: MtkitError for an unknown name or option, and for a name that belongs elsewhere.
-    """
-    value: str | Mapping[str, Any] | None = getattr(site, slot)
-    if value is None:
-        return None
-    name, options = (value, {}) if isinstance(value, str) else (value.get("name", ""), {**value})
-    options.pop("name", None)
-    kind = _positions(name) if slot == "positions" else _member(slot, name)
-    for option in options:
-        known = list(options_of(kind))
-        if option not in known:
-            hint = did_you_mean(option, known)
-            raise MtkitError(
-                f"{slot} '{name}' has no option '{option}'{hint}; its options: {', '.join(known) or 'none'}"
-            )
-    return kind(site, *arguments, **options)
-
-
-def _positions(name: str) -> Callable[..., Positions]:
-    from mtkit.attention.positions import POSITIONS
-
-    if name not in POSITIONS:
-        raise MtkitError(
-            f"no positions '{name}'{did_you_mean(name, list(POSITIONS))}; there are {', '.join(POSITIONS)}"
-        )
-    return POSITIONS[name]
-
-
-def _member(slot: str, name: str) -> Callable[..., Slot]:
-    from mtkit.attention.registry import mechanisms
-
-    members = {each.name: each.kind for each in mechanisms().values() if each.slot == slot}
-    if name not in members:
-        there = ", ".join(members) or "none yet"
-        raise MtkitError(f"no {slot} '{name}'{did_you_mean(name, list(members))}; there are: {there}")
-    return members[name]  # type: ignore[return-value]

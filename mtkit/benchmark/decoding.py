@@ -11,7 +11,7 @@ import torch
 
 from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate
 from mtkit.benchmark.operations import decoding_operations
-from mtkit.decoding.device import find_dtype
+from mtkit.decoding.arithmetic import find_dtype
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.translate import translate_lines

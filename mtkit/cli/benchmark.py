@@ -60,7 +60,7 @@ def attention(
     from mtkit.benchmark.attention import Setting, default_names, measure
     from mtkit.benchmark.attention_report import as_object, table
     from mtkit.cli.progress import steps
-    from mtkit.decoding.device import find_device
+    from mtkit.device import find_device
     from mtkit.files import write_json, write_text
 
     if threads is not None:

@@ -78,8 +78,8 @@ def decode(
     from mtkit.benchmark.report import write
     from mtkit.cli.progress import steps
     from mtkit.data.prepared import open_prepared
-    from mtkit.decoding.device import find_device
     from mtkit.decoding.held_out import held_out
+    from mtkit.device import find_device
 
     if threads is not None:
         torch.set_num_threads(threads)

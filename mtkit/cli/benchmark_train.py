@@ -77,7 +77,7 @@ def train(
     from mtkit.cli.progress import steps
     from mtkit.comparison.entries import entries
     from mtkit.data.prepared import open_prepared
-    from mtkit.decoding.device import find_device
+    from mtkit.device import find_device
     from mtkit.training.distributed import World
 
     if threads is not None:

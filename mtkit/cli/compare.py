@@ -61,7 +61,7 @@ def compare(
     from mtkit.comparison.process import compare as run
     from mtkit.comparison.report import table
     from mtkit.data.prepared import open_prepared
-    from mtkit.decoding.device import find_device
+    from mtkit.device import find_device
 
     chosen = entries(settings, [name.strip() for name in attention.split(",") if name.strip()], options)
     prepared = open_prepared(settings.data.folder)

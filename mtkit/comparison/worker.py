@@ -19,9 +19,9 @@ import torch
 
 from mtkit.comparison.folder import Folder
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.decoding.device import find_device
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translator import Translator
+from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.files import write_json

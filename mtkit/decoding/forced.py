@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
+from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import padded, plan, tasks_of
-from mtkit.decoding.device import decoding_with
 from mtkit.decoding.ensemble import mean_of, networks_of
 from mtkit.decoding.search import Model, Network
 from mtkit.decoding.segments import Directions, Source

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
+from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import make_batch, plan
-from mtkit.decoding.device import decoding_with
 from mtkit.decoding.documents import Documents, apart, joined
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, Model

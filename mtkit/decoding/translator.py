@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mtkit.data.tokenizer import Tokenizers
-from mtkit.decoding.device import find_device, find_dtype
+from mtkit.decoding.arithmetic import find_dtype
 from mtkit.decoding.documents import Documents
 from mtkit.decoding.ensemble import Ensemble
 from mtkit.decoding.forced import log_probs_of_lines
@@ -17,6 +17,7 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Model
 from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
+from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.files import digest
 from mtkit.model.int8 import check_int8

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from mtkit.attention.dot_product import widened
+from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.model.dropout import Dropout
 from mtkit.recipe import ModelSettings
 

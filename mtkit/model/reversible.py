@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mtkit.attention import Attention
-from mtkit.attention.dot_product import widened
+from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Side

@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.device import find_device
+from mtkit.device import find_device
 from mtkit.errors import RunError
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.memory import GIVES_OUT, gave_out

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mtkit.attention import Site, build
-from mtkit.attention.slots import KeyValueGroups, Merge, Projection, fill, slot_kind
+from mtkit.attention.registry import fill
+from mtkit.attention.slots import KeyValueGroups, Merge, Projection, slot_kind
 from mtkit.errors import MtkitError
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend, attend_step, safe_softmax, widened
-from mtkit.attention.projected import HeadAttention
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.errors import MtkitError
 
 SHARE = ("none", "head", "kv", "layer")

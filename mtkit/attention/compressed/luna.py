@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend, attend_step, safe_softmax, widened
-from mtkit.attention.feature_sums import elu1
-from mtkit.attention.prefix_products import prefix_products
-from mtkit.attention.projected import HeadAttention
-from mtkit.attention.recurrence import Part, recur
-from mtkit.attention.windows import noise_of
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
+from mtkit.attention.engines.softmax.dropout import seeded_dropout
+from mtkit.attention.engines.sums.feature_sums import elu1
+from mtkit.attention.engines.sums.prefix_products import prefix_products
+from mtkit.attention.engines.sums.recurrence import Part, recur
 from mtkit.errors import MtkitError, did_you_mean
 
 
@@ -279,7 +279,7 @@ class Luna(HeadAttention):
         ) -> tuple[Tensor, list[Tensor]]:
             q, k, v, context = map(widened, sequences)
             now = share[part.positions]
-            noise = noise_of(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
+            noise = seeded_dropout(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
             a = noise(self._answers(context, *constants))
             scores, keys = prefix_products(q * (self.scale * now), k, a, state[0])
             heads, values = prefix_products(noise(scores.softmax(-1)), a, v, state[1])

@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.cache import append, sent, start_cache, written
+from mtkit.attention.content._sorted_chunks import sorted_chunks
 from mtkit.attention.contract import ROLES, Attended, Site, State
-from mtkit.attention.dot_product import safe_softmax, widened
-from mtkit.attention.pattern import random_key
-from mtkit.attention.projected import HeadAttention
+from mtkit.attention.engines.blocks.windowed_rows import SHORTEST, attend_layouts
+from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import safe_softmax, widened
+from mtkit.attention.hashing import random_key
 from mtkit.attention.recomputed import as_first
-from mtkit.attention.sorted_chunks import sorted_chunks
-from mtkit.attention.windows import SHORTEST, attend_layouts
+from mtkit.device import to_device
 from mtkit.errors import MtkitError
 
 LAST_RESORT = -1e5
@@ -141,7 +142,7 @@ class Reformer(HeadAttention):
 
     def after_update(self, update: int, total_updates: int) -> None:
         """New rotations for training."""
-        self.training_rotations.copy_(sent(self._drawn(update), self.training_rotations.device))
+        self.training_rotations.copy_(to_device(self._drawn(update), self.training_rotations.device))
 
     def naive(
         self,

@@ -26,15 +26,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.cache import append, start_cache, written
-from mtkit.attention.centroids import Centroids
+from mtkit.attention.content._centroids import Centroids
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend_step, safe_softmax, widened
-from mtkit.attention.engine import sparse_attend
-from mtkit.attention.grouped import attend_chosen_to_chosen, attend_in_chunks, attend_to_chosen, others_first
-from mtkit.attention.grouping import enlist, enlisted, rows_at, start_lists
-from mtkit.attention.pattern import Band
-from mtkit.attention.projected import HeadAttention
+from mtkit.attention.engines.blocks.block_layout import rows_at
+from mtkit.attention.engines.blocks.chunks import (
+    attend_chosen_to_chosen,
+    attend_in_chunks,
+    attend_to_chosen,
+    others_first,
+)
+from mtkit.attention.engines.blocks.pattern import Band
+from mtkit.attention.engines.blocks.sparse import sparse_attend
+from mtkit.attention.engines.cache.member_lists import enlist, enlisted, start_lists
+from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, widened
 from mtkit.attention.recomputed import as_first
 from mtkit.errors import MtkitError
 

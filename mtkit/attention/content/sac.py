@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.cache import append, start_cache, written
+from mtkit.attention.content._edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
 from mtkit.attention.contract import ROLES, Attended, Site, State
-from mtkit.attention.dot_product import by_hypotheses, safe_softmax, spread
-from mtkit.attention.edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
-from mtkit.attention.grouping import rows_at
-from mtkit.attention.pattern import hashed, random_key
-from mtkit.attention.projected import HeadAttention
+from mtkit.attention.engines.blocks.block_layout import rows_at
+from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import by_hypotheses, safe_softmax, spread
+from mtkit.attention.hashing import hashed, random_key
 from mtkit.errors import MtkitError
 
 SHARE = ("layer", "head", "model")

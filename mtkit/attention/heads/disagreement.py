@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.dot_product import widened
+from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.slots import Regularizer
 from mtkit.errors import MtkitError, did_you_mean
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.dot_product import widened
+from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.slots import Merge
 from mtkit.errors import MtkitError
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import spread, widened
-from mtkit.attention.feature_sums import elu1
-from mtkit.attention.prefix_products import prefix_products
-from mtkit.attention.projected import HeadAttention
-from mtkit.attention.recurrence import Part, recur
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import spread, widened
+from mtkit.attention.engines.sums.feature_sums import elu1
+from mtkit.attention.engines.sums.prefix_products import prefix_products
+from mtkit.attention.engines.sums.recurrence import Part, recur
 from mtkit.errors import MtkitError, did_you_mean
 
 FEATURE_MAPS = ("dpfp", "elu1")

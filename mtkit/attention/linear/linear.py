@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.dot_product import widened
-from mtkit.attention.feature_attention import FeatureAttention
-from mtkit.attention.feature_sums import FEATURE_MAPS, Keys
+from mtkit.attention.engines.heads.feature_attention import FeatureAttention
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.engines.sums.feature_sums import FEATURE_MAPS, Keys
 from mtkit.errors import MtkitError, did_you_mean
 
 

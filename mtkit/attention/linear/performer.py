@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import ROLES, Site
-from mtkit.attention.dot_product import widened
-from mtkit.attention.feature_attention import FeatureAttention
-from mtkit.attention.feature_sums import Keys
-from mtkit.attention.pattern import random_key
+from mtkit.attention.engines.heads.feature_attention import FeatureAttention
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.engines.sums.feature_sums import Keys
+from mtkit.attention.hashing import random_key
 from mtkit.errors import MtkitError, did_you_mean
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Attention, Site, State
-from mtkit.attention.dot_product import widened
+from mtkit.attention.engines.softmax.dot_product import widened
 
 
 class Average(Attention):

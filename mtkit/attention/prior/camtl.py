@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
-from mtkit.attention.key_values import KeyValueAttention
+from mtkit.attention.engines.heads.key_value_attention import KeyValueAttention
+from mtkit.attention.engines.softmax.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
 from mtkit.errors import MtkitError
 
 LAYERS = ("top-half", "all")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.map_convolution import Convolve, ConvolvedMaps, share
+from mtkit.attention.prior._map_convolution import Convolve, ConvolvedMaps, share
 
 
 class Evolving(ConvolvedMaps):

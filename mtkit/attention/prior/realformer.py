@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
-from mtkit.attention.key_values import KeyValueAttention
+from mtkit.attention.engines.heads.key_value_attention import KeyValueAttention
+from mtkit.attention.engines.softmax.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
 
 
 class RealFormer(KeyValueAttention):

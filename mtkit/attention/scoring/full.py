@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended, State
-from mtkit.attention.dot_product import attend, by_hypotheses, safe_softmax, scores_of, weigh
-from mtkit.attention.shared_past import SharedPast
+from mtkit.attention.engines.heads.shared_past import SharedPast
+from mtkit.attention.engines.softmax.dot_product import attend, by_hypotheses, safe_softmax, scores_of, weigh
 
 
 class Full(SharedPast):

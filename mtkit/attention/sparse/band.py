@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.pattern import Band as BandPattern
-from mtkit.attention.patterned import PatternAttention, of_layer
+from mtkit.attention.engines.blocks.pattern import Band as BandPattern
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention, of_layer
 
 
 class Band(PatternAttention):

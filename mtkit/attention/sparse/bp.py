@@ -20,7 +20,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.binary_partition import (
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.listed import attend_listed
+from mtkit.attention.engines.cache.step_cache import append, start_cache
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import (
+    attend_step,
+    safe_softmax,
+    scores_of,
+    spread,
+    step_rows,
+    weighted,
+    widened,
+)
+from mtkit.attention.sparse._binary_partition import (
     count,
     finished,
     finishing_order,
@@ -31,11 +44,7 @@ from mtkit.attention.binary_partition import (
     token_lists,
     top,
 )
-from mtkit.attention.cache import append, sent, start_cache
-from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend_step, safe_softmax, scores_of, spread, step_rows, weighted, widened
-from mtkit.attention.listed import attend_listed
-from mtkit.attention.projected import HeadAttention
+from mtkit.device import to_device
 from mtkit.errors import MtkitError
 
 MEMORIES = ("carry", "local")
@@ -205,7 +214,7 @@ class Bp(HeadAttention):
         if self.labels is not None:
             labels = [0, *(label_of(edge.walked, edge.slot, False, self.k, self.clip) for edge in edges)]
             by_label = rows * self.scale @ self.labels.type_as(rows).T
-            scores = scores + by_label.index_select(-1, sent(torch.tensor(labels), query.device))
+            scores = scores + by_label.index_select(-1, to_device(torch.tensor(labels), query.device))
         output = self.joined(weighted(safe_softmax(scores, None), values)).view(query.shape)
         above, state = self._end_spans(query, state, carry)
         return Attended(output, carry=above), state
@@ -238,7 +247,7 @@ class Bp(HeadAttention):
 
     def _picked(self, state: State, nodes: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, G, nodes, K) from the cache."""
-        index = sent(torch.tensor(nodes), state["keys"].device)
+        index = to_device(torch.tensor(nodes), state["keys"].device)
         return state["keys"].index_select(3, index), state["values"].index_select(3, index)
 
     def _step_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

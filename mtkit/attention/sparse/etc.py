@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site
-from mtkit.attention.dot_product import safe_softmax, spread, weighted
-from mtkit.attention.engine import attend_part, join_parts
-from mtkit.attention.listed import Lists, attend_listed, smallest_type
-from mtkit.attention.patterned import of_layer
-from mtkit.attention.projected import HeadAttention
-from mtkit.attention.relative_labels import RelativeLabels, distance_label
+from mtkit.attention.engines.blocks.listed import Lists, attend_listed, smallest_type
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.heads.pattern_attention import of_layer
+from mtkit.attention.engines.softmax.dot_product import safe_softmax, spread, weighted
+from mtkit.attention.engines.softmax.joining import attend_part, join_parts
+from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
 
 PREFIXES = {

@@ -18,10 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend, attend_step, safe_softmax, scores_of, spread, weighted, widened
-from mtkit.attention.pattern import Band, Columns, Rows
-from mtkit.attention.patterned import PatternAttention, of_layer
-from mtkit.attention.running import join, running_softmax
+from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention, of_layer
+from mtkit.attention.engines.softmax.dot_product import (
+    attend,
+    attend_step,
+    safe_softmax,
+    scores_of,
+    spread,
+    weighted,
+    widened,
+)
+from mtkit.attention.engines.softmax.joining import join
+from mtkit.attention.engines.softmax.running_softmax import running_softmax
 from mtkit.errors import MtkitError
 
 MODES = ("internal", "external")

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.cache import append, written
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.dot_product import attend, attend_step, scores_of, weighted
-from mtkit.attention.engine import dense_attend, sparse_attend, visible_pairs
-from mtkit.attention.pattern import Band, Columns, Rows
-from mtkit.attention.patterned import PatternAttention, of_layer
+from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
+from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, visible_pairs
+from mtkit.attention.engines.cache.step_cache import append, written
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention, of_layer
+from mtkit.attention.engines.softmax.dot_product import attend, attend_step, scores_of, weighted
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 

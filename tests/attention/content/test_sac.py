@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attention, build
+from mtkit.attention.content._edge_predictor import CHUNK
 from mtkit.attention.content.sac import Sac
-from mtkit.attention.edge_predictor import CHUNK
 from mtkit.errors import MtkitError
 from mtkit.model.attentions import build_stack, choose
 from mtkit.model.transformer import Transformer

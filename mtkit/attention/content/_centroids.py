@@ -1,0 +1,102 @@
+"""Centroids that follow what is assigned to them: moving statistics of a mechanism, kept in buffers, not trained.
+
+They move as in Roy et al., 2020 (arXiv 2003.05997) with counts: a moving sum of vectors over a moving count, smoothed.
+"""
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.recomputed import as_first
+
+SMOOTHING = 1e-5
+LEAST_MASS = 1e-3
+"""A centroid to which less than this has been assigned of late keeps its place."""
+
+
+class Centroids(nn.Module):
+    """C centroids (H, C, K) for each of H heads; all calls take vectors (B, H, T, K)."""
+
+    mean: Tensor
+    total: Tensor
+    mass: Tensor
+    new_total: Tensor
+    new_mass: Tensor
+
+    def __init__(self, heads: int, clusters: int, width: int, decay: float) -> None:
+        super().__init__()
+        self.decay = decay
+        mean = F.layer_norm(torch.randn(heads, clusters, width), (width,))
+        self.register_buffer("mean", mean)
+        self.register_buffer("total", mean.clone())
+        self.register_buffer("mass", torch.ones(heads, clusters))
+        # empty between updates, when checkpoints are written
+        self.register_buffer("new_total", torch.zeros_like(mean), persistent=False)
+        self.register_buffer("new_mass", torch.zeros(heads, clusters), persistent=False)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Products (B, H, T, C) with the centroids, in float32 at least."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = widened(x)
+            return x @ self.mean.to(x.dtype).transpose(-1, -2)
+
+    def nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The centroid (B, H, T) of largest product with each vector; C, which is none, where valid (B, T) is not."""
+        own = self.scores(x).argmax(-1)
+        return own if valid is None else own.masked_fill(~valid.unsqueeze(1), self.mean.shape[1])
+
+    def best(self, x: Tensor, most: int, valid: Tensor | None, own: bool = False) -> tuple[Tensor, Tensor]:
+        """The positions (B, H, C, most) of the largest products with each centroid, and which of them are there.
+
+        Padding is not; nor, with `own`, a vector nearest to another centroid.
+        """
+        scores = self.scores(x.detach())
+        if own:
+            mine = F.one_hot(scores.argmax(-1), scores.shape[-1]).bool()
+            scores = scores.masked_fill(~mine, float("-inf"))
+        if valid is not None:
+            scores = scores.masked_fill(~valid[:, None, :, None], float("-inf"))
+        values, position = scores.topk(min(most, x.shape[2]), dim=2)
+        return position.transpose(2, 3), (values > float("-inf")).transpose(2, 3)
+
+    def distance(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """The mean over heads and real tokens of the squared distance to the nearest centroid, which does not move."""
+        mean = self.mean.to(x.dtype).expand(len(x), -1, -1, -1)
+        own = as_first(self.nearest(x.detach()), self.mean.shape[1])
+        squares = (x - mean.take_along_dim(own.unsqueeze(-1), dim=2)).square().sum(-1)
+        if valid is None:
+            return squares.mean()
+        real = valid.unsqueeze(1).expand_as(squares)
+        return squares.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
+
+    @torch.no_grad()
+    def gather(self, x: Tensor, valid: Tensor | None) -> None:
+        """Add real tokens (B, T) to what the next update will see, in training, where nothing is computed twice.
+
+        Activations are recomputed while a backward pass runs, and only there.
+        """
+        if not self.training or torch._C._current_graph_task_id() != -1:
+            return
+        chosen = F.one_hot(self.nearest(x), self.mean.shape[1]).to(self.mean.dtype)
+        if valid is not None:
+            chosen = chosen * valid[:, None, :, None]
+        with torch.autocast(x.device.type, enabled=False):
+            self.new_total += torch.einsum("bhtc,bhtk->hck", chosen, x.detach().to(chosen.dtype))
+        self.new_mass += chosen.sum((0, 2))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what was gathered since the last update, by all processes together."""
+        new = torch.cat([self.new_total, self.new_mass.unsqueeze(-1)], dim=-1)
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(new)
+        keep = torch.where(new[..., -1].sum() > 0, self.decay, 1.0)
+        self.total.mul_(keep).add_((1 - keep) * new[..., :-1])
+        self.mass.mul_(keep).add_((1 - keep) * new[..., -1])
+        sums = self.mass.sum(-1, keepdim=True)
+        smooth = (self.mass + SMOOTHING) / (sums + self.mass.shape[1] * SMOOTHING) * sums
+        moved = self.total / smooth.clamp(min=LEAST_MASS).unsqueeze(-1)
+        self.mean.copy_(torch.where(self.mass.unsqueeze(-1) > LEAST_MASS, moved, self.mean))
+        self.new_total.zero_()
+        self.new_mass.zero_()

@@ -1,0 +1,259 @@
+"""Edges of a graph over tokens, chosen one after the other by an LSTM that is trained by reward.
+
+Source i reads its own vector, then t = 1, 2, ... choose one edge each: with g the state of the LSTM, candidate j has
+the score (U g) . (V h_j) / sqrt(E) + b[i - j], and the vector of the chosen one is what the LSTM reads next. Candidates
+are all real tokens that are not chosen yet; in the self roles not the source, which has its edge to itself anyway, and
+in the decoder role only those before it. In training an edge is drawn from the softmax of the scores, else it is the
+best. Where fewer candidates than edges are left, all are chosen.
+
+The vectors h are detached: the log-probabilities of what was drawn train the predictor, and nothing else does.
+Shapes: G graphs, E hidden width, c sources, S candidates.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mtkit.attention.hashing import hashed
+from mtkit.attention.recomputed import as_first, choosing_once
+
+CHUNK = 64
+"""Sources whose scores are held at a time."""
+REACH = 16
+"""Distances beyond this share one bias."""
+
+LstmState = tuple[Tensor, Tensor]
+"""Hidden and cell, (B, G, c, E) each."""
+
+
+class Candidates(NamedTuple):
+    """What the predictor knows of each token that an edge can lead to."""
+
+    keys: Tensor
+    """(B, G, S, E): V h_j."""
+    inputs: Tensor
+    """(B, G, S, 4E): what the gates of the LSTM read of h_j."""
+
+
+class Edges(NamedTuple):
+    """What was chosen for c sources."""
+
+    targets: Tensor
+    """(B, G, c, edges): positions in the order of choice, -1 where no candidate was left."""
+    log_prob: Tensor
+    """(B, G, c): the sum over what was drawn; 0 where nothing was."""
+    entropy: Tensor
+    """(B, G, c): the sum of the entropies of the distributions that were drawn from, where they are wanted."""
+
+
+class EdgePredictor(nn.Module):
+    """Chooses `edges` targets for each source, in `graphs` graphs side by side, each with weights of its own.
+
+    With `sequence` one LSTM runs over all sources of a segment, reading each source and each target (the paper's single
+    run); otherwise the state starts anew at W_0 h_i for each source, and all sources run at the same time.
+    """
+
+    def __init__(
+        self,
+        source_width: int,
+        target_width: int,
+        *,
+        hidden: int,
+        edges: int,
+        graphs: int = 1,
+        sequence: bool = False,
+        entropy: bool = False,
+    ) -> None:
+        """`entropy`: whether entropies are computed beside the log-probabilities; they are 0 otherwise."""
+        super().__init__()
+        self.hidden, self.edges, self.graphs, self.sequence, self.entropy = hidden, edges, graphs, sequence, entropy
+        self.source = nn.Linear(source_width, graphs * hidden * (4 if sequence else 1))  # W_0, or for the gates
+        self.inputs = nn.Linear(target_width, graphs * 4 * hidden)
+        self.recurrent = nn.Parameter(torch.empty(graphs, hidden, 4 * hidden).uniform_(-1, 1) * hidden**-0.5)
+        self.query = nn.Parameter(torch.empty(graphs, hidden, hidden).uniform_(-1, 1) * hidden**-0.5)  # U
+        self.key = nn.Linear(target_width, graphs * hidden, bias=False)  # V
+        self.distance = nn.Parameter(torch.zeros(graphs, 2 * REACH + 1))  # b
+
+    def candidates(self, tokens: Tensor) -> Candidates:
+        """What is needed of tokens (B, S, D) that edges can lead to."""
+        with torch.autocast(tokens.device.type, enabled=False):  # rounding must not choose another edge
+            return Candidates(self._by_graph(self.key, tokens), self._by_graph(self.inputs, tokens))
+
+    def forward(
+        self,
+        query: Tensor,
+        candidates: Candidates,
+        *,
+        role: str,
+        valid: Tensor | None = None,
+        noise_key: Tensor | None = None,
+    ) -> Edges:
+        """The edges of all sources, query (B, T, D); drawn under `noise_key`, the best where it is None.
+
+        valid (B, S). Sources are taken in chunks whose scores are computed again in the backward pass, so that memory
+        is that of chunk x S.
+        """
+        parts, state = [], None
+        opened = self.opened(query)
+        for first in range(0, query.shape[1], CHUNK):
+            rows = opened[:, :, first : first + CHUNK]
+            i = torch.arange(first, first + rows.shape[2], device=query.device)
+            free = free_candidates(i, candidates.keys.shape[2], role, valid)
+            uniforms = None if noise_key is None else self.uniforms(noise_key, i)
+            arguments = (rows, i, candidates, free, uniforms, state)
+            if noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK:
+                chunk = choosing_once(self._chunk)
+                edges, state = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                edges, state = self._chunk(*arguments)
+            parts.append(edges)
+        return Edges(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
+
+    def newest(
+        self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor, state: LstmState | None = None
+    ) -> tuple[Tensor, LstmState]:
+        """The best targets (B, G, c, edges) of sources side by side, none the next one of another.
+
+        opened (B, G, c, E or 4E) from `opened`, i (c,) or (1,), free as in `free_candidates`; the state (of `sequence`)
+        is what the last call gave, and goes with each of the c.
+        """
+        with torch.autocast(opened.device.type, enabled=False):
+            edges, state = self._choose(opened, i, candidates, free, None, state)
+        return edges.targets, state
+
+    def opened(self, query: Tensor) -> Tensor:
+        """What the LSTM starts at, or reads, of sources query (B, T, D): (B, G, T, E or 4E)."""
+        with torch.autocast(query.device.type, enabled=False):
+            return self._by_graph(self.source, query)
+
+    def uniforms(self, noise_key: Tensor, i: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1) for sources at i (c,), a function of key, graph, i and draw: (G, c, edges)."""
+        graph, draw = (torch.arange(count, device=i.device) for count in (self.graphs, self.edges))
+        bits = hashed(hashed(hashed(noise_key + graph).unsqueeze(-1) + i).unsqueeze(-1) + draw)
+        return (bits >> 8).float() * 2.0**-24
+
+    def naive(
+        self, query: Tensor, tokens: Tensor, *, role: str, graph: int, noise_key: Tensor | None = None
+    ) -> tuple[list[list[int]], Tensor]:
+        """The targets of each source of one segment in one graph, and the log-probability of all, one by one.
+
+        query (T, D) and tokens (S, D), real ones only.
+        """
+        opened = self.opened(query.unsqueeze(0))[0, graph]
+        keys, inputs = (each[0, graph] for each in self.candidates(tokens.unsqueeze(0)))
+        log_prob, chosen = opened.new_zeros(()), []
+        hidden = cell = opened.new_zeros(self.hidden)
+        for i, start in enumerate(opened):
+            if self.sequence:
+                hidden, cell = _naive_step(start + hidden @ self.recurrent[graph], cell)
+            else:
+                hidden, cell = start, torch.zeros_like(start)
+            left = [j for j in range(len(keys)) if role == "cross" or j < i or (j > i and role == "encoder")]
+            targets: list[int] = []
+            while left and len(targets) < self.edges:
+                j = torch.tensor(left, device=query.device)
+                near = self.distance[graph, (i - j).clamp(-REACH, REACH) + REACH]
+                probabilities = (keys[j] @ (hidden @ self.query[graph]) / self.hidden**0.5 + near).softmax(0)
+                if noise_key is None:
+                    place = int(probabilities.argmax())
+                else:
+                    u = self.uniforms(noise_key, torch.tensor([i]))[graph, 0, len(targets)]
+                    place = min(int((probabilities.cumsum(0) <= u).sum()), len(left) - 1)
+                log_prob = log_prob + probabilities[place].log()
+                targets.append(left.pop(place))
+                hidden, cell = _naive_step(inputs[targets[-1]] + hidden @ self.recurrent[graph], cell)
+            chosen.append(targets)
+        return chosen, log_prob
+
+    def _by_graph(self, linear: nn.Linear, tokens: Tensor) -> Tensor:
+        rows: Tensor = linear(tokens.detach().type_as(linear.weight))
+        return rows.unflatten(-1, (self.graphs, -1)).transpose(1, 2)
+
+    def _chunk(
+        self,
+        opened: Tensor,
+        i: Tensor,
+        candidates: Candidates,
+        free: Tensor,
+        uniforms: Tensor | None,
+        state: LstmState | None,
+    ) -> tuple[Edges, LstmState | None]:
+        """The edges of neighbouring sources, and the state behind the last."""
+        with torch.autocast(opened.device.type, enabled=False):
+            if not self.sequence:
+                return self._choose(opened, i, candidates, free, uniforms, None)[0], None
+            parts = []
+            for n in range(len(i)):
+                here = slice(n, n + 1)
+                drawn = None if uniforms is None else uniforms[:, here]
+                part, state = self._choose(opened[:, :, here], i[here], candidates, free[:, :, here], drawn, state)
+                parts.append(part)
+            return Edges(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True))), state
+
+    def _choose(
+        self,
+        opened: Tensor,
+        i: Tensor,
+        candidates: Candidates,
+        free: Tensor,
+        uniforms: Tensor | None,
+        state: LstmState | None,
+    ) -> tuple[Edges, LstmState]:
+        """The edges of sources side by side, and the LSTM's state after each."""
+        nothing = opened.new_zeros(*opened.shape[:3], self.hidden)
+        state = self._read(opened, state or (nothing, nothing)) if self.sequence else (opened, nothing)
+        j = torch.arange(candidates.keys.shape[2], device=i.device)
+        near = self.distance[:, (i.unsqueeze(-1) - j).clamp(-REACH, REACH) + REACH]  # (G, c, S)
+        free = free.expand(len(opened), self.graphs, opened.shape[2], -1)
+        log_prob = entropy = nothing.sum(-1)
+        targets = []
+        for draw in range(self.edges):
+            scores = (state[0] @ self.query) @ candidates.keys.transpose(-1, -2) * self.hidden**-0.5 + near
+            scores = scores.masked_fill(~free, torch.finfo(scores.dtype).min)
+            some = free.any(-1)  # (B, G, c)
+            target = scores.argmax(-1) if uniforms is None else _drawn(scores.detach(), free, uniforms[..., draw])
+            target = as_first(target, scores.shape[-1])
+            if uniforms is not None:
+                total = scores.logsumexp(-1)
+                chosen = scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+                log_prob = log_prob + torch.where(some, chosen - total, 0.0)
+                if self.entropy:
+                    mean = (scores.softmax(-1) * scores.masked_fill(~free, 0.0)).sum(-1)
+                    entropy = entropy + torch.where(some, total - mean, 0.0)
+            targets.append(target.masked_fill(~some, -1))
+            free = free.scatter(-1, target.unsqueeze(-1), False)
+            if self.sequence or draw + 1 < self.edges:
+                read = self._read(candidates.inputs.take_along_dim(target.unsqueeze(-1), dim=2), state)
+                hidden, cell = (torch.where(some.unsqueeze(-1), *pair) for pair in zip(read, state, strict=True))
+                state = hidden, cell
+        return Edges(torch.stack(targets, dim=-1), log_prob, entropy), state
+
+    def _read(self, inputs: Tensor, state: LstmState) -> LstmState:
+        """One step of the LSTM; inputs (B, G, c, 4E) are for the input, forget and output gates and the cell."""
+        hidden, cell = state
+        i, f, o, g = (inputs + hidden @ self.recurrent).chunk(4, dim=-1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        return o.sigmoid() * cell.tanh(), cell
+
+
+def free_candidates(i: Tensor, count: int, role: str, valid: Tensor | None) -> Tensor:
+    """Which of `count` tokens an edge from sources i (c,) can lead to: (B or 1, 1, c, S)."""
+    j, i = torch.arange(count, device=i.device), i.unsqueeze(-1)
+    free = {"encoder": j != i, "decoder": j < i, "cross": (j >= 0).expand(len(i), -1)}[role]
+    return free[None, None] if valid is None else free & valid[:, None, None, :]
+
+
+def _drawn(scores: Tensor, free: Tensor, uniform: Tensor) -> Tensor:
+    """One of the free candidates by the softmax of the scores: the first whose cumulative probability is above it."""
+    cumulative = scores.softmax(-1).cumsum(-1).masked_fill(~free, -1.0)
+    threshold = cumulative.amax(-1) * uniform.type_as(cumulative)
+    return (cumulative > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
+
+
+def _naive_step(gates: Tensor, cell: Tensor) -> LstmState:
+    """Hochreiter and Schmidhuber's LSTM with a forget gate, from its four gates (4E,)."""
+    keep_new, keep_old, show, new = gates.view(4, -1)
+    cell = torch.sigmoid(keep_new) * torch.tanh(new) + torch.sigmoid(keep_old) * cell
+    return torch.sigmoid(show) * torch.tanh(cell), cell

@@ -1,0 +1,222 @@
+"""The engine that runs any sparse position pattern in blocks: each key counted once, and never a T x T tensor.
+
+Beside each block of queries lie the keys it may see (`tiles`); one fused softmax runs over all blocks of a group. What
+needs another layout (another dilation, random keys) is a part of its own that leaves out what parts before it have
+seen, and the parts' softmaxes are joined by their log-sum-exp.
+"""
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.engines.blocks.pattern import Columns, Pattern, Random, Rows, Union, Window
+from mtkit.attention.engines.blocks.tiles import RandomLayout, Tiles, WindowLayout
+from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread, weigh, weighted
+from mtkit.attention.engines.softmax.joining import join_parts, softmax_with_sum
+from mtkit.attention.slots import Positions
+
+Part = tuple[WindowLayout | RandomLayout, list[Tiles]]
+"""What shares a layout, laid out."""
+
+
+def sparse_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    *,
+    scale: float,
+    causal: bool = False,
+    valid: Tensor | None = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What `attend` gives where each query sees only the keys of the pattern.
+
+    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
+    (B, H, T, T) are formed only when asked for. Relative positions do not go with random keys.
+    """
+    length = q.shape[2]
+    if pattern.covers(length, causal):
+        return attend(
+            q,
+            k,
+            v,
+            scale=scale,
+            causal=causal,
+            valid=valid,
+            positions=positions,
+            dropout=dropout,
+            need_weights=need_weights,
+        )
+    if need_weights:
+        at = torch.arange(length, device=q.device)
+        return dense_attend(
+            q, k, v, visible_pairs(pattern.sees(at[:, None], at), causal, valid), scale, positions, dropout
+        )
+    heads = _by_parts(q, k, v, pattern, scale, causal, None if causal else valid, positions, dropout)
+    rows = max((member.count for member in pattern.members if isinstance(member, Rows)), default=0)
+    if rows:
+        seen = rows if causal else length  # no key behind the last row is seen by any of them
+        first, _ = attend(
+            q[:, :, :rows],
+            k[:, :, :seen],
+            v[:, :, :seen],
+            scale=scale,
+            causal=causal,
+            valid=valid,
+            positions=positions,
+            dropout=dropout,
+            need_weights=True,  # few queries: the fused kernel is slow for them
+        )
+        heads = torch.cat([first, heads[:, :, rows:]], dim=2)
+    return heads, None
+
+
+def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
+    """A mask that broadcasts to (B, H, T, T): the pairs that a pattern sees, (..., T, T), less future or padding."""
+    if causal:
+        return seen.tril()
+    return seen if valid is None else seen & valid[:, None, None, :]
+
+
+def dense_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    scale: float,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The heads' outputs and the weights (B, H, T, T), through all scores and a mask."""
+    at = torch.arange(q.shape[2], device=q.device)
+    return weigh(
+        scores_of(q, k, scale),
+        q,
+        v,
+        scale=scale,
+        visible=visible,
+        positions=positions,
+        query_position=at,
+        key_position=at,
+        dropout=dropout,
+    )
+
+
+def _by_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    scale: float,
+    causal: bool,
+    valid: Tensor | None,
+    positions: Positions | None,
+    dropout: float,
+) -> Tensor:
+    """All but the rows of the pattern."""
+    parts = _parts(q, k, v, pattern, causal, valid, positions is not None)
+    if len(parts) == 1:
+        only, tiles = parts[0]
+        return only.joined([_attend(each, scale, positions, dropout) for each in tiles])
+    return join_parts(_attended_parts(parts, scale, positions, dropout))[0]
+
+
+def _parts(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, causal: bool, valid: Tensor | None, relative: bool
+) -> list[Part]:
+    """All but the rows of the pattern, laid out."""
+    if k.shape[1] != v.shape[1]:
+        k, v = (spread(x, q.shape[1]) for x in (k, v))
+    length = q.shape[2]
+    columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
+    parts: list[Part] = []
+    earlier: Pattern = Union(())
+    for windows in _by_dilation(pattern) or ([[]] if columns.count else []):
+        layout = WindowLayout(windows, length=length, causal=causal, columns=columns.count, elsewhere=bool(parts))
+        tiles = layout.tiles(q, k, v, valid=valid, earlier=earlier, relative=relative)
+        parts.append((layout, tiles))
+        earlier = Union((*earlier.members, *windows, columns))
+    for member in pattern.members:
+        if isinstance(member, Random):
+            picked = RandomLayout(member, length=length)
+            parts.append((picked, picked.tiles(q, k, v, valid=valid, earlier=earlier)))
+            earlier = earlier | member
+    return parts
+
+
+def _attended_parts(
+    parts: list[Part], scale: float, positions: Positions | None, dropout: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Of each part by itself the heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1)."""
+    attended = []
+    for part, tiles in parts:
+        outputs = [_attend_part(each, scale, positions, dropout) for each in tiles]
+        heads, sums = zip(*outputs, strict=True)
+        attended.append((part.joined(list(heads)), part.joined(list(sums))))
+    return attended
+
+
+def _by_dilation(pattern: Pattern) -> list[list[Window]]:
+    """The windows that share a layout; those in blocks come last, so that what comes before is alike for all blocks."""
+    windows = sorted((each for each in pattern.members if isinstance(each, Window)), key=lambda each: -each.dilation)
+    return [list(group) for _, group in groupby(windows, key=lambda each: each.dilation)]
+
+
+def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> Tensor:
+    """The heads' outputs (B, H, streams, blocks, c, V) of a part that stands alone."""
+    if positions is not None and positions.on_values:
+        return _attend_part(tiles, scale, positions, dropout)[0]
+    some = tiles.visible.any(-1, keepdim=True)
+    # a row without any key is NaN in some kernels: let it see all, then clear what it saw
+    mask = tiles.visible | ~some
+    bias = _bias(tiles, positions, scale)
+    if bias is not None:
+        mask = bias.masked_fill(~mask, float("-inf")).type_as(tiles.q)
+    return _fused(tiles.q, tiles.k, tiles.v, mask, scale, dropout) * some
+
+
+def _attend_part(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """The heads' outputs (B, H, streams, blocks, c, V) over these keys alone, and their log-sum-exp (..., c, 1)."""
+    weights, log_sum = softmax_with_sum(tiles.q, tiles.k, scale, tiles.visible, _bias(tiles, positions, scale))
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    heads = weighted(dropped, tiles.v)
+    extra = None if positions is None else positions.values(dropped, tiles.query_position, tiles.key_position)
+    return heads if extra is None else heads + extra.type_as(heads), log_sum
+
+
+def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | None:
+    """(1 or B, H, streams, blocks, c, L), of length 1 along what it is the same for."""
+    if positions is None:
+        return None
+    bias = positions.bias(tiles.q, tiles.query_position, tiles.key_position, scale)
+    return bias if bias is None or bias.dim() == tiles.q.dim() else bias.unsqueeze(0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, dropout: float) -> Tensor:
+    """Scaled dot-product attention of tiles by the fused kernel, which knows four axes.
+
+    Streams of all heads become its batch and blocks its heads. Queries that share a key head become rows of one block,
+    so that keys are never copied.
+    """
+    batch, heads, streams, blocks, block = q.shape[:5]
+    group = heads // k.shape[1]
+    if group > 1:
+        q = q.unflatten(1, (-1, group)).movedim(2, 4).flatten(4, 5)  # (B, G, streams, blocks, group * c, K)
+        mask = mask if mask.shape[1] > 1 else mask.expand(-1, group, -1, -1, -1, -1)
+        mask = mask.unflatten(1, (-1, group)).movedim(2, 4).flatten(4, 5)
+    if streams * blocks == 1:
+        q, k, v, mask = (x.flatten(2, 4) for x in (q, k, v, mask))
+        output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    else:
+        if max(mask.shape[:3]) > 1:
+            mask = mask.expand(*q.shape[:3], -1, -1, -1)
+        q, k, v, mask = (x.flatten(0, 2) for x in (q, k, v, mask))
+        output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        output = output.unflatten(0, (batch, -1, streams))
+    output = output.reshape(batch, -1, streams, blocks, group, block, v.shape[-1])
+    return output.movedim(4, 2).flatten(1, 2)

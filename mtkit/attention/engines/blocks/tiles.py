@@ -1,0 +1,191 @@
+"""How a sparse pattern lies in memory: blocks of queries, each beside the keys it may see, and an exact mask.
+
+Axes of what is laid out: (B, H, streams, blocks, positions of a block, K). A pattern dilated by d has d streams of
+every d-th position; others have one.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.engines.blocks.pattern import Pattern, Random, Union, Window
+from mtkit.attention.engines.softmax.dot_product import spread
+
+LONGEST_BLOCK = 128
+"""Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time."""
+SHORTEST_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Some blocks of queries and their keys.
+
+    q (B, H, streams, blocks, c, K); k (B, G, streams, blocks, L, K) and v likewise; visible broadcasts to the scores
+    (B, H, streams, blocks, c, L); query_position (streams, blocks, c) and key_position (streams, blocks, L), of length
+    1 where they stand for all.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    visible: Tensor
+    query_position: Tensor
+    key_position: Tensor
+
+
+class WindowLayout:
+    """Blocks of queries beside windows of keys, for windows of one dilation, and the first `columns` keys.
+
+    With `elsewhere`, another layout has the columns.
+    """
+
+    def __init__(
+        self, windows: Sequence[Window], *, length: int, causal: bool, columns: int = 0, elsewhere: bool = False
+    ) -> None:
+        self.windows, self.length, self.causal = Union(tuple(windows)), length, causal
+        self.border, self.columns = columns, 0 if elsewhere else min(columns, length)
+        self.dilation = windows[0].dilation if windows else 1
+        self.stream = -(-length // self.dilation)  # its length
+        sides = zip(*(window.reach(causal) for window in windows), strict=True) if windows else ((0,), (0,))
+        self.back, self.ahead = (max(self.stream if side is None else side for side in each) for each in sides)
+        unit = math.lcm(*(window.unit for window in windows))
+        wide = min(max(self.back, self.ahead, SHORTEST_BLOCK), LONGEST_BLOCK)
+        self.block = unit * max(1, round(wide / unit))
+        self.blocks = -(-self.stream // self.block)
+        if self.stream**2 <= self.blocks * self.block * self.width:  # one block for all costs no more
+            self.block, self.blocks, self.back, self.ahead = self.stream, 1, 0, 0
+
+    @property
+    def width(self) -> int:
+        """Positions of a window."""
+        return self.back + self.block + self.ahead
+
+    def tiles(
+        self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern, relative: bool
+    ) -> list[Tiles]:
+        """All blocks of q (B, H, T, K), k (B, G, T, K), v (B, G, T, V), in groups of neighbours.
+
+        valid (B, T). What `earlier` sees is left out. Blocks away from the borders are one group, whose mask is that of
+        any one of them; `relative` asks for their positions even where they differ.
+        """
+        q, keys, values = self._queries(q), self._padded(k), self._padded(v)
+        real = None if valid is None else self._padded(valid[:, None, :, None])
+        groups = []
+        for first, last in self._groups(valid):
+            alike = last - first > 1 and self._alike(valid) == (first, last)
+            query_position, key_position = self._positions(q, first, first + 1 if alike else last, alike)
+            visible = self._visible(query_position, key_position, earlier)
+            if real is not None and valid is not None and not alike:
+                shown = self._windows(real, first, last).transpose(-1, -2)  # (B, 1, streams, blocks, 1, L)
+                if self.columns:
+                    columns = valid[:, None, None, None, None, : self.columns]
+                    shown = torch.cat([columns.expand(*shown.shape[:-1], -1), shown], dim=-1)
+                visible = visible & shown
+            if alike and relative and self.columns:
+                query_position, key_position = self._positions(q, first, last, alike=False)
+            seen_keys, seen_values = (
+                self._with_columns(x, self._windows(padded, first, last)) for x, padded in ((k, keys), (v, values))
+            )
+            groups.append(Tiles(q[:, :, :, first:last], seen_keys, seen_values, visible, query_position, key_position))
+        return groups
+
+    def joined(self, outputs: list[Tensor]) -> Tensor:
+        """(B, H, T, V) from what came of each group, (B, H, streams, blocks, c, V)."""
+        streams = torch.cat(outputs, dim=3).flatten(3, 4)[:, :, :, : self.stream]
+        return streams.transpose(2, 3).flatten(2, 3)[:, :, : self.length]
+
+    def _groups(self, valid: Tensor | None) -> Iterator[tuple[int, int]]:
+        """Ranges of blocks: before, among and behind those that are all alike."""
+        first, last = self._alike(valid)
+        if last - first <= 1:
+            first = last = self.blocks
+        for start, end in ((0, first), (first, last), (last, self.blocks)):
+            if start < end:
+                yield start, end
+
+    def _alike(self, valid: Tensor | None) -> tuple[int, int]:
+        """The blocks whose window holds nothing but real keys, and none of the columns."""
+        shortest = self.length
+        if valid is not None:  # asking an accelerator would wait for it: there every block has a mask of its own
+            shortest = int(valid.sum(1).min()) if valid.device.type == "cpu" else 0
+        first = -(-(-(-self.border // self.dilation) + self.back) // self.block)
+        return first, (shortest // self.dilation - self.ahead) // self.block
+
+    def _streams(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) to (B, H, streams, T / streams, K)."""
+        if self.dilation == 1:
+            return x.unsqueeze(2)
+        whole = F.pad(x, (0, 0, 0, self.stream * self.dilation - self.length))
+        return whole.unflatten(2, (self.stream, self.dilation)).transpose(2, 3)
+
+    def _queries(self, q: Tensor) -> Tensor:
+        rest = self.blocks * self.block - self.stream
+        streams = self._streams(q)
+        return (F.pad(streams, (0, 0, 0, rest)) if rest else streams).unflatten(3, (self.blocks, self.block))
+
+    def _padded(self, x: Tensor) -> Tensor:
+        """Keys with room before and behind for the first and the last window."""
+        behind = self.blocks * self.block - self.stream + self.ahead
+        streams = self._streams(x)
+        return F.pad(streams, (0, 0, self.back, behind)) if self.back or behind else streams
+
+    def _windows(self, padded: Tensor, first: int, last: int) -> Tensor:
+        """(B, G, streams, last - first, L, K): overlapping views, no copies."""
+        covered = padded.narrow(3, first * self.block, (last - first - 1) * self.block + self.width)
+        return covered.unfold(3, self.width, self.block).transpose(-1, -2)
+
+    def _with_columns(self, x: Tensor, windows: Tensor) -> Tensor:
+        if not self.columns:
+            return windows
+        columns = x[:, :, None, None, : self.columns].expand(-1, -1, *windows.shape[2:4], -1, -1)
+        return torch.cat([columns, windows], dim=4)
+
+    def _positions(self, like: Tensor, first: int, last: int, alike: bool) -> tuple[Tensor, Tensor]:
+        """Of the queries and the keys in blocks `first` to `last`; of one stream, where they are all alike."""
+        stream = torch.arange(1 if alike else self.dilation, device=like.device).view(-1, 1, 1)
+        start = torch.arange(first, last, device=like.device).unsqueeze(-1) * self.block
+        queries = (start + torch.arange(self.block, device=like.device)) * self.dilation + stream
+        keys = (start - self.back + torch.arange(self.width, device=like.device)) * self.dilation + stream
+        columns = torch.arange(self.columns, device=like.device).expand(*keys.shape[:2], -1)
+        return queries, torch.cat([columns, keys], dim=-1)
+
+    def _visible(self, query_position: Tensor, key_position: Tensor, earlier: Pattern) -> Tensor:
+        """Which keys each query sees, each key at one place: in its window if the window sees it, else as a column."""
+        i, j = query_position.unsqueeze(-1), key_position.unsqueeze(-2)
+        near = self.windows.sees(i, j)
+        column = torch.arange(j.shape[-1], device=j.device) < self.columns
+        visible = (near ^ column) & (j >= 0) & (j < self.length) & ~earlier.sees(i, j)
+        visible = visible & (j <= i) if self.causal else visible
+        return visible.expand(1, 1, *torch.broadcast_shapes(i.shape, j.shape))
+
+
+class RandomLayout:
+    """Each query beside the keys picked for it."""
+
+    def __init__(self, pattern: Random, *, length: int) -> None:
+        self.pattern, self.length = pattern, length
+
+    def tiles(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[Tiles]:
+        """One group: blocks of one query; what `earlier` sees is left out."""
+        i = torch.arange(self.length, device=q.device)
+        picks = self.pattern.picks(i)  # (B or 1, H, T, count)
+        visible = (picks >= 0) & ~earlier.sees(i.unsqueeze(-1), picks)
+        index = picks.clamp(min=0).expand(len(q), -1, -1, -1)
+        if valid is not None:
+            visible = visible & valid[:, None, None].expand(-1, *index.shape[1:3], -1).gather(-1, index)
+        k, v = (self._gathered(spread(x, q.shape[1]), index) for x in (k, v))
+        rows = q[:, :, None, :, None]
+        return [Tiles(rows, k, v, visible[:, :, None, :, None], i.view(1, -1, 1), picks.unsqueeze(2))]
+
+    def joined(self, outputs: list[Tensor]) -> Tensor:
+        """(B, H, T, V)."""
+        return outputs[0][:, :, 0, :, 0]
+
+    def _gathered(self, x: Tensor, index: Tensor) -> Tensor:
+        """(B, H, 1, T, count, K)."""
+        flat = index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
+        return x.gather(2, flat).unflatten(2, index.shape[2:]).unsqueeze(2)

@@ -1,0 +1,59 @@
+"""Preallocated caches for decoding: written in place, grown by half, so that a step seldom copies what it has seen.
+
+Beam search copies whole caches when it moves hypotheses, so room that is not used yet costs time as well.
+
+Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
+"""
+
+from torch import Tensor
+
+from mtkit.attention.contract import State
+
+FIRST_CAPACITY = 8
+
+
+def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
+    """An empty cache: a tensor for each name, of (heads, width), in the type and place of `like`."""
+    tensors = {
+        name: like.new_zeros(batch_size, hypotheses, heads, FIRST_CAPACITY, width)
+        for name, (heads, width) in shapes.items()
+    }
+    return {**tensors, "count": 0}
+
+
+def append(state: State, *, window: int | None = None, first: int = 0, **rows: Tensor) -> State:
+    """The cache with one more token: rows (B, N, heads, width) by name.
+
+    With `window`, a ring behind the `first` tokens, which stay: each later one takes the place of the one `window`
+    before it, so that capacity stays at both together.
+    """
+    count = state["count"]
+    place = ring_place(count, window, first)
+    capacity = next(state[name].shape[3] for name in rows)
+    grown = dict(state)
+    for name, row in rows.items():
+        cache = state[name]
+        if place >= capacity:
+            room = capacity + max(capacity // 2, FIRST_CAPACITY)
+            room = room if window is None else min(room, first + window)
+            wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
+            wider[:, :, :, :capacity] = cache
+            cache = wider
+        elif cache.dtype != row.dtype:
+            cache = cache.to(row.dtype)  # the first step under autocast shows which type the keys really have
+        cache[:, :, :, place] = row
+        grown[name] = cache
+    grown["count"] = count + 1
+    return grown
+
+
+def ring_place(position: int, window: int | None, first: int = 0) -> int:
+    """Where the token of that position is written."""
+    return position if window is None or position < first else first + (position - first) % window
+
+
+def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:
+    """What has been written under `name`, (B, N, heads, length, width); a ring's in the order of its places."""
+    length = state["count"] if window is None else min(state["count"], first + window)
+    cache: Tensor = state[name]
+    return cache[:, :, :, :length]

@@ -1,0 +1,157 @@
+"""Attention whose similarity is a product of features: what its mechanisms do alike, in all roles and in a step.
+
+A mechanism says which features its queries and keys have (`features_of`); the sums over keys take the place of a cache.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import spread, widened
+from mtkit.attention.engines.sums.feature_sums import (
+    Keys,
+    attend_all,
+    attend_causal,
+    attend_next,
+    guarded,
+    masked,
+    nowhere,
+    read,
+    sums_of,
+)
+from mtkit.errors import MtkitError
+
+
+class FeatureAttention(HeadAttention):
+    """phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)) over real keys j, in a decoder j <= i.
+
+    `features` is their number M, `eps` is added to the denominator, `floor` is the least size it may have relative to
+    the largest key's scale, `chunk` is the number of positions worked on at once in the decoder role.
+    """
+
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"rotary"}),  # the others add to scores, of which there are none
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+
+    def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, chunk: int) -> None:
+        super().__init__(site)
+        if chunk < 1:
+            raise MtkitError(f"chunk = {chunk}: it is a number of positions, 1 at least")
+        self.guards = {"eps": eps, "floor": floor}
+        self.chunk = chunk
+
+    def features_of(self, x: Tensor) -> Keys:
+        """The features of queries or keys x (..., T, K), in float32 at least, with their log scale if they have one.
+
+        Keys of one decoder all have a scale or all have none; a query's cancels.
+        """
+        raise NotImplementedError
+
+    @property
+    def state_features(self) -> tuple[int, bool]:
+        """The number of features M, and whether they have a scale."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """The class's equation, in time and memory that grow with T and S."""
+        q = self.queries(query)
+        if self.site.causal:
+            k, v = self.keys_values(query)
+            heads = attend_causal(q, k, v, self.features_of, valid=query_valid, chunk=self.chunk, **self.guards)
+        else:
+            context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+            phi_k, v = self._keys(context, valid)
+            heads = attend_all(self.features_of(q).features, phi_k, v, **self.guards)
+        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Sums over nothing yet; in the cross role those over the source, once for all hypotheses."""
+        if memory is not None:
+            return {"shared": {"sums": sums_of(*self._keys(memory, memory_valid))}}, None
+        p, (features, scaled) = self.projection, self.state_features
+        groups = max(p.key_heads, p.value_heads)
+        like = widened(self.q_proj.weight)
+        state: State = {"sums": like.new_zeros(batch_size, hypotheses, groups, features, p.value_width + 1), "count": 0}
+        if scaled:
+            state["top"] = like.new_full((batch_size, hypotheses, groups, 1, 1), nowhere(like))
+        return state, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same equation for the newest token of each hypothesis; O(M V) a head, at any position."""
+        if "shared" in state:
+            phi_q = self.features_of(self.queries(query)).features
+            return Attended(self.joined(read(phi_q, state["shared"]["sums"], like=query, **self.guards))), state
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        here = torch.full((1,), state["count"], device=query.device)
+        phi_q = self.features_of(self.queries(rows, here)).features
+        phi_k, v = self._keys(rows, None, here)
+        top = state["top"].flatten(0, 1) if "top" in state else None
+        heads, _ = attend_next(phi_q, phi_k, v, state["sums"].flatten(0, 1), top, **self.guards)
+        output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
+        return Attended(output), {**state, "count": state["count"] + 1}
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The whole matrix of similarities phi(q_i) . phi(k_j), scales multiplied in, normalised by rows."""
+        valid = query_valid if memory is None else memory_valid
+        k, v = self.keys_values(query if memory is None else memory)
+        own, other = self.features_of(self.queries(query)), self.features_of(k)
+        phi_q, phi_k = (x.features if x.scale is None else x.features * x.scale.exp() for x in (own, other))
+        similarity = torch.einsum("bhtm,bhsm->bhts", phi_q, spread(phi_k, self.site.heads))
+        visible = torch.ones_like(similarity, dtype=torch.bool)
+        if self.site.causal:
+            visible = visible.tril()
+        if valid is not None:
+            visible = visible & valid[:, None, None, :]
+        similarity = similarity.masked_fill(~visible, 0.0)
+        floor: Tensor | float = self.guards["floor"]
+        if own.scale is not None and other.scale is not None:  # relative to the largest visible key's scale
+            scales = spread(other.scale, self.site.heads).transpose(-1, -2)
+            scales = scales.masked_fill(~visible, nowhere(scales))
+            floor = floor * (own.scale + scales.amax(-1, keepdim=True)).exp()
+        weights = similarity / guarded(similarity.sum(-1, keepdim=True), self.guards["eps"], floor)
+        return Attended(self.joined(torch.einsum("bhts,bhsv->bhtv", weights, spread(v, self.site.heads))))
+
+    def _keys(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> tuple[Keys, Tensor]:
+        """Features of the keys, zero and of no scale at padding, and values."""
+        k, v = self.keys_values(memory, position)
+        return masked(self.features_of(k), None if valid is None else valid[:, None, :, None]), v

@@ -1,0 +1,105 @@
+"""Attention over projected heads: all that its mechanisms have in common besides their equation."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attention, Site
+from mtkit.attention.registry import fill
+from mtkit.attention.slots import Merge, Positions, Projection, Regularizer
+from mtkit.errors import MtkitError
+
+
+class HeadAttention(Attention):
+    """Attention over projected heads: the projections, the slots and their weights; a mechanism adds its equation.
+
+    Its weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and whatever fills the slots.
+    """
+
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.projection: Projection = fill("projection", site) or Projection(site)
+        queries, keys, values = self.projection.widths
+        memory_width = site.memory_width or site.d_model
+        self.q_proj = nn.Linear(site.d_model, queries)
+        self.k_proj = nn.Linear(memory_width, keys)
+        self.v_proj = nn.Linear(memory_width, values)
+        self.out_proj = nn.Linear(site.heads * self.projection.value_width, site.d_model)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        self.positions: Positions | None = fill("positions", site, self.projection.key_width)
+        self.merge: Merge | None = fill("merge", site, self.projection.value_width)
+        self.regularizer: Regularizer | None = fill("regularizer", site)
+        if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
+            raise MtkitError("this regularizer reads attention weights, of which the mechanism it is set on has none")
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.projection.scale
+
+    @property
+    def dropout(self) -> float:
+        """Share of attention weights dropped now: none outside training."""
+        return self.site.dropout if self.training else 0.0
+
+    def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
+        """(B, T, D) to (B, H, T, K), rotated for `position` (T,), 0 to T - 1 if None."""
+        return self._rotated(self.projection.queries(self.q_proj(query)), position)
+
+    def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, S, D) to keys (B, G, S, K), rotated likewise, and values (B, G, S, V)."""
+        keys = self._rotated(self.projection.keys(self.k_proj(memory)), position)
+        return keys, self.projection.values(self.v_proj(memory))
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """The output (B, T, D) of the heads' (B, H, T, V)."""
+        merged = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
+        output: Tensor = self.out_proj(merged)
+        return output
+
+    def losses(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        memory_valid: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The regularizer's losses; none outside training. In the self roles the memory is the query."""
+        if self.regularizer is None or not self.training:
+            return {}
+        value_valid = memory_valid if self.site.role == "cross" else query_valid
+        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid)
+        return result
+
+    @property
+    def regularizes_weights(self) -> bool:
+        """Whether this call must compute attention weights for the regularizer's sake."""
+        return self.training and self.regularizer is not None and self.regularizer.needs_weights
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full`, converted by the projection where shapes differ."""
+        own = self.state_dict()
+        converted = {
+            name: value if name in own and own[name].shape == value.shape else self.projection.converted(name, value)
+            for name, value in full_state.items()
+        }
+        super().adopt(converted)
+
+    def _rotated(self, x: Tensor, position: Tensor | None) -> Tensor:
+        if self.positions is None:
+            return x
+        if position is None:
+            position = torch.arange(x.shape[-2], device=x.device)
+        return self.positions.rotate(x, position)

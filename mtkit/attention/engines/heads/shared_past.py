@@ -1,0 +1,174 @@
+"""Keys and values that stay where they are written while beam search moves hypotheses: what moves is who sees them.
+
+Each step writes a row for each hypothesis of a segment behind those of the steps before. A hypothesis sees the rows of
+its own past only: a row of booleans, which is all that `reorder` has to copy, where a cache of each hypothesis's own
+would be copied whole at every step. The hypotheses of a segment read all its rows in one product, their queries
+together, and what they do not see is masked. Where much room runs out, rows that no hypothesis descends from are let go
+of first.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import State
+from mtkit.attention.engines.heads.key_value_attention import KeyValueAttention, Newest
+
+MOST = 16
+"""Hypotheses of a segment that share, at most; each looks at the rows of all, which many of them would pay for."""
+
+FIRST_CAPACITY = 32
+"""Rows there is room for at first; it grows by half."""
+
+SIFTED = 128
+"""Rows of room from which on those that nobody sees are looked for: to read a few for nothing costs less."""
+
+
+class SharedPast(KeyValueAttention):
+    """Attention whose decoder state keeps the past of a segment's hypotheses together."""
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Room for the rows to come; in the cross role the projected source, once for all hypotheses.
+
+        No row is read before it is written.
+        """
+        if memory is not None:
+            return super().start(batch_size, memory, memory_valid, hypotheses=hypotheses)
+        p, like = self.projection, self.q_proj.weight
+        shared = {
+            "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
+            "values": like.new_empty(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
+            "position": like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long),  # the same in all segments
+        }
+        seen = like.new_empty(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool)
+        return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
+
+    def newest(self, query: Tensor, state: State) -> tuple[Newest, State]:
+        """What a step with query (B, N, D) attends with, N queries of one segment, and the state with its rows added.
+
+        q (B, H, N, K), keys (B, G, M, K), values (B, G, M, V), visible (B, 1, N, M) or None where there is one row at
+        each position, key_position (M,) where there is somebody to read it, for the M rows written so far. More than
+        `MOST` hypotheses that begin, or branch off from one, have a cache each from there on.
+        """
+        if "seen" in state and query.shape[1] > MOST and _is_one_row_a_position(state):
+            state = _apart(state, query.shape[1])
+        if "seen" not in state:
+            return super().newest(query, state)
+        here = torch.full((1,), state["count"], device=query.device)
+        q, (k, v) = self.queries(query, here), self.keys_values(query, here)
+        state = _with_rows(state, k, v)
+        shared, rows = state["shared"], state["rows"]
+        # of the first segment; there may be none left
+        positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
+        return Newest(
+            q,
+            shared["keys"][:, :, :rows],
+            shared["values"][:, :, :rows],
+            None if _is_one_row_a_position(state) else state["seen"][:, None, :, :rows],
+            here,
+            positions,
+        ), state
+
+    def by_position(self, weights: Tensor, newest: Newest) -> Tensor:
+        """Weights (B, H, N, M) over rows as (B, H, N, L) over the L positions that each hypothesis sees."""
+        if newest.visible is None:
+            return weights
+        length = int(newest.query_position) + 1
+        return weights[newest.visible.expand_as(weights)].view(*weights.shape[:3], length)
+
+
+def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
+    """The state with a row for each hypothesis: k (B, G, N, K), v (B, G, N, V)."""
+    hypotheses = k.shape[2]
+    state = _with_room(state, hypotheses)
+    shared, seen, rows = state["shared"], state["seen"], state["rows"]
+    end = rows + hypotheses
+    if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
+        shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
+    if hypotheses > 1 and not _surely_finite(v):
+        # zero times what is no number would reach those who do not see the row; its key tells those who do
+        broken = ~v.isfinite().all(-1).all(1)  # (B, N)
+        k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
+    shared["keys"][:, :, rows:end] = k
+    shared["values"][:, :, rows:end] = v
+    shared["position"][:, rows:end] = state["count"]
+    after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
+    if _is_one_row_a_position(after):  # all see all, and nobody will ask
+        return after
+    if _is_one_row_a_position(state):
+        seen[:, :, :rows] = True
+    seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
+    return after
+
+
+def _with_room(state: State, hypotheses: int) -> State:
+    """The state with room for so many rows more: if there was none, for half as many again as there are then."""
+    room = state["seen"].shape[2]
+    if state["rows"] + hypotheses <= room:
+        return state
+    if room >= SIFTED and len(state["seen"]) and not _is_one_row_a_position(state):
+        state = _without_unseen(state)
+    end = state["rows"] + hypotheses
+    room = max(room, end + end // 2)
+    shared = {name: _wider(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": _wider(state["seen"], 2, room)}
+
+
+def _without_unseen(state: State) -> State:
+    """The state without the rows that no hypothesis sees any more.
+
+    Of each position as many rows stay as the segment needs that needs the most, so that all have rows of the same
+    positions.
+    """
+    rows = state["rows"]
+    seen = state["seen"][:, :, :rows]
+    position, unseen = state["shared"]["position"][0, :rows], ~seen.any(1)  # (M,), rising, and (B, M)
+    needed = torch.zeros(len(seen), state["count"], dtype=torch.long, device=seen.device)
+    needed = needed.index_add_(1, position, (~unseen).long()).amax(0)  # (L,)
+    within = torch.arange(rows, device=seen.device) - torch.searchsorted(position, position)
+    stays = (within < needed[position]).nonzero().squeeze(1)  # (M',)
+    chosen = (2 * position + unseen).argsort(dim=1, stable=True)[:, stays]  # (B, M'), those that are seen first
+
+    def gathered(x: Tensor, dim: int) -> Tensor:
+        index = chosen.view(len(seen), *[1] * (dim - 1), -1, *[1] * (x.dim() - dim - 1))
+        return x.narrow(dim, 0, rows).take_along_dim(index, dim)
+
+    shared = {name: gathered(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": gathered(seen, 2), "rows": len(stays)}
+
+
+def _surely_finite(x: Tensor) -> bool:
+    """Whether a look at x, cheap on a CPU but a wait on an accelerator, shows that all of it is finite."""
+    return x.device.type == "cpu" and bool(x.sum().isfinite())
+
+
+def _apart(state: State, hypotheses: int) -> State:
+    """The rows of a past that all have in common as a cache for each hypothesis (`step_cache`).
+
+    It is full, so that `append` copies it before anything is written.
+    """
+    rows = {name: state["shared"][name][:, None, :, : state["rows"]] for name in ("keys", "values")}
+    return {**{name: x.expand(-1, hypotheses, -1, -1, -1) for name, x in rows.items()}, "count": state["count"]}
+
+
+def _is_one_row_a_position(state: State) -> bool:
+    """Whether no hypothesis has branched off yet, so that all rows are seen."""
+    return bool(state["rows"] == state["count"])
+
+
+def _wider(x: Tensor, dim: int, room: int) -> Tensor:
+    """x with so much room along a dimension; what stands behind x is not defined."""
+    wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
+    wider.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return wider

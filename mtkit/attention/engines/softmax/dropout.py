@@ -1,0 +1,14 @@
+"""Dropout for engines whose backward pass computes the weights anew."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def seeded_dropout(dropout: float, seed: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Dropout that is the same again for the same seed and calls."""
+    if not dropout:
+        return lambda x: x
+    generator = torch.Generator(device).manual_seed(seed)
+    return lambda x: x * torch.empty_like(x).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)

@@ -1,0 +1,167 @@
+"""Binary partition: spans of 2^m positions, and the few of them that stand for all positions on one side of a token.
+
+Node (m, p) covers positions p 2^m to (p + 1) 2^m - 1; those of level 0 are the tokens. From a token outwards a walk
+takes k nodes a level; where it leaves a level in the middle of a parent, the child left over comes first on the next
+level. So the nodes are disjoint, leave no hole, and depend on the token's position and k alone.
+
+At level m the walk to the left enters at node ((i - 1 + k) >> m) - k, to the right at ((i + 1 - k) >> m) + k, so that
+neighbours see nearly the same nodes: a list of few nodes serves a whole block of queries.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.engines.blocks.listed import Lists, smallest_type
+
+Number = TypeVar("Number", int, Tensor)
+BLOCK = 32
+"""Tokens that share a list of nodes: more of them waste products, fewer of them copies of keys."""
+
+
+class Edge(NamedTuple):
+    """A node that a token reads, and the walk's level and slot (0 to k - 1) at which it was reached."""
+
+    level: int
+    place: int
+    walked: int
+    slot: int
+
+
+def left_walk(position: int, k: int) -> Iterator[Edge]:
+    """The nodes that cover all positions before `position`, outwards."""
+    place, half, level = position - 1, False, 0
+    while place >= 0:
+        for slot in range(k):
+            if place >= 0:
+                yield Edge(level - 1, 2 * place, level, slot) if half else Edge(level, place, level, slot)
+                half, place = False, place - 1
+        half, place, level = place % 2 == 0, place // 2, level + 1
+
+
+def right_walk(position: int, k: int, length: int) -> Iterator[Edge]:
+    """The nodes that cover all positions after `position` of `length`, outwards; some of them may be empty."""
+    place, half, level = position + 1, False, 0
+    while place < count(length, level):
+        for slot in range(k):
+            if place < count(length, level):
+                yield Edge(level - 1, 2 * place + 1, level, slot) if half else Edge(level, place, level, slot)
+                half, place = False, place + 1
+        half, place, level = place % 2 == 1, place // 2, level + 1
+
+
+def count(length: int, level: int, *, whole: bool = False) -> int:
+    """Nodes of a level over `length` positions; with `whole`, those that the end does not cut."""
+    return length >> level if whole else -(-length >> level)
+
+
+def top(length: int, k: int, *, causal: bool) -> int:
+    """The highest level that any of `length` tokens reads; its spans are shorter than `length`."""
+    level = 0
+    while (length - 2 + k) >> (level + 1) >= k if causal else ((1 - k) >> (level + 1)) + k < count(length, level + 1):
+        level += 1
+    return level
+
+
+def finished(position: int) -> int:
+    """How many spans, of levels 1 to this, end at `position`."""
+    return ((position + 1) & -(position + 1)).bit_length() - 1
+
+
+def finishing_order(level: int, place: int) -> int:
+    """How many nodes, tokens among them, end before node (level, place), the shorter first."""
+    end = ((place + 1) << level) - 1
+    return 2 * end - end.bit_count() + level
+
+
+@dataclass(frozen=True)
+class Side:
+    """The walks of all tokens to one side."""
+
+    k: int
+    right: bool
+
+    def ends(self, first: Number, last: Number, level: int) -> tuple[Number, Number]:
+        """The lowest and the highest node of a level that tokens `first` to `last` may take."""
+        if self.right:
+            return self._entry(first, level), self._entry(last, level) + self.k
+        return self._entry(first, level) - self.k, self._entry(last, level)
+
+    def taken(self, i: Tensor, place: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether the token at i takes the node of that level and place, the level at which it does, and the slot."""
+        entry = self._entry(i, level)
+        slot = place - entry if self.right else entry - place
+        taken = (slot >= self._left_over(level - 1, i)) & (slot < self.k + self._left_over(level, i))
+        slot = slot.clamp(0, self.k)
+        return taken, level + slot // self.k, slot % self.k
+
+    def _entry(self, i: Number, level: int) -> Number:
+        return ((i + 1 - self.k) >> level) + self.k if self.right else ((i - 1 + self.k) >> level) - self.k
+
+    def _left_over(self, level: int, i: Tensor) -> Tensor | int:
+        """Whether the walk leaves a level in the middle of a parent, as 0 or 1."""
+        if level < 0:
+            return 0
+        entry = self._entry(i, level)
+        return (entry + self.k) % 2 if self.right else (entry - self.k + 1) % 2
+
+
+def labels_of(k: int, clip: int) -> int:
+    """How many labels there are."""
+    return (2 * k + 1) * (clip + 1)
+
+
+def label_of(walked: Number, slot: Number, right: bool, k: int, clip: int) -> Number:
+    """That of a node reached at a walk's level and slot, alike from level `clip` on; 0 is the token itself."""
+    level = walked.clamp(max=clip) if isinstance(walked, Tensor) else min(walked, clip)
+    return (2 * k + 1) * level + 2 * slot + 1 + right
+
+
+@lru_cache(maxsize=4)  # a byte or four for each pair that is looked at
+@torch.inference_mode(False)  # what is kept here serves training too
+def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.device) -> Lists:
+    """The nodes beside each block of tokens, numbered level by level, with `label_of` each pair.
+
+    Depends on nothing but its arguments, so that all layers share what is made once.
+    """
+    sides = (Side(k, False),) if causal else (Side(k, False), Side(k, True))
+    starts = range(0, length, BLOCK)
+    i = torch.arange(len(starts) * BLOCK, device=device).view(-1, BLOCK, 1)
+    places, labels, before = [], [], 0
+    for level in range(top(length, k, causal=causal) + 1):
+        nodes = count(length, level, whole=causal)
+        for together, width in _windows(sides, starts, level, nodes):
+            first = together[0].ends(i[:, :1], i[:, :1], level)[0].clamp(0, nodes - width)
+            place = first + torch.arange(width, device=device)  # (blocks, 1, width)
+            label = torch.where((place == i) & (level == 0), 0, labels_of(k, clip))
+            for side in together:
+                taken, walked, slot = side.taken(i, place, level)
+                label = torch.where(taken, label_of(walked, slot, side.right, k, clip), label)
+            places.append(before + place.squeeze(1))
+            labels.append(label.to(smallest_type(labels_of(k, clip))))
+        before += nodes
+    return Lists(torch.cat(places, -1), torch.cat(labels, -1))
+
+
+def _windows(sides: tuple[Side, ...], starts: range, level: int, nodes: int) -> Iterator[tuple[tuple[Side, ...], int]]:
+    """Sides whose nodes of a level lie in one window beside each block of tokens, and the window's width.
+
+    Both sides in one where that takes no more, and where tokens themselves lie between them.
+    """
+    spread = []
+    for start in starts:
+        last = start + BLOCK - 1
+        ends = [side.ends(start, last, level) for side in sides]
+        if level == 0:
+            ends[-1] = ends[-1][0], max(ends[-1][1], last)
+        spread.append(ends)
+    own = [min(max(high - low for low, high in each) + 1, nodes) for each in zip(*spread, strict=True)]
+    both = min(max(ends[-1][1] - ends[0][0] for ends in spread) + 1, nodes)
+    if level == 0 or both <= sum(own):
+        yield sides, both
+    else:
+        yield from (((side,), width) for side, width in zip(sides, own, strict=True))

@@ -1,0 +1,68 @@
+"""Around decoding: the arithmetic, and the model as decoding needs it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import cast
+
+import torch
+from torch import nn
+
+from mtkit.decoding.search import Model
+from mtkit.errors import MtkitError
+from mtkit.model.int8 import int8_products
+from mtkit.model.low_weights import LowWeights
+from mtkit.model.memory import GIVES_OUT, gave_out
+
+DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+"""The arithmetic by name; auto is float32, whose results do not depend on the batch. In int8, on the CPU, linear layers
+alone compute; in bfloat16 there (`mtkit.model.low_weights`) all but sums, norms' weights and softmax."""
+
+
+def find_dtype(name: str) -> torch.dtype | None:
+    """The type of that name, None for auto. Raises: MtkitError."""
+    if name not in DTYPES:
+        raise MtkitError(f"no dtype '{name}'; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@contextmanager
+def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
+    """Around decoding: the model in evaluation mode, inference mode, arithmetic in `dtype`; gives its device.
+
+    The model is as it was afterwards; it serves one call at a time. None stands for float32. Raises: MtkitError for
+    int8 on a GPU, and where the memory does not hold a batch.
+    """
+    training, device = model.training, next(model.parameters()).device
+    model.train(False)
+    try:
+        # weights are rounded outside, as normal tensors; inside, nothing is kept track of for gradients
+        with _products(model, dtype, device.type), torch.inference_mode():
+            yield device
+    except GIVES_OUT as error:
+        if not gave_out(error):
+            raise
+        raise MtkitError(
+            f"the memory of {device} does not hold a batch to translate; lower decoding.batch_tokens "
+            "(mtkit translate --batch-tokens)"
+        ) from error
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _products(model: Model, dtype: torch.dtype | None, device: str) -> Iterator[None]:
+    module = cast(nn.Module, model)
+    lower = dtype not in (None, torch.float32, torch.int8)
+    low = dtype == torch.bfloat16 and device == "cpu"
+    with (
+        int8_products(module) if dtype == torch.int8 else nullcontext(),
+        LowWeights(module).in_place() if low else nullcontext(),
+        torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower),
+    ):
+        yield

@@ -1,0 +1,23 @@
+"""Devices by name, and what is sent to them."""
+
+import torch
+from torch import Tensor
+
+from mtkit.errors import MtkitError
+
+
+def find_device(name: str = "auto") -> torch.device:
+    """The device of that name; auto is the GPU where there is one. Raises: MtkitError where there is none such."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise MtkitError(f"no device '{name}' here; use --device auto or --device cpu") from error
+    return device
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """x, made on the CPU, on a device, without waiting for what the device still has to do."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
