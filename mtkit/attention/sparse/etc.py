@@ -73,6 +73,7 @@ class Etc(HeadAttention):
         {"rel_clip": 0},
         {"global_memory": "local"},
         {"global_tokens": 0},
+        {"global_tokens": 0, "share": "none"},
         {"window_radius": [2, 5]},
         {"hard_g2l": True, "hard_l2g": True, "global_memory": "local", "share": "kv"},
     )
@@ -105,7 +106,8 @@ class Etc(HeadAttention):
             if number < least:
                 raise MtkitError(f"etc needs {name} >= {least}, not {number}")
         self.radius = of_layer("window_radius", window_radius, site)
-        self.most, self.block, self.share = global_tokens, block, share
+        self.most, self.block = global_tokens, block
+        self.share = share if global_tokens else "qkv"  # without nodes there is nobody to share with
         self.hard_g2l, self.hard_l2g, self.carries = hard_g2l, hard_l2g, global_memory == "carry"
         width = self.projection.key_width
         self.labels = RelativeLabels(site, width, clip=rel_clip) if rel_clip else None
@@ -113,7 +115,7 @@ class Etc(HeadAttention):
         self.updates = global_tokens > 0 and (not self.carries or site.layer + 1 < site.layers)
         if global_tokens and (site.layer == 0 or not self.carries):
             self.first_node = nn.Parameter(torch.randn(site.d_model))
-        if global_tokens and share == "none":
+        if self.share == "none":
             self._copy("token_global_", "k_proj", "v_proj")
         if self.updates:
             self._build_nodes(width, rel_clip)

@@ -64,8 +64,9 @@ def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
         return scores.softmax(-1)
     # masked by replacement, so that no logit is large enough to overcome it; `masked_fill` takes longer on the CPU
     weights = scores.where(visible, torch.finfo(scores.dtype).min).softmax(-1)
-    # a product is faster still, but would make NaN of a gradient that is infinite where nothing is to be seen
-    return weights.where(visible, 0.0) if weights.requires_grad else weights * visible
+    # a product is faster still, but would make NaN of a gradient that is infinite where nothing is to be seen; dropout
+    # draws in the order of memory, which must be that of the product in a pass that is run again with gradients
+    return weights.where(visible, 0.0).contiguous() if weights.requires_grad else weights * visible
 
 
 def widened(x: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, d_outputs: Tensor, d_last: tuple[Tensor, ...]) -> list[Tensor | None]:
         needed, states = ctx.needs_input_grad[4:], len(d_last)
-        inputs, before = ctx.saved_tensors[: len(needed)], ctx.saved_tensors[len(needed) :]
+        saved = ctx.saved_tensors  # read once: a checkpoint hands out what it recomputed a single time
+        inputs, before = saved[: len(needed)], saved[len(needed) :]
         gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
         length = d_outputs.shape[-2]
         for number, part in reversed(list(enumerate(_parts(d_last, length, ctx.chunk)))):
