@@ -4,10 +4,12 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any
 
 from mtkit.errors import MtkitError
@@ -15,38 +17,33 @@ from mtkit.errors import MtkitError
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, for a file or a folder, that replaces it when the block ends well.
+    """A temporary path, for a file or a folder, that replaces `path` when the block ends well.
 
-    The new content is on the disk before the rename; when the block fails, nothing of it stays.
-    An existing folder at `path` is replaced whole.
+    The new content is on the disk before it takes its place; when the block fails, nothing of it stays. An existing
+    folder at `path` is replaced whole; a link stays one. What processes that were killed here left is removed.
 
     Raises: MtkitError where the disk is full or the place cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    place = Path(os.path.realpath(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clear_after_kills(path)
-        yield temporary
-        for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
-            if file.is_file():
-                _to_disk(file)
-        if path.is_dir() and temporary.is_dir():
-            replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(replaced)
-            temporary.rename(path)
-            shutil.rmtree(replaced)
-        else:
-            temporary.replace(path)
-        _to_disk(path.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _clear_after_kills(place)
+        with _own_folder(place) as own:
+            temporary = own / place.name
+            yield temporary
+            for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
+                if file.is_file():
+                    _to_disk(file)
+            if place.is_dir() and temporary.is_dir():
+                place.rename(own / f"{place.name}.replaced")
+                temporary.rename(place)
+            else:
+                temporary.replace(place)
+            _to_disk(place.parent)
     except OSError as error:
         raise MtkitError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
         ) from (error)
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -76,27 +73,51 @@ def lock(file: IO[Any], held: str) -> None:
         pass  # a file system over a network that has no locks
 
 
-def _clear_after_kills(path: Path) -> None:
-    """Remove what processes that are gone left beside `path`; put back a folder that one had just moved away."""
-    for left in path.parent.glob(f".{path.name}.*"):
-        owner = left.name.removeprefix(f".{path.name}.").partition(".")[0]
-        if not owner.isdigit() or _runs(int(owner)):
-            continue
-        if left.suffix == ".old" and not path.exists():
-            left.rename(path)
-        elif left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+def clear(left: Path, path: Path) -> None:
+    """Remove the folder `left` of a process that is gone and was writing `path`; put back what it had moved away."""
+    replaced = left / f"{path.name}.replaced"
+    if replaced.exists() and not path.exists():
+        replaced.rename(path)
+    shutil.rmtree(left, ignore_errors=True)
 
 
-def _runs(process: int) -> bool:
+@contextmanager
+def _own_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` that this block alone has, locked, so that others can tell that it is at work."""
+    while True:
+        folder = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
+        folder.mkdir()
+        handle = os.open(folder, os.O_RDONLY)
+        _locked(handle, wait=True)
+        if folder.exists():
+            break
+        os.close(handle)  # another process took it for a leftover before it was locked
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        yield folder
+    finally:
+        clear(folder, path)
+        os.close(handle)
+
+
+def _clear_after_kills(path: Path) -> None:
+    """Remove what processes that are gone left of writing `path`: a folder that nobody has locked."""
+    for left in path.parent.iterdir():
+        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", left.name) and left.is_dir():
+            try:
+                handle = os.open(left, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # it was not left, and is done
+            if _locked(handle):
+                clear(left, path)
+            os.close(handle)
+
+
+def _locked(handle: int, *, wait: bool = False) -> bool:
+    """Lock an open folder; False where another has it, or the file system has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
         return False
-    except PermissionError:
-        pass
     return True
 
 

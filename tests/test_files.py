@@ -1,7 +1,10 @@
 """Files appear whole or not at all."""
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -39,12 +42,62 @@ def test_json_keeps_text_readable(tmp_path: Path) -> None:
     assert "über" in (tmp_path / "a.json").read_text(encoding="utf-8")
 
 
+def _killed_while_writing(path: Path, begin: str) -> None:
+    """What a process leaves that is killed inside `writing`."""
+    lines = f"""
+        import os, signal
+        from pathlib import Path
+        from mtkit import files
+
+        path = Path({str(path)!r})
+        with files.writing(path) as temporary:
+            {begin}
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", dedent(lines)], check=False)
+
+
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
-    gone = 2**22 + 1  # above the largest process number
-    (tmp_path / f".file.txt.{gone}.tmp").write_text("half")
-    (tmp_path / f".folder.{gone}.tmp").mkdir()
-    (tmp_path / f".moved.{gone}.old").mkdir()
-    for name in ("file.txt", "folder", "moved"):
+    """Whatever its process number: in a container all are 1."""
+    _killed_while_writing(tmp_path / "file.txt", "temporary.write_text('half')")
+    _killed_while_writing(tmp_path / "folder", "temporary.mkdir()")
+    assert len(list(tmp_path.iterdir())) == 2
+    for name in ("file.txt", "folder"):
         with writing(tmp_path / name) as temporary:
             temporary.write_text("whole") if name == "file.txt" else temporary.mkdir()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["file.txt", "folder", "moved"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file.txt", "folder"]
+
+
+def test_a_folder_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "old").mkdir(parents=True)
+    _killed_while_writing(folder, "temporary.mkdir(); path.rename(temporary.with_name('folder.replaced'))")
+    assert not folder.exists()
+    with pytest.raises(KeyError), writing(folder):
+        raise KeyError
+    assert list(folder.iterdir()) == [folder / "old"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_others_are_writing_and_have_written_stays(tmp_path: Path) -> None:
+    """The same path twice at once, and names that begin alike."""
+    beside = [tmp_path / ".data.v2.notes.tmp", tmp_path / ".data.12.tmp"]
+    for each in beside:
+        each.mkdir()
+    with writing(tmp_path / "data") as one:
+        one.write_text("one")
+        with writing(tmp_path / "data") as two:
+            two.write_text("two")
+        assert (tmp_path / "data").read_text() == "two"
+    assert (tmp_path / "data").read_text() == "one"
+    assert sorted(tmp_path.iterdir()) == sorted([*beside, tmp_path / "data"])
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with writing(tmp_path / "link") as temporary:
+        temporary.mkdir()
+        (temporary / "new").touch()
+    assert (tmp_path / "link").is_symlink()
+    assert list((tmp_path / "disk").iterdir()) == [tmp_path / "disk" / "new"]

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,6 +71,7 @@ def prepare(
                 "give --overwrite to replace it, or another folder with --data",
             )
         return Report(folder, unchanged=True, record=open_prepared(folder).record)
+    _check_contents(folder, sides)
     if sides:
         lines = {name: [inputs[each]["lines"] for each in _names(name, corpora)] for name, corpora in sides.items()}
     else:
@@ -110,6 +112,7 @@ def prepare(
             "seconds": round(time.monotonic() - started, 1),
         }
         write_json(temporary / "prepared.json", record)
+        _check_contents(folder, sides)  # once more: all that took its time
     return Report(folder, unchanged=False, record=record)
 
 
@@ -164,7 +167,7 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
 
 
 def _check_place(folder: Path, sides: Corpora) -> None:
-    """The folder is replaced whole, so it must be free or hold prepared data, and nothing else that is needed."""
+    """The folder is replaced whole, so it must be free or hold prepared data, and nothing that it is made from."""
     place = folder.resolve()
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is no prepared data; give another folder with --data")
@@ -173,6 +176,22 @@ def _check_place(folder: Path, sides: Corpora) -> None:
     for path in (path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)):
         if path.resolve().is_relative_to(place):
             raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")
+
+
+def _check_contents(folder: Path, sides: Iterable[str]) -> None:
+    """Raises: DataError where the folder holds what `prepare` did not write, by its record or these sides' names."""
+    with suppress(DataError):  # there is none, or a damaged one
+        sides = [*sides, *read_record(folder)["sides"]]
+    names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target"))}
+    names |= {f"{name}.arrow" for name in ("train", "valid", "test", *sides)}
+    names |= {f"text/{name}.{language}" for name in ("train", "valid", "test") for language in ("en", "de")}
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if others := sorted(found - names):
+        more = f" and {len(others) - 1:,} other files" if len(others) > 1 else ""
+        raise DataError(
+            f"{folder} holds {others[0]}{more}, which `mtkit prepare` did not write and would delete; move it away, or "
+            "give another folder with --data"
+        )
 
 
 def _paths(corpus: Corpus) -> list[Path]:

@@ -9,6 +9,7 @@ best.json                   the checkpoint with the highest validation BLEU
 """
 
 import json
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from mtkit import runs
 from mtkit.errors import RunError
-from mtkit.files import digest, write_json, writing
+from mtkit.files import clear, digest, write_json, writing
 from mtkit.training.averaging import mean_weights
 
 FORMAT = 1
@@ -123,12 +124,9 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Remove what a killed process left half-written or half-removed, and see that the best is known."""
-        average = self.folder / "average"
         for path in self.folder.glob(".*"):
-            if path.match(".average.*.old") and not average.exists():
-                path.rename(average)  # its successor was not in place yet
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+            if written := re.match(r"\.(average|update-\d+)\.", path.name):
+                clear(path, self.folder / written[1])
         self.mark_best()
 
     def _validated(self) -> list[Path]:

@@ -62,6 +62,45 @@ def test_other_settings_are_refused_with_the_differences_unless_told_to_overwrit
     assert opened.settings.tokenizer == other.tokenizer
 
 
+@pytest.mark.parametrize("foreign", ["notes.txt", "tokenizer/mine.model", "other.arrow"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_prepare_did_not_write_is_never_deleted(settings: DataSettings, foreign: str, damaged: bool) -> None:
+    prepare(settings)
+    (settings.folder / foreign).write_text("mine")
+    assert prepare(settings).unchanged
+    if damaged:
+        (settings.folder / "prepared.json").write_text("{")
+    before = _files(settings.folder)
+    other = settings.model_copy(update={"tokenizer": TokenizerSettings(joint=False)})
+    with pytest.raises(DataError, match=rf"{foreign}.*did not write.*another folder"):
+        prepare(other, overwrite=True)
+    assert _files(settings.folder) == before
+    (settings.folder / foreign).unlink()
+    prepare(other, overwrite=True)
+    assert not open_prepared(settings.folder).tokenizers.joint
+
+
+def test_what_comes_while_data_is_prepared_is_not_deleted_either(settings: DataSettings) -> None:
+    prepare(settings)
+
+    def progress(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
+        (settings.folder / "notes.txt").write_text("mine")
+        return items
+
+    with pytest.raises(DataError, match=r"notes\.txt"):
+        prepare(settings, overwrite=True, progress=progress)
+    assert (settings.folder / "notes.txt").read_text() == "mine"
+
+
+def test_all_that_prepare_writes_may_be_replaced(tmp_path: Path) -> None:
+    """The text of the built-in corpus, and test sides that the new settings do not have."""
+    builtin = {"train": 60, "valid": 4, "test": 4}
+    grammar = DataSettings.model_validate({"folder": tmp_path / "data", "builtin": builtin})
+    prepare(grammar)
+    prepare(grammar.model_copy(update={"builtin": Grammar(train=61, valid=4, test=4)}), overwrite=True)
+    assert len(open_prepared(tmp_path / "data").train) <= 61
+
+
 def test_two_runs_write_the_same_files_and_fingerprint(settings: DataSettings, tmp_path: Path) -> None:
     one, two = prepare(settings), prepare(settings.model_copy(update={"folder": tmp_path / "again"}))
     assert _files(tmp_path / "again") == _files(settings.folder)

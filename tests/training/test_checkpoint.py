@@ -103,7 +103,9 @@ def test_cleaning_puts_back_an_average_whose_successor_never_came_and_finds_the_
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     save(checkpoints, 1, bleu=1.0)
     checkpoints.save_average({"w": torch.ones(3)}, update=1, bleu=9.0)
-    (tmp_path / "checkpoints" / "average").rename(tmp_path / "checkpoints" / ".average.123.old")
+    left = tmp_path / "checkpoints" / ".average.0123456789abcdef.tmp"
+    left.mkdir()
+    (tmp_path / "checkpoints" / "average").rename(left / "average.replaced")
     (tmp_path / "best.json").unlink()
     checkpoints.clean()
     assert checkpoints.averaged() == 1
@@ -131,8 +133,9 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
     half = checkpoints.folder / ".update-00000002.123.tmp"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
+    (checkpoints.folder / ".mine").touch()
     checkpoints.clean()
-    assert [path.name for path in checkpoints.folder.iterdir()] == ["update-00000001"]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [".mine", "update-00000001"]
 
 
 @pytest.fixture
