@@ -3,10 +3,11 @@
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -54,7 +55,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+    write_text(path, json_text(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def json_text(content: Any, **style: Any) -> str:
+    """The content as JSON, which has no NaN and no infinities: such a number is null. `style` is that of json.dumps."""
+    return json.dumps(_finite(content), allow_nan=False, default=str, **style)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(each) for each in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def digest(path: Path) -> str:

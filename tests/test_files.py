@@ -1,6 +1,9 @@
 """Files appear whole or not at all."""
 
+import ast
 import errno
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.files import write_json, write_text, writing
+from mtkit.files import json_text, write_json, write_text, writing
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -40,6 +43,29 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 def test_json_keeps_text_readable(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"text": "über"})
     assert "über" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
+    content = {"a": [1.5, math.nan, (math.inf, {"b": -math.inf})], "c": {"d": 2, 3: "NaN"}, "path": tmp_path}
+    wanted = {"a": [1.5, None, [None, {"b": None}]], "c": {"d": 2, "3": "NaN"}, "path": str(tmp_path)}
+    assert json.loads(json_text(content), parse_constant=refuse) == wanted
+    write_json(tmp_path / "a.json", content)
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=refuse) == wanted
+
+
+def test_json_is_written_in_one_place() -> None:
+    package = Path(__file__).parent.parent / "mtkit"
+    writers = {
+        str(module.relative_to(package))
+        for module in package.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dump", "json.dumps")
+    }
+    assert writers == {"files.py"}
 
 
 def _killed_while_writing(path: Path, begin: str) -> None:

@@ -1,6 +1,5 @@
 """`mtkit score`: scores of runs' translations, or of any files; of several systems, whether they differ."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,6 +69,7 @@ def score(
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
+    from mtkit.files import json_text
     from mtkit.recipe import load_recipe
 
     sides: list[tuple[str | None, list[Translated]]]
@@ -103,7 +103,7 @@ def score(
         objects = [side_object(each) for each in found]
         first = objects[0]["systems"][0]
         short = {key: first[key] for key in ("hypothesis", "references", "scores")}
-        typer.echo(json.dumps({**short, "sides": objects}, indent=2, ensure_ascii=False))
+        typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))
     else:
         typer.echo("\n\n".join(side_text(each) for each in found))
 

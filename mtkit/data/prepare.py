@@ -1,7 +1,6 @@
 """Preparing data: text to a folder of Arrow files and a tokenizer, in a stream, whole or not at all."""
 
 import hashlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
 from mtkit.data_settings import Corpus, DataSettings
 from mtkit.errors import DataError, DiffersError
-from mtkit.files import write_json, writing
+from mtkit.files import json_text, write_json, writing
 from mtkit.recipe import differences
 
 LEAST_PAIRS = 32
@@ -226,7 +225,7 @@ def _listed(changes: Sequence[str]) -> str:
 
 
 def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
-    digest = hashlib.sha256(json.dumps([FORMAT, identity], sort_keys=True).encode())
+    digest = hashlib.sha256(json_text([FORMAT, identity], sort_keys=True).encode())
     for model in sorted(tokenizer.iterdir()):
         digest.update(model.read_bytes())
     return digest.hexdigest()

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any, BinaryIO, Protocol
 
 from mtkit.errors import MtkitError
-from mtkit.files import lock, write_json
+from mtkit.files import json_text, lock, write_json
 
 CHUNK = 10_000
 """Items worked on together; what is lost by a kill."""
@@ -76,7 +76,7 @@ def to_file(
     """
     path = path.resolve()  # a link stays a link
     partial, record = (path.with_name(f"{path.name}{suffix}") for suffix in (".partial", ".partial.json"))
-    about = json.loads(json.dumps(about, default=str))
+    about = json.loads(json_text(about))
     if path.is_dir():
         raise MtkitError(f"{path} is a folder; give the name of a file to write")
     todo, done = _chunks(items, together), list[dict[str, Any]]()

@@ -71,5 +71,5 @@ def _rates(axes: Any, rows: Rows) -> None:
 
 def _series(rows: Rows, kind: str, name: str) -> tuple[list[int], list[float]]:
     """Updates and values of one measurement."""
-    points = [(row["update"], row[name]) for row in rows if row.get("kind") == kind and name in row]
+    points = [(row["update"], row[name]) for row in rows if row.get("kind") == kind and row.get(name) is not None]
     return [update for update, _ in points], [value for _, value in points]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mtkit import runs
 from mtkit.errors import RunError
-from mtkit.files import clear, digest, write_json, writing
+from mtkit.files import clear, digest, json_text, write_json, writing
 from mtkit.training.averaging import mean_weights
 
 FORMAT = 1
@@ -162,7 +162,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], st
             except SafetensorError as error:  # what it raises for a full disk
                 raise RunError(f"cannot write {path}: {error}; free some space or choose another place") from error
             checksums[file.name] = digest(file)
-        text = json.dumps({"format": FORMAT, **state, "sha256": checksums}, indent=2)
+        text = json_text({"format": FORMAT, **state, "sha256": checksums}, indent=2)
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")
 
 

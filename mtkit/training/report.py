@@ -14,32 +14,35 @@ from typing import Any
 from tqdm import tqdm
 
 from mtkit.errors import MtkitError
-from mtkit.files import write_text
+from mtkit.files import json_text, write_text
 
 Say = Callable[[str], None]
 """Takes one line for the user."""
 
 
 class Metrics:
-    """Appends to a run's metrics.jsonl, one JSON object a line, and to its TensorBoard log."""
+    """Appends to a run's metrics.jsonl, one JSON object a line, and to its TensorBoard log.
+
+    A number that is not finite is null, as the gradient norm of updates all of which float16 skipped.
+    """
 
     def __init__(self, folder: Path, update: int) -> None:
         """Goes on after `update`: lines of later ones, from before a kill, are dropped."""
         self._path = folder / "metrics.jsonl"
         kept = [row for row in read_metrics(self._path) if row["update"] <= update]
-        write_text(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(self._path, "".join(json_text(row) + "\n" for row in kept))
         self._board = _tensorboard(folder / "tensorboard", update)
 
     def write(self, kind: str, update: int, **values: Any) -> None:
         """One line: `kind` is "train" or "validation"."""
         try:
             with self._path.open("a", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps({"kind": kind, "update": update, **values}) + "\n")
+                file.write(json_text({"kind": kind, "update": update, **values}) + "\n")
         except OSError as error:
             raise MtkitError(f"cannot write {self._path}: {error.strerror}; free some space") from error
         if self._board is not None:
             for name, value in values.items():
-                if isinstance(value, int | float):
+                if isinstance(value, int | float) and math.isfinite(value):
                     self._board.add_scalar(f"{kind}/{name}", value, update)
 
     def draw(self) -> None:
@@ -82,7 +85,7 @@ class Interval:
 
     def read(self, sums: Sequence[float], rate: float) -> dict[str, float]:
         """The interval's line, from the sums that `Updater.read` gave; the next interval begins."""
-        loss, nll, extra, reward, segments, norms = sums
+        loss, nll, extra, reward, segments, norms, made = sums
         seconds = max(monotonic() - self._begin, 1e-9)
         self.seconds_per_update = seconds / self._updates
         row: dict[str, float] = {
@@ -90,13 +93,15 @@ class Interval:
             "nll": nll / self._tokens,
             "perplexity": math.exp(min(nll / self._tokens, 99.0)),
             "rate": rate,
-            "gradient_norm": norms / self._updates,
+            "gradient_norm": norms / made if made else math.nan,
             "tokens_per_second": self._tokens / seconds,
             "seconds_per_update": self.seconds_per_update,
             "data_wait": self._waited / seconds,
         }
         if segments:
             row["reward"] = reward / segments
+        if made < self._updates:
+            row["skipped_updates"] = self._updates - made
         self._restart()
         return row
 

@@ -52,7 +52,7 @@ class Updater:
         self._say = say
         self._settings = recipe.training
         self._seed = recipe.seed
-        self._sums = torch.zeros(6, device=world.device)  # the five totals, and the gradient norms
+        self._sums = torch.zeros(7, device=world.device)  # what `read` gives
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
         self.begin_average()
 
@@ -74,7 +74,8 @@ class Updater:
             finite=totals.isfinite().all(),
         )
         self._failed = torch.where((self._failed == 0) & ~applied, number, self._failed)
-        self._sums += torch.cat([totals, norm.reshape(1)])
+        made = norm.isfinite()
+        self._sums += torch.cat([totals, torch.stack([norm.where(made, 0.0), made])])
         self.baseline.follow(totals[REWARD], totals[SEGMENTS])
         if self.average is not None:
             self.average.follow(number)
@@ -101,7 +102,10 @@ class Updater:
         return int(self._failed) or None
 
     def read(self) -> list[float]:
-        """The five totals and the gradient norms, summed over the updates since the last reading. Waits."""
+        """The five totals, the gradient norms and the updates made, summed since the last reading. Waits.
+
+        A norm that is not finite does not count, nor does its update: float16 skips it.
+        """
         sums: list[float] = self._sums.tolist()
         self._sums.zero_()
         return sums

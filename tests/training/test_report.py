@@ -1,9 +1,12 @@
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mtkit.errors import MtkitError
+from mtkit.evaluation.curves import draw_curves
 from mtkit.training.report import Interval, Metrics, ProgressLine, read_metrics
 
 
@@ -30,6 +33,32 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
         metrics.write("train", 1, loss=0.0)
 
 
+def test_a_number_that_is_not_finite_is_null_and_no_scalar_of_tensorboard(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 1, "gradient_norm": Infinity}\n')
+    metrics = Metrics(tmp_path, update=1)
+    shown: list[str] = []
+    metrics._board = SimpleNamespace(add_scalar=lambda name, *_: shown.append(name), close=lambda: None)
+    metrics.write("train", 2, loss=1.5, gradient_norm=math.nan)
+    metrics.close()
+    assert shown == ["train/loss"]
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert [row["gradient_norm"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [None, None]
+    draw_curves(read_metrics(tmp_path / "metrics.jsonl"), tmp_path / "curves.png")
+
+
+def test_the_gradient_norm_is_that_of_the_updates_that_were_made() -> None:
+    interval = Interval()
+    for _ in range(3):
+        interval.count(10)
+    row = interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 3.0, 2.0], rate=0.5)
+    assert row["gradient_norm"] == 1.5
+    assert row["skipped_updates"] == 1
+    interval.count(10)
+    assert math.isnan(interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0], rate=0.5)["gradient_norm"])
+
+
 def test_an_interval_gives_means_per_token_and_per_update() -> None:
     interval = Interval()
     interval.count(30)
@@ -38,12 +67,13 @@ def test_an_interval_gives_means_per_token_and_per_update() -> None:
     with interval.waiting():
         pass
     interval.count(10)
-    row = interval.read([80.0, 40.0, 8.0, -6.0, 4.0, 3.0], rate=0.5)
+    row = interval.read([80.0, 40.0, 8.0, -6.0, 4.0, 3.0, 2.0], rate=0.5)
     assert row["loss"] == 2.2
     assert row["nll"] == 1.0
     assert row["perplexity"] == pytest.approx(2.71828, rel=1e-5)
     assert row["gradient_norm"] == 1.5
     assert row["reward"] == -1.5
+    assert "skipped_updates" not in row
     assert row["rate"] == 0.5
     assert 0 <= row["data_wait"] <= 1
     assert row["tokens_per_second"] > 0

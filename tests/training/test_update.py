@@ -169,7 +169,23 @@ def test_the_model_hears_of_every_update_and_measurements_add_up(prepared: Prepa
     assert sums[NLL] / (2 * work.tokens) == pytest.approx(
         (_mean_nll(model, work) * work.batches[0].target_valid.sum(1)).sum().item() / work.tokens, rel=1e-5
     )
-    assert steps.read() == [0.0] * 6
+    assert sums[-1] == 2
+    assert steps.read() == [0.0] * 7
+
+
+def test_a_step_that_float16_skips_has_no_gradient_norm(prepared: Prepared) -> None:
+    model = StandIn(prepared.tokenizers.target.size)
+    model.loss_weight = 1e6
+    precision = Precision("float16", CPU)
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    steps = Updater(model, tiny(), World(CPU), precision)  # type: ignore[arg-type]
+    steps.run(work_of(prepared, [0]), 1, rate=0.0, total_updates=9)
+    assert (steps.read()[-2:], steps.failed()) == ([0.0, 0.0], None)
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    steps.run(work_of(prepared, [0]), 2, rate=0.0, total_updates=9)
+    norms, made = steps.read()[-2:]
+    assert norms > 0
+    assert made == 1
 
 
 def test_a_loss_that_is_not_finite_is_noticed_and_not_applied(prepared: Prepared) -> None:
