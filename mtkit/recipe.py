@@ -142,7 +142,7 @@ class TrainingSettings(Settings):
     validate_every: PositiveInt = 500
     """Updates from one validation, and checkpoint, to the next."""
     validate_segments: PositiveInt | None = None
-    """Validation segments to decode for BLEU, the first ones; all if left out."""
+    """Validation segments to decode for BLEU, the first ones of each corpus by its share; all if left out."""
     keep_last: PositiveInt = 3
     """Checkpoints kept, counted from the last."""
     keep_best: PositiveInt = 1

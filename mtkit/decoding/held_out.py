@@ -13,9 +13,10 @@ For other sides, their name stands in the place of `test`: that of a test side i
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import mtkit
 from mtkit.data.prepared import Prepared
@@ -41,16 +42,27 @@ class HeldOut:
     """Which way each is translated."""
     documents: Documents | None = None
     """Which of them are translated together, where the model was trained on documents and the side has them."""
+    corpora: Sequence[int] | None = None
+    """Segments of each corpus of the side, one after the other; None stands for a single one."""
 
-    def first(self, segments: int) -> "HeldOut":
-        """The first so many segments."""
+    def sample(self, segments: int) -> "HeldOut":
+        """So many segments: the first ones of each corpus, as large a share of all as of these, and one at least.
+
+        The first ones, so that documents stay whole as far as they go.
+        """
+        if segments >= len(self.sources):
+            return self
+        sizes = [len(self.sources)] if self.corpora is None else self.corpora
+        taken, begins = _shares(sizes, segments), accumulate(sizes, initial=0)
+        rows = [begin + row for begin, share in zip(begins, taken, strict=False) for row in range(share)]
         directions, documents = self.directions, self.documents
         return HeldOut(
             self.name,
-            self.sources[:segments],
-            self.references[:segments],
-            directions and directions.part(0, segments),
-            documents and replace(documents, ids=documents.ids[:segments]),
+            [self.sources[row] for row in rows],
+            [self.references[row] for row in rows],
+            directions and replace(directions, tasks=[directions.tasks[row] for row in rows]),
+            documents and replace(documents, ids=cast("Sequence[int]", [documents.ids[row] for row in rows])),
+            taken,
         )
 
     def renamed(self, name: str) -> "HeldOut":
@@ -102,6 +114,7 @@ def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
         _lines(side.target_text),
         Directions(prepared.directions, [0] * len(side) if side.tasks is None else side.tasks.tolist()),
         None if side.documents is None or budget is None else Documents(side.documents.tolist(), budget),
+        [each["segments"] for each in prepared.record["sides"][name]["corpora"]],
     )
 
 
@@ -165,6 +178,17 @@ def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) 
     for number, each in enumerate(translations, start=first + 1):
         for translation in each:
             yield f"{number}\t{translation.score:.6f}\t{translation.text}"
+
+
+def _shares(sizes: Sequence[int], total: int) -> list[int]:
+    """How many of `total` fall to each size: in proportion, one at least as long as there is one left."""
+    shares, left = [], total
+    for place, size in enumerate(sizes):
+        fair = round(left * size / max(sum(sizes[place:]), 1))
+        later = sum(each > 0 for each in sizes[place + 1 :])
+        shares.append(min(size, left, max(fair, 1), max(left - later, 1)))
+        left -= shares[-1]
+    return shares
 
 
 def _lines(texts: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mtkit.data.tokenizer import EOS, Tokenizer
 from mtkit.decoding.splitting import split
 from mtkit.errors import MtkitError, did_you_mean
+from mtkit.languages import languages_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Directions:
     def names_of_lines(self) -> list[str]:
         """The direction of each line by name."""
         return [self.names[task] for task in self.tasks]
+
+    def targets_of_lines(self) -> list[str]:
+        """The language that each line is translated into."""
+        targets = [languages_of(name)[1] for name in self.names]
+        return [targets[task] for task in self.tasks]
 
 
 class Source:

@@ -18,6 +18,7 @@ from mtkit.decoding.search.sampling import sample
 from mtkit.decoding.segments import Directions, Segment, Source
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
+from mtkit.languages import has_spaces
 from mtkit.recipe import DecodingSettings
 
 SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
@@ -68,9 +69,9 @@ def translate_lines(
     """The translations of each line, best first: one, or `settings.n_best`.
 
     Blank lines never reach the model. Lines that are too long for it are cut at sentence ends, and the translations of
-    the parts are joined by a space (`Translation.parts` tells). In float32 a line's result does not depend on others,
-    but for a `lexicon`, and for `documents`, whose lines are translated together; a line falls back to itself where
-    that does not give as many lines (`Translation.fell_back`).
+    the parts are joined: by a space, but where the target language has none (`Translation.parts` tells). In float32 a
+    line's result does not depend on others, but for a `lexicon`, and for `documents`, whose lines are translated
+    together; a line falls back to itself where that does not give as many lines (`Translation.fell_back`).
     `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
     that are translated, from 0; sampling draws by it. `dtype` is the arithmetic of the matrix products; None stands for
     float32. With a `lexicon`, only pieces on its shortlist of a batch may come, so that a line's result depends on its
@@ -98,8 +99,11 @@ def translate_lines(
             work.documents(source, encoded, groups, results, device)
         rest = [number for number, translations in enumerate(results) if translations is None]
         parts = work.alone(list(source.segments(lines, encoded, rest)), device)
+    seams = [" "] * len(lines)
+    if directions is not None:
+        seams = [" " if has_spaces(language) else "" for language in directions.targets_of_lines()]
     for number in rest:
-        whole = _line(parts.get(number, []), settings)
+        whole = _line(parts.get(number, []), settings, seams[number])
         if number in together:
             whole = [replace(each, together=together[number], fell_back=True) for each in whole]
         results[number] = whole
@@ -203,16 +207,16 @@ def _texts(found: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_bes
         ]
 
 
-def _line(parts: list[list[Translation]], settings: DecodingSettings) -> list[Translation]:
-    """The translations of a line from those of its parts."""
+def _line(parts: list[list[Translation]], settings: DecodingSettings, seam: str) -> list[Translation]:
+    """The translations of a line from those of its parts, `seam` between them."""
     if not parts:
         return [BLANK] * settings.n_best
-    return (
-        parts[0] if len(parts) == 1 else [_joined(each, settings.length_penalty) for each in zip(*parts, strict=True)]
-    )
+    if len(parts) == 1:
+        return parts[0]
+    return [_joined(each, settings.length_penalty, seam) for each in zip(*parts, strict=True)]
 
 
-def _joined(parts: Sequence[Translation], alpha: float) -> Translation:
+def _joined(parts: Sequence[Translation], alpha: float, seam: str) -> Translation:
     """The translations of a line's parts as one; the score is that of the whole, coverage penalties added up."""
     pieces = (*(piece for part in parts for piece in part.pieces if piece != EOS), EOS)
     log_prob = sum(part.log_prob for part in parts)
@@ -220,5 +224,5 @@ def _joined(parts: Sequence[Translation], alpha: float) -> Translation:
     if math.isfinite(log_prob):
         coverage = sum(part.score - part.log_prob / len(part.pieces) ** alpha for part in parts)
         score = log_prob / sum(len(part.pieces) for part in parts) ** alpha + coverage
-    text = " ".join(part.text for part in parts if part.text)
+    text = seam.join(part.text for part in parts if part.text)
     return Translation(text, score, log_prob, pieces, len(parts), cut=any(part.cut for part in parts))

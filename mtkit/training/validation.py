@@ -81,8 +81,7 @@ def validate(
     model.eval()
     try:
         nll = validation_loss(model, recipe, prepared, precision)
-        rows = min(recipe.training.validate_segments or len(prepared.valid), len(prepared.valid))
-        side = held_out(prepared, "valid").first(rows)
+        side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         sources, references = side.sources, side.references
         translated = translate_lines(
             model, prepared.tokenizers, sources, recipe.decoding, on_progress=go_on, **side.how(recipe.decoding)
@@ -100,7 +99,8 @@ def validate(
         tokenize=recipe.scoring.tokenize,
         lowercase=recipe.scoring.lowercase,
     )[0]
-    shown = [Sample(sources[row], references[row], hypotheses[row]) for row in range(0, rows, max(rows // 3, 1))][:3]
+    rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
+    shown = [Sample(sources[row], references[row], hypotheses[row]) for row in rows]
     return Validation(nll, bleu.value, bleu.signature, shown, monotonic() - begin)
 
 

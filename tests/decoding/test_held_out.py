@@ -41,11 +41,42 @@ def test_directions_are_written_beside(tmp_path: Path) -> None:
     side = held_out(trained.prepared)
     assert side.directions is not None
     assert list(side.directions.tasks) == [0] * 7 + [1] * 7
-    path = save(trained.run, side.first(9), [[translation("x")]] * 9, Speed(1.0, 9, 9), {})
+    path = save(trained.run, side.sample(9), [[translation("x")]] * 9, Speed(1.0, 9, 9), {})
     directions = path.with_suffix(".direction.txt")
-    assert directions.read_text() == "en-de\n" * 7 + "en-fr\n" * 2
+    assert directions.read_text() == "en-de\n" * 4 + "en-fr\n" * 5
     save(trained.run, SIDE, [[translation("x")]] * 2, Speed(1.0, 2, 2), {})
     assert not directions.exists()
+
+
+def test_a_sample_has_the_first_segments_of_every_corpus(tmp_path: Path) -> None:
+    trained = make_run(tmp_path, directions=("en-de", "en-fr"))
+    side = held_out(trained.prepared, "valid")
+    assert side.corpora == [7, 7]
+    part = side.sample(5)
+    assert list(part.sources) == [*side.sources[:2], *side.sources[7:10]]
+    assert list(part.references) == [*side.references[:2], *side.references[7:10]]
+    assert part.directions is not None
+    assert list(part.directions.tasks) == [0, 0, 1, 1, 1]
+    assert side.sample(14) == side.sample(99) == side
+
+
+@pytest.mark.parametrize(
+    ("corpora", "segments", "taken"),
+    [
+        ([10], 3, [3]),
+        ([900, 100], 10, [9, 1]),
+        ([999, 1], 10, [9, 1]),
+        ([1, 999], 10, [1, 9]),
+        ([0, 5, 5], 4, [0, 2, 2]),
+        ([3, 3, 3], 2, [1, 1, 0]),
+        ([2, 1], 3, [2, 1]),
+    ],
+)
+def test_a_sample_has_some_of_each_corpus_where_it_can(corpora: list[int], segments: int, taken: list[int]) -> None:
+    lines = [f"{corpus} {line}" for corpus, size in enumerate(corpora) for line in range(size)]
+    found = HeldOut("valid", lines, lines, corpora=corpora).sample(segments)
+    assert list(found.sources) == [f"{corpus} {line}" for corpus, size in enumerate(taken) for line in range(size)]
+    assert found.references == found.sources
 
 
 def test_what_is_saved_is_found_again(tmp_path: Path) -> None:

@@ -108,3 +108,20 @@ def test_the_longest_source_leaves_room(run: Run, tmp_path: Path) -> None:
         directions=Directions(run.directions, [1]),
     )
     assert found[0][0].parts > 20 * 6 // LONGEST
+
+
+@pytest.mark.parametrize(("direction", "space"), [("en-zh", ""), ("en-ja-JP", ""), ("zh-de", " "), (None, " ")])
+def test_parts_are_joined_as_the_target_language_is_written(
+    tokenizers: Tokenizers, direction: str | None, space: str
+) -> None:
+    sentences = ["The old dog sees a house.", "A bird likes the tree."]
+    directions = None if direction is None else Directions([direction], [0])
+    model = Echo(tokenizers.target.size, longest=max(len(tokenizers.source.encode(each)) for each in sentences) + 1)
+    settings = DecodingSettings(method="greedy")
+    ((found,),) = translate_lines(model, tokenizers, [" ".join(sentences)], settings, directions=directions)
+    assert found.parts == 2
+    assert found.text == space.join(sentences)
+
+
+def test_each_line_has_its_own_target_language() -> None:
+    assert Directions(["en-de", "en-zh"], [1, 0, 1]).targets_of_lines() == ["zh", "de", "zh"]
