@@ -18,8 +18,8 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
     """
     if recipe.model.tie == "all" and not recipe.data.tokenizer.joint:
         raise RecipeError("model.tie = all needs one vocabulary: set data.tokenizer.joint or take model.tie = decoder")
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
+    with torch.random.fork_rng(devices=[]):  # models are built on the CPU; its generator alone draws
+        torch.default_generator.manual_seed(recipe.seed)
         return Transformer(
             recipe.model,
             choose(recipe.attention, _layers(recipe), tasks),

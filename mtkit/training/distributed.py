@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mtkit.device import find_device
 from mtkit.errors import RunError
 
 PATIENCE = timedelta(hours=12)
@@ -28,16 +29,20 @@ BUCKET_ELEMENTS = 8 << 20
 class World:
     """The processes that train together; one alone where torchrun did not start several."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: str = "auto") -> None:
+        """`device` is a name as `find_device` takes it; of several processes, each has the GPU of its local rank.
+
+        Raises: MtkitError where there is no such device; RunError where a process has no GPU of its own.
+        """
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
-        self.device = device
-        if self.size > 1 and device.type == "cuda":
+        if self.size > 1 and (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())):
             local = int(os.environ.get("LOCAL_RANK", "0"))
             if local >= torch.cuda.device_count():
                 raise RunError(f"process {local} has no GPU: this machine has {torch.cuda.device_count()}")
-            self.device = torch.device("cuda", local)
-            torch.cuda.set_device(self.device)
+            device = f"cuda:{local}"
+            torch.cuda.set_device(torch.device(device))  # before anything allocates, which is on the first GPU else
+        self.device = find_device(device)
 
     def __enter__(self) -> Self:
         if self.size > 1:

@@ -9,7 +9,6 @@ from time import monotonic
 import numpy as np
 
 from mtkit.data.prepared import Prepared
-from mtkit.device import find_device
 from mtkit.errors import RunError
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.memory import GIVES_OUT, gave_out
@@ -65,10 +64,9 @@ def train(
     DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built, and where
     there is no such device.
     """
-    chosen = find_device(device)
     # the data's own settings hold, whatever the recipe says of where the text comes from
     recipe = recipe.model_copy(update={"data": prepared.settings})
-    with World(chosen) as world, fast_and_repeatable(world.device), Interruption() as interruption:
+    with World(device) as world, fast_and_repeatable(world.device), Interruption() as interruption:
         if not world.first:
             say = _silent
         say(describe_attention(recipe))

@@ -58,7 +58,7 @@ def recipe_on(prepared: Prepared, **groups: dict[str, object]) -> Recipe:
 
 
 def measured(prepared: Prepared, other: Other, plan: Plan = PLAN) -> TrainingBenchmark:
-    recipe, world = recipe_on(prepared), World(torch.device("cpu"))
+    recipe, world = recipe_on(prepared), World("cpu")
     own = [
         Own(recipe_on(prepared, training={"precision": "float32"}), prepared, world),
         Own(recipe_on(prepared, training={"precision": "float32"}, attention={"name": "linear"}), prepared, world),

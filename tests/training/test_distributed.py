@@ -9,8 +9,10 @@ import yaml
 
 from mtkit.data.batches import plan
 from mtkit.data.prepared import Prepared
+from mtkit.errors import RunError
 from mtkit.recipe import load_recipe
 from mtkit.training.checkpoint import read_progress, read_tensors
+from mtkit.training.distributed import World
 from mtkit.training.loop import train
 from tests.training.conftest import TINY
 
@@ -58,7 +60,7 @@ def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "import torch\n"
         "from mtkit.training.distributed import World\n"
-        "with World(torch.device('cpu')) as world:\n"
+        "with World('cpu') as world:\n"
         "    weight = torch.nn.Parameter(torch.ones(2))\n"
         "    weight.sum().backward()\n"
         "    torch.optim.AdamW([weight]).step()\n"
@@ -69,3 +71,26 @@ def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_process_touches_no_other_gpu_than_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set", str(device))))
+    monkeypatch.setattr(torch, "empty", lambda *_, device: calls.append(("allocate", str(device))))
+    assert World(name).device == torch.device("cuda", 1)
+    assert calls == [("set", "cuda:1"), ("allocate", "cuda:1")]
+
+
+def test_a_process_without_a_gpu_of_its_own_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RunError, match="process 1 has no GPU: this machine has 1"):
+        World("auto")
+    assert World("cpu").device == torch.device("cpu")

@@ -24,7 +24,7 @@ def feed(
     batch_tokens: int = 200,
     **training: object,
 ) -> Feed:
-    world = World(CPU)
+    world = World("cpu")
     world.rank, world.size = rank, size
     recipe = tiny(training={"accumulate": accumulate, "batch_tokens": batch_tokens, **training})
     return Feed(recipe, prepared, 1024, world)

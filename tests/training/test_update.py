@@ -71,7 +71,7 @@ def work_of(prepared: Prepared, *rows: list[int]) -> Work:
 def updater(prepared: Prepared, **training: object) -> tuple[Updater, StandIn]:
     model = StandIn(prepared.tokenizers.target.size)
     recipe = tiny(training={"clip_norm": 0.0, "ema": 0.0, **training})
-    return Updater(model, recipe, World(CPU), Precision("float32", CPU)), model  # type: ignore[arg-type]
+    return Updater(model, recipe, World("cpu"), Precision("float32", CPU)), model  # type: ignore[arg-type]
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -148,7 +148,7 @@ def test_what_the_attentions_of_a_real_model_sample_is_trained_by_reward(prepare
     recipe = tiny(training={"clip_norm": 0.0}, attention={"name": "sac", "options": options})
     size = prepared.tokenizers.target.size
     model = build_model(recipe, source_vocabulary=size, target_vocabulary=size).train()
-    steps = Updater(model, recipe, World(CPU), Precision("float32", CPU))
+    steps = Updater(model, recipe, World("cpu"), Precision("float32", CPU))
     steps.run(work_of(prepared, [0, 1, 2], [3]), 1, rate=0.0, total_updates=2)
     predictors = [parameter for name, parameter in model.named_parameters() if "predictor" in name]
     assert predictors
@@ -178,7 +178,7 @@ def test_a_step_that_float16_skips_has_no_gradient_norm(prepared: Prepared) -> N
     model.loss_weight = 1e6
     precision = Precision("float16", CPU)
     precision.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
-    steps = Updater(model, tiny(), World(CPU), precision)  # type: ignore[arg-type]
+    steps = Updater(model, tiny(), World("cpu"), precision)  # type: ignore[arg-type]
     steps.run(work_of(prepared, [0]), 1, rate=0.0, total_updates=9)
     assert (steps.read()[-2:], steps.failed()) == ([0.0, 0.0], None)
     precision.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
@@ -215,7 +215,7 @@ def test_the_real_model_trains_in_bfloat16_with_float32_weights(prepared: Prepar
     model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size)
     seen = set()
     model.encoder_norm.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
-    steps = Updater(model, tiny(), World(CPU), Precision("bfloat16", CPU))
+    steps = Updater(model, tiny(), World("cpu"), Precision("bfloat16", CPU))
     losses = []
     for number in range(1, 9):
         steps.run(work_of(prepared, [0, 1, 2, 3]), number, rate=0.01, total_updates=9)
@@ -287,7 +287,7 @@ def test_gradients_of_a_backward_pass_that_ran_out_of_memory_do_not_count_twice(
 def test_batches_too_large_for_the_memory_are_split_ahead_from_then_on(prepared: Prepared) -> None:
     said: list[str] = []
     model = StandIn(prepared.tokenizers.target.size)
-    steps = Updater(model, tiny(), World(CPU), Precision("float32", CPU), say=said.append)  # type: ignore[arg-type]
+    steps = Updater(model, tiny(), World("cpu"), Precision("float32", CPU), say=said.append)  # type: ignore[arg-type]
     model.most_rows = 4
     steps.run(work_of(prepared, ROWS[0]), 1, rate=0.0, total_updates=2)
     assert model.calls[:2] == [7, 4]
@@ -313,7 +313,7 @@ def test_a_rehearsal_changes_nothing_but_the_room(prepared: Prepared) -> None:
     def trained(rehearsed: bool) -> dict[str, Tensor]:
         attention = {"attention": {"encoder": "routing", "options": {"clusters": 2}}}
         model = build_model(tiny(**attention), source_vocabulary=size, target_vocabulary=size)
-        steps = Updater(model, tiny(), World(CPU), Precision("float32", CPU))
+        steps = Updater(model, tiny(), World("cpu"), Precision("float32", CPU))
         torch.manual_seed(5)
         for number in (1, 2):
             if rehearsed:

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 def test_it_learns_on_mtkits_batches_with_mtkits_loss(prepared: Prepared) -> None:
     from mtkit.benchmark.peers.huggingface_training import HuggingFace
 
-    world = World(torch.device("cpu"))
+    world = World("cpu")
     recipe = tiny(model={"dropout": 0.0}).model_copy(update={"data": prepared.settings})
     trainer = HuggingFace(recipe, prepared, world, "float32")
     work = next(Feed(recipe, prepared, 100, world).updates(0, 0))
@@ -41,7 +41,7 @@ def test_it_learns_on_mtkits_batches_with_mtkits_loss(prepared: Prepared) -> Non
 def test_what_it_cannot_do_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     from mtkit.benchmark.peers.huggingface_training import HuggingFace
 
-    recipe, world = tiny(), World(torch.device("cpu"))
+    recipe, world = tiny(), World("cpu")
     with pytest.raises(MtkitError, match="precision"):
         HuggingFace(recipe, prepared, world, "int4")
     world.size = 2

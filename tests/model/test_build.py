@@ -1,0 +1,26 @@
+"""A model from a recipe."""
+
+import pytest
+import torch
+
+from mtkit.model.build import build_model
+from mtkit.recipe import make_recipe
+
+SIZES = {"d_model": 16, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1}
+
+
+def test_building_leaves_the_generators_alone_and_touches_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("get_rng_state", "set_rng_state", "manual_seed_all", "manual_seed"):
+        monkeypatch.setattr(torch.cuda, name, lambda *arguments: touched.append(arguments))
+    before = torch.get_rng_state()
+    one, same, other = (
+        build_model(make_recipe({"model": SIZES, "seed": seed}), source_vocabulary=32, target_vocabulary=32)
+        for seed in (1, 1, 2)
+    )
+    assert touched == []
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.output_weight, same.output_weight)
+    assert not torch.equal(one.output_weight, other.output_weight)
