@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtkit.data.encode import Progress, silent
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
+from mtkit.data.progress import Progress, silent
 from mtkit.data.report import summary
 from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translator import Translator

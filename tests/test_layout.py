@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE, TESTS = ROOT / "mtkit", ROOT / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 350
+FULLEST_FOLDER = 12
+ATTENTION = PACKAGE / "attention"
+ENGINES = ATTENTION / "engines"
+FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
 
 FOUNDATION = {"errors", "files", "languages", "device"}
 BELOW = {
@@ -51,8 +55,13 @@ def imports(module: Path, *, anywhere: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) + 1 - node.level]) + "." if node.level else ""
             source = f"{base}{node.module or ''}".rstrip(".")
-            yield source
             yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def imported(module: Path, known: Collection[str]) -> set[str]:
+    """Those of the known modules that a module imports, or imports something from, late or not."""
+    names = {name if name in known else name.rpartition(".")[0] for name in imports(module)}
+    return names & set(known) - {name_of(module)}
 
 
 def rooms_of(names: Iterable[str]) -> set[str]:
@@ -65,6 +74,30 @@ def upward(module: Path) -> set[str]:
     """The rooms that a module imports although they lie above or beside its own."""
     own = module.relative_to(PACKAGE).with_suffix("").parts[0]
     return rooms_of(imports(module)) - BELOW[own] - {own} if own in BELOW else set()
+
+
+def name_of(module: Path) -> str:
+    """The name that a module is imported by."""
+    return ".".join(module.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def circles(modules: Iterable[Path]) -> set[str]:
+    """Names of the modules that import each other in a circle, or lie between two circles; late imports count too."""
+    known = {name_of(module): module for module in modules}
+    graph = {name: imported(module, known) for name, module in known.items()}
+    left = set(graph)
+    while ends := {name for name in left if not graph[name] & left or not any(name in graph[each] for each in left)}:
+        left -= ends
+    return left
+
+
+def strangers(module: Path) -> set[str]:
+    """The modules of families that an engine imports, and the helpers of other folders that anyone does."""
+    in_families = {name_of(file) for family in FAMILIES for file in family.glob("*.py")}
+    found = imported(module, in_families)
+    helpers = {name for name in found if name.rpartition(".")[2].startswith("_")}
+    own = name_of(module).rpartition(".")[0]
+    return found if ENGINES in module.parents else {name for name in helpers if name.rpartition(".")[0] != own}
 
 
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
@@ -83,24 +116,76 @@ def test_imports_run_one_way(module: Path) -> None:
     assert not upward(module), f"{module.relative_to(ROOT)} imports from {upward(module)}"
 
 
-def test_the_walk_of_imports_catches_an_arrow_upwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "mtkit")
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    for name in ("attention", "model", "training"):
-        (tmp_path / "mtkit" / name).mkdir(parents=True)
-    module = tmp_path / "mtkit" / "model" / "wrong.py"
-    module.write_text("def late():\n    from ..training import loop\n    from mtkit import attention\n")
-    assert upward(module) == {"training"}
+def test_no_imports_run_in_a_circle() -> None:
+    assert not circles(MODULES)
+
+
+@each_module
+def test_engines_import_no_family_and_nobody_the_helpers_of_another_folder(module: Path) -> None:
+    assert not strangers(module)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({module.parent for module in MODULES}), ids=lambda folder: str(folder.relative_to(ROOT))
+)
+def test_a_folder_holds_a_dozen_files(folder: Path) -> None:
+    """A family of mechanisms aside, which has one file for each."""
+    modules = {module.stem for module in folder.glob("*.py")} - {"__init__", "__main__"}
+    assert len(modules) <= FULLEST_FOLDER or folder in [*FAMILIES, PACKAGE, PACKAGE / "cli"]
+
+
+class TestWalk:
+    """Wrong imports, planted, are found."""
+
+    @pytest.fixture(autouse=True)
+    def _house(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        here, self.attention = sys.modules[__name__], tmp_path / "mtkit" / "attention"
+        monkeypatch.setattr(here, "PACKAGE", tmp_path / "mtkit")
+        monkeypatch.setattr(here, "ROOT", tmp_path)
+        monkeypatch.setattr(here, "ATTENTION", self.attention)
+        monkeypatch.setattr(here, "ENGINES", self.attention / "engines")
+        monkeypatch.setattr(here, "FAMILIES", [self.attention / "sparse"])
+        self.root = tmp_path / "mtkit"
+
+    def written(self, path: str, text: str) -> Path:
+        """The file at a path below the package, with that text."""
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+        return self.root / path
+
+    def test_an_arrow_upwards(self) -> None:
+        for room in ("attention", "training"):
+            self.written(f"{room}/__init__.py", "")
+        late = "def late():\n    from ..training import loop\n    from mtkit import attention\n"
+        assert upward(self.written("model/wrong.py", late)) == {"training"}
+
+    def test_a_circle(self) -> None:
+        modules = [
+            self.written("data/__init__.py", "from mtkit.data.one import x\n"),
+            self.written("data/one.py", "def late():\n    from mtkit.data import two\n"),
+            self.written("data/two.py", "from .three import x\nfrom mtkit.data.four import x\n"),
+            self.written("data/three.py", "from mtkit.data.one import x\n"),
+            self.written("data/four.py", "from mtkit.data.five import x\n"),
+            self.written("data/five.py", ""),
+            self.written("model/top.py", "from mtkit.data.three import x\n"),
+        ]
+        assert circles(modules) == {"mtkit.data.one", "mtkit.data.two", "mtkit.data.three"}
+
+    def test_an_engine_that_takes_from_a_family(self) -> None:
+        taking = "from mtkit.attention.{} import x\n".format
+        for name in ("sparse/band", "sparse/_spans", "engines/sums/b", "slots"):
+            self.written(f"attention/{name}.py", "")
+        engine = self.written("attention/engines/blocks/a.py", taking("sparse.band") + taking("slots"))
+        assert strangers(engine) == {"mtkit.attention.sparse.band"}
+        assert not strangers(self.written("attention/sparse/bp.py", taking("sparse._spans") + taking("engines.sums.b")))
+        assert strangers(self.written("attention/linear/b.py", taking("sparse._spans")))
 
 
 @pytest.mark.parametrize(
     "module", sorted(PACKAGE.glob("attention/*/[!_]*.py")), ids=lambda module: str(module.relative_to(PACKAGE))
 )
 def test_a_mechanism_imports_no_other(module: Path) -> None:
-    own = f"mtkit.attention.{module.parent.name}"
-    mechanisms = {f"mtkit.attention.{each.parent.name}.{each.stem}" for each in PACKAGE.glob("attention/*/[!_]*.py")}
-    assert not set(imports(module)) & mechanisms
-    assert own not in set(imports(module))
+    assert not imported(module, {name_of(each) for each in PACKAGE.glob("attention/*/[!_]*.py")})
 
 
 @pytest.mark.parametrize("folder", sorted(TESTS.rglob("*/")), ids=lambda folder: str(folder.relative_to(TESTS)))
@@ -121,7 +206,7 @@ def test_two_tests_of_one_name_can_stand_in_two_rooms() -> None:
     assert not {str(folder) for folder in folders if not (folder / "__init__.py").exists()}
 
 
-@pytest.mark.parametrize("module", sorted(PACKAGE.glob("cli/*.py")), ids=lambda module: module.stem)
+@pytest.mark.parametrize("module", sorted(PACKAGE.glob("cli/**/*.py")), ids=lambda module: module.stem)
 def test_commands_import_what_is_heavy_when_they_run(module: Path) -> None:
     top = set(imports(module, anywhere=False))
     assert not {name for name in top if name.split(".")[0] in HEAVY}

@@ -21,8 +21,8 @@ from mtkit.recipe import Recipe
 from mtkit.training.arithmetic import fast_and_repeatable
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
-from mtkit.training.optimizer import Precision
-from mtkit.training.schedule import build_schedule
+from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.update import LOSS, Updater
 
 TURN = 10

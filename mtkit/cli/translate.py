@@ -16,8 +16,8 @@ from mtkit.errors import DataError, MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
-    from mtkit.decoding.segments import Directions
-    from mtkit.decoding.stream import Item, Together, Work
+    from mtkit.decoding.lines.segments import Directions
+    from mtkit.decoding.lines.stream import Item, Together, Work
     from mtkit.decoding.translator import Translator
     from mtkit.runs import Run
 
@@ -181,8 +181,8 @@ class _Job:
 
     def lines(self, name: str, direction: str | None, ids: Path | None, *, scores: bool) -> None:
         """Translate the lines of a file or of standard input."""
-        from mtkit.decoding.documents import parted_by_blank_lines
         from mtkit.decoding.held_out import n_best_lines
+        from mtkit.decoding.lines.documents import parted_by_blank_lines
 
         notes = Notes(self.translator.model.longest_source)
         items = zip(read(name)) if ids is None else with_ids(name, ids)
@@ -284,7 +284,7 @@ class _Job:
         notes: Notes | None = None,
         live: bool = False,
     ) -> None:
-        from mtkit.decoding.stream import to_file, to_stream
+        from mtkit.decoding.lines.stream import to_file, to_stream
 
         if self.output is None:
             to_stream(items, work, sys.stdout.buffer, together=together, live=live)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from mtkit.errors import DataError, MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.decoding.stream import Item
+    from mtkit.decoding.lines.stream import Item
 
 
 def read(name: str) -> Iterable[str]:

@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -25,17 +25,6 @@ from mtkit.errors import DataError
 
 _PAIRS, _CHARACTERS = 10_000, 4_000_000
 """Segment pairs, and characters of them, that a chunk has at most: what is encoded, and written, at a time."""
-
-
-class Progress(Protocol):
-    """Goes through `items` and shows how far it is; `total` may be unknown."""
-
-    def __call__(self, items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]: ...
-
-
-def silent(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
-    """No progress shown."""
-    return items
 
 
 def usable_cores() -> int:

@@ -11,9 +11,10 @@ from typing import Any
 
 from mtkit import __version__
 from mtkit.data.cleaning import REASONS, Seen
-from mtkit.data.encode import Encoder, Progress, silent
+from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.prepared import FORMAT, open_prepared, read_record
+from mtkit.data.progress import Progress, silent
 from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
 from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer

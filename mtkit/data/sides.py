@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
-from mtkit.data.encode import Chunk, Encoded, Encoder, Progress, chunks
+from mtkit.data.encode import Chunk, Encoded, Encoder, chunks
+from mtkit.data.progress import Progress
 from mtkit.data.readers import name_of, read_corpus
 from mtkit.data.segments import Ragged, Segments
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mtkit.data.tokenizer import BREAK, PAD
+from mtkit.decoding.lines.segments import Segment
 from mtkit.decoding.search import SourceBatch
-from mtkit.decoding.segments import Segment
 
 LEAST = 512
 """Padded pieces below which batches are not made smaller for the sake of evenness."""

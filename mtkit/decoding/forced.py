@@ -9,8 +9,8 @@ from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
 from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import padded, plan, tasks_of
 from mtkit.decoding.ensemble import mean_of, networks_of
+from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.search import Model, Network
-from mtkit.decoding.segments import Directions, Source
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 import mtkit
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.documents import Documents, source_budget
+from mtkit.decoding.lines.documents import Documents, source_budget
+from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.search import Model
-from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import DataError, did_you_mean
 from mtkit.files import write_json, write_text

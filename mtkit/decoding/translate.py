@@ -9,13 +9,13 @@ import torch
 from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
 from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import make_batch, plan
-from mtkit.decoding.documents import Documents, apart, joined
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.documents import Documents, apart, joined
+from mtkit.decoding.lines.segments import Directions, Segment, Source
 from mtkit.decoding.search import Hypotheses, Model
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
 from mtkit.decoding.search.sampling import sample
-from mtkit.decoding.segments import Directions, Segment, Source
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.languages import has_spaces

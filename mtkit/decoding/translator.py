@@ -9,13 +9,13 @@ import torch
 
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.decoding.arithmetic import find_dtype
-from mtkit.decoding.documents import Documents
 from mtkit.decoding.ensemble import Ensemble
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, Speed, save, timed
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.documents import Documents
+from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.search import Model
-from mtkit.decoding.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtkit.data.encode import Progress, silent
+from mtkit.data.progress import Progress, silent
 from mtkit.errors import DataError
 from mtkit.evaluation.metrics import METRICS, make_metric, metric_names
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtkit.data.encode import Progress, silent
+from mtkit.data.progress import Progress, silent
 from mtkit.evaluation.by_length import LengthRow, by_length
 from mtkit.evaluation.metrics import METRICS
 from mtkit.evaluation.scores import named_metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mtkit.data.encode import Progress, silent
+from mtkit.data.progress import Progress, silent
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle

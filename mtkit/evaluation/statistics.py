@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.data.encode import Progress, silent
+from mtkit.data.progress import Progress, silent
 
 Numbers = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mtkit import runs
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, json_text, write_json, writing
-from mtkit.training.averaging import mean_weights
+from mtkit.training.optimization.averaging import mean_weights
 
 FORMAT = 1
 """Raised when the layout of a checkpoint changes so that older ones cannot be read."""

@@ -12,7 +12,7 @@ import torch
 
 import mtkit
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.documents import source_budget
+from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import lock, write_json, write_text, writing
 from mtkit.recipe import Recipe, differences

@@ -21,9 +21,9 @@ from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, open_folder
 from mtkit.training.limits import Interruption, Limits
-from mtkit.training.optimizer import Precision
+from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say
-from mtkit.training.schedule import build_schedule
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, validate
 

@@ -15,12 +15,18 @@ from mtkit.model.low_weights import LowWeights
 from mtkit.model.memory import GIVES_OUT, gave_out
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
-from mtkit.training.averaging import MovingAverage
 from mtkit.training.checkpoint import Progress, load_weights
 from mtkit.training.distributed import World
 from mtkit.training.feed import Inputs, Work, to_device
 from mtkit.training.loss import Baseline, token_loss
-from mtkit.training.optimizer import Precision, apply, build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.optimization.averaging import MovingAverage
+from mtkit.training.optimization.optimizer import (
+    Precision,
+    apply,
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from mtkit.training.report import Say
 
 LOSS, NLL, EXTRA, REWARD, SEGMENTS = range(5)

@@ -17,7 +17,7 @@ from mtkit.recipe import Recipe
 from mtkit.training.feed import to_device
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import token_loss
-from mtkit.training.optimizer import Precision
+from mtkit.training.optimization.optimizer import Precision
 
 
 class _InterruptedError(Exception):

@@ -12,7 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
-from mtkit.decoding import stream, translator
+from mtkit.decoding import translator
+from mtkit.decoding.lines import stream
 from mtkit.errors import DataError, MtkitError, RecipeError
 from tests.decoding.trained import make_run, sentences
 

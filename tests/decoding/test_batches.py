@@ -4,7 +4,7 @@ import torch
 
 from mtkit.data.tokenizer import BREAK, EOS, PAD
 from mtkit.decoding.batches import make_batch, plan, target_limit
-from mtkit.decoding.segments import Segment
+from mtkit.decoding.lines.segments import Segment
 
 
 def test_every_segment_comes_once_and_batches_keep_to_their_size() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.decoding.documents import source_budget
+from mtkit.decoding.lines.documents import source_budget
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run

@@ -12,7 +12,7 @@ from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.training.distributed import World
 from mtkit.training.feed import Work, count_tokens
-from mtkit.training.optimizer import Precision
+from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.update import EXTRA, LOSS, NLL, REWARD, SEGMENTS, Updater, seed_generators
 from tests.training.conftest import tiny
 

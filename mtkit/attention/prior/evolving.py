@@ -3,8 +3,8 @@
 Paper: Wang, Yang, Bai, Zhang, Bai, Yu, Zhang, Huang and Tong, "Evolving Attention with Residual Convolutions", ICML
 2021, arXiv 2102.12895.
 Departures: in the decoder and cross roles the convolution reads no later query's row and no hidden score (see
-`map_convolution`); symmetric padding, as in the authors' code, shows later tokens. The two weights are named as in the
-paper; the authors' code swaps their names.
+`_map_convolution`); symmetric padding, as in the authors' code, shows later tokens. The two weights are named as in
+the paper; the authors' code swaps their names.
 Cost: O(T S H kernel²) time; O(T S) memory with one more map a layer, and no fused kernel. A step costs O(t).
 Options: alpha, the weight of the map below against this layer's own scores; beta, that of the convolution against what
 it reads; kernel, height and width of the convolution, odd; act, relu, leaky or none; share_conv gives all layers one

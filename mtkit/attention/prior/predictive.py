@@ -3,7 +3,7 @@
 Paper: Wang et al., "Predictive Attention Transformer: Improving Transformer with Attention Map Prediction", 2020,
 OpenReview YQVjbJPnPc9.
 Departures: in the decoder and cross roles the convolution reads no later query's row and no hidden score (see
-`map_convolution`); symmetric padding would show later tokens.
+`_map_convolution`); symmetric padding would show later tokens.
 Cost: O(T S H kernel²) time; O(T S) memory with one more map a layer, and no fused kernel. A step costs O(t).
 Options: alpha, the weight of this layer's own scores against the prediction (0.9 leaves it the 0.1 that `evolving`
 gives what comes from below); kernel, height and width of the convolution, odd; act, relu, leaky or none; share_conv

@@ -3,7 +3,7 @@
 Paper: Ye, Guo, Gan, Qiu and Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning", 2019,
 arXiv 1911.04070, section 3.
 A span is a node of its own: it reads the tokens it covers, while tokens read themselves and the spans of the layer
-below (`binary_partition` says which). Spans start as zeros and are carried from layer to layer, with residual, norm
+below (`_binary_partition` says which). Spans start as zeros and are carried from layer to layer, with residual, norm
 and feed-forward. A vector for each (level, side, slot) is added to the keys, one table for all heads.
 Departures: spans share the tokens' projections, but have norms and a feed-forward of their own, norms behind the
 residual as in the paper. The last layer of a run leaves them as they are, for nobody reads them. All that a span reads

@@ -14,7 +14,7 @@ from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
 from mtkit.training.distributed import World
 from mtkit.training.feed import Work
-from mtkit.training.schedule import build_schedule
+from mtkit.training.optimization.schedule import build_schedule
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 """Those that its own trainer has: float32, or autocast."""

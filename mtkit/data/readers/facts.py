@@ -5,15 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mtkit.data.progress import Progress
 from mtkit.data.readers.corpora import name_of, read_corpus
 from mtkit.data.readers.text import Lines, Repairs
 from mtkit.data_settings import Corpus
 from mtkit.errors import DataError
-
-if TYPE_CHECKING:
-    from mtkit.data.encode import Progress
 
 _CHUNK = 10_000
 _SEPARATORS = ("\u2028", "\u2029")
@@ -50,7 +48,7 @@ def measure(path: Path) -> Facts:
     return _facts(str(path), enumerate(Lines(path, repairs)), repairs)
 
 
-def measure_corpus(corpus: Corpus, progress: "Progress | None" = None) -> Facts:
+def measure_corpus(corpus: Corpus, progress: Progress | None = None) -> Facts:
     """The facts of a corpus, from one pass over it.
 
     Raises: DataError where it cannot be read to the end, as `read_corpus` does, or holds nothing.

@@ -4,7 +4,7 @@ from torch import nn
 
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
-from mtkit.training.optimizer import (
+from mtkit.training.optimization.optimizer import (
     Precision,
     apply,
     best_precision,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mtkit.data.tokenizer import EOS, Tokenizer
-from mtkit.decoding.splitting import split
+from mtkit.decoding.lines.splitting import split
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.languages import languages_of
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mtkit.decoding.splitting import split
+from mtkit.decoding.lines.splitting import split
 
 
 def words(texts: Sequence[str]) -> list[int]:

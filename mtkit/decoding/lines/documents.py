@@ -6,7 +6,7 @@ from itertools import groupby
 
 from mtkit.data.prepared import Prepared
 from mtkit.data.tokenizer import BREAK, EOS, Tokenizer
-from mtkit.decoding.segments import Segment, Source
+from mtkit.decoding.lines.segments import Segment, Source
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 
 from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.segments import Directions, Source
+from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mtkit.data.tokenizer import BREAK, EOS, Tokenizers
-from mtkit.decoding.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
 from mtkit.decoding.held_out import held_out
-from mtkit.decoding.segments import Directions, Source
+from mtkit.decoding.lines.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
+from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.decoding import stream
-from mtkit.decoding.stream import Item, to_file, to_stream
+from mtkit.decoding.lines import stream
+from mtkit.decoding.lines.stream import Item, to_file, to_stream
 from mtkit.errors import MtkitError
 
 
