@@ -26,7 +26,7 @@ from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
 from mtkit.files import write_json
 from mtkit.recipe import Recipe, load_recipe
-from mtkit.recipe_head import Head, Promise, read_head
+from mtkit.recipe.head import Head, Promise, read_head
 from mtkit.runs import Run
 from mtkit.training.loop import train
 

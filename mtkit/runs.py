@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtkit.errors import RunError, did_you_mean
 from mtkit.recipe import Recipe, make_recipe
-from mtkit.recipe_file import read_settings
+from mtkit.recipe.file import read_settings
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizers

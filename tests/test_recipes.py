@@ -15,12 +15,12 @@ from mtkit.data.documents import joined
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.data_settings import Corpus, Grammar
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, load_recipe, merged
+from mtkit.recipe.data import Corpus, Grammar
+from mtkit.recipe.file import read_settings, shipped_recipes
+from mtkit.recipe.head import read_head
 from mtkit.recipe_check import check
-from mtkit.recipe_file import read_settings, shipped_recipes
-from mtkit.recipe_head import read_head
 
 RECIPES = shipped_recipes()
 SHORT: dict[str, Any] = {

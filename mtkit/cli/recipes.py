@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from mtkit.recipe.head import Head
     from mtkit.recipe_check import Checked
-    from mtkit.recipe_head import Head
 
 recipes = typer.Typer(invoke_without_command=True)
 
@@ -30,8 +30,8 @@ def _recipes(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from mtkit.recipe_file import shipped_recipes
-    from mtkit.recipe_head import read_head
+    from mtkit.recipe.file import shipped_recipes
+    from mtkit.recipe.head import read_head
 
     typer.echo(_table([read_head(path) for path in shipped_recipes().values()]))
 
@@ -42,7 +42,7 @@ def show(recipe: Which) -> None:
 
     Examples: mtkit recipes show scan-simple > mine.yaml
     """
-    from mtkit.recipe_file import find_recipe, read_text
+    from mtkit.recipe.file import find_recipe, read_text
 
     typer.echo(read_text(find_recipe(recipe)), nl=False)
 
@@ -72,7 +72,7 @@ def check(
     Examples: mtkit recipes check scan-simple; mtkit recipes check multi30k-en-de --max-minutes 5; mtkit recipes check
     mine.yaml
     """
-    from mtkit.recipe_file import find_recipe
+    from mtkit.recipe.file import find_recipe
 
     path = find_recipe(recipe)
 

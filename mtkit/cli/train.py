@@ -11,7 +11,7 @@ from mtkit.cli.attention_options import parse_options
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.data_settings import DataSettings
+    from mtkit.recipe.data import DataSettings
 
 
 def train(

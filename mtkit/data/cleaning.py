@@ -7,7 +7,7 @@ import numpy as np
 
 from mtkit.data.segments import Ragged
 from mtkit.data.tokenizer import UNK
-from mtkit.data_settings import Cleaning
+from mtkit.recipe.data import Cleaning
 
 REASONS = {
     "empty": "with an empty side",

@@ -18,10 +18,10 @@ from mtkit.data.progress import Progress, silent
 from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
 from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
-from mtkit.data_settings import Corpus, DataSettings
 from mtkit.errors import DataError, DiffersError
 from mtkit.files import json_text, write_json, writing
 from mtkit.recipe import differences
+from mtkit.recipe.data import Corpus, DataSettings
 
 LEAST_PAIRS = 32
 """Usable training pairs below which there is nothing to learn from."""

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.tokenizer import PAD, Tokenizers
-from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError
+from mtkit.recipe.data import DataSettings
 
 FORMAT = 3
 """Raised when the layout of the folder changes so that older ones cannot be read."""

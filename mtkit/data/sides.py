@@ -15,8 +15,8 @@ from mtkit.data.progress import Progress
 from mtkit.data.readers import name_of, read_corpus
 from mtkit.data.segments import Ragged, Segments
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
-from mtkit.data_settings import Corpus, DataSettings
 from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus, DataSettings
 
 _ALIGNED = 100_000
 """Lines up to which all of a corpus is looked at for sides that do not match; beyond, some of each chunk."""

@@ -15,8 +15,8 @@ import sentencepiece
 
 from mtkit.data.prepared import Side, Tokens
 from mtkit.data.tokenizer import Tokenizer, Tokenizers
-from mtkit.data_settings import TokenizerSettings
 from mtkit.errors import RecipeError
+from mtkit.recipe.data import TokenizerSettings
 
 _SAMPLING = threading.Lock()
 """sentencepiece's random generators take their seed from one place for the whole process."""

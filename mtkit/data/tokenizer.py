@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from mtkit.data_settings import TokenizerSettings
 from mtkit.errors import DataError
 from mtkit.files import writing
+from mtkit.recipe.data import TokenizerSettings
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, unknown, beginning and end in every model."""

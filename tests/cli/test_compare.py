@@ -16,8 +16,8 @@ from mtkit.cli.app import app
 from mtkit.cli.compare import compare
 from mtkit.comparison.folder import Folder
 from mtkit.data.prepare import prepare
-from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError, MtkitError
+from mtkit.recipe.data import DataSettings
 from tests.comparison.results import result
 
 OPTIONS = {

@@ -8,9 +8,9 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from mtkit import recipe_file
 from mtkit.cli.app import app
 from mtkit.errors import MtkitError, RecipeError
+from mtkit.recipe import file as recipe_file
 from mtkit.recipe import load_recipe
 
 RECIPE = """# A few sentences

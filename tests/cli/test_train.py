@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from mtkit.cli.train import train
-from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError, MtkitError, RecipeError, RunError
+from mtkit.recipe.data import DataSettings
 
 OPTIONS = {
     "recipe", "data", "name", "preset", "attention", "encoder-attention", "decoder-attention", "cross-attention",

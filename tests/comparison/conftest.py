@@ -8,8 +8,8 @@ from mtkit.comparison.entries import entries
 from mtkit.comparison.folder import Folder
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data_settings import DataSettings
 from mtkit.recipe import Recipe, make_recipe, merged
+from mtkit.recipe.data import DataSettings
 
 
 @pytest.fixture(scope="session")

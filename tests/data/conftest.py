@@ -7,7 +7,7 @@ import pytest
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data_settings import Corpus, DataSettings, Grammar, TokenizerSettings
+from mtkit.recipe.data import Corpus, DataSettings, Grammar, TokenizerSettings
 
 WritePair = Callable[[str, bytes, bytes], Corpus]
 

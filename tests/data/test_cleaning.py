@@ -2,7 +2,7 @@ import numpy as np
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out, pair_hashes
 from mtkit.data.tokenizer import UNK
-from mtkit.data_settings import Cleaning
+from mtkit.recipe.data import Cleaning
 from tests.data.test_segments import ragged
 
 Pairs = list[tuple[list[int], list[int]]]

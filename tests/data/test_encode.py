@@ -12,7 +12,7 @@ from mtkit.data import encode
 from mtkit.data.encode import Encoder, chunks, encode_chunk
 from mtkit.data.readers import SegmentPair
 from mtkit.data.tokenizer import Tokenizers, train_tokenizer
-from mtkit.data_settings import TokenizerSettings
+from mtkit.recipe.data import TokenizerSettings
 
 PAIRS = [SegmentPair(line, f"two dogs {line}", f"zwei Hunde {line}") for line in range(1, 24)]
 

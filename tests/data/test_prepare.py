@@ -11,8 +11,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.report import summary
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
-from mtkit.data_settings import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
 from mtkit.errors import DataError, MtkitError
+from mtkit.recipe.data import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
 from tests.data.conftest import WritePair
 
 SOURCE = b"".join(b"the %d dogs see a house\n" % number for number in range(60))

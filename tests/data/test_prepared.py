@@ -13,8 +13,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.readers import Lines
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError
+from mtkit.recipe.data import DataSettings
 
 
 def test_tokens_are_those_of_the_text(builtin: Prepared) -> None:

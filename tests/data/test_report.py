@@ -3,7 +3,7 @@ from pathlib import Path
 from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared
 from mtkit.data.report import summary
-from mtkit.data_settings import DataSettings
+from mtkit.recipe.data import DataSettings
 from tests.data.conftest import WritePair
 
 

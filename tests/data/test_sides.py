@@ -15,8 +15,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
 from mtkit.data.tokenizer import BREAK
-from mtkit.data_settings import DataSettings
 from mtkit.errors import DataError
+from mtkit.recipe.data import DataSettings
 
 ENGLISH = [f"the {number} dogs see a house" for number in range(60)]
 GERMAN = [f"die {number} Hunde sehen ein Haus" for number in range(60)]
@@ -185,7 +185,7 @@ def _peak(folder: Path, pairs: int) -> int:
         "import resource\n"
         "from pathlib import Path\n"
         "from mtkit.data.prepare import prepare\n"
-        "from mtkit.data_settings import *\n"
+        "from mtkit.recipe.data import *\n"
         "if __name__ == '__main__':\n"
         "    corpus, cleaning = Corpus(source='en', target='de'), Cleaning(overlap=False)\n"
         "    prepare(DataSettings(folder=Path('data'), train=corpus, valid=corpus, cleaning=cleaning), workers=2)\n"

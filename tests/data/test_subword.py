@@ -8,8 +8,8 @@ import pytest
 from mtkit.data.prepared import Prepared, Side
 from mtkit.data.subword import Resegmentation, Sampler, strength_of
 from mtkit.data.tokenizer import EOS, UNK, Tokenizer, train_tokenizer
-from mtkit.data_settings import TokenizerSettings
 from mtkit.errors import RecipeError
+from mtkit.recipe.data import TokenizerSettings
 
 LINES = ["the cats sat on the mats", "the rats ran", "that cat ran at a rat", "strands and bands and sands"] * 30
 TEXT = "the strands sat on the mats and the cats ran"

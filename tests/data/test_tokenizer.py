@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
-from mtkit.data_settings import TokenizerSettings
 from mtkit.errors import DataError
+from mtkit.recipe.data import TokenizerSettings
 
 LINES = ["The old dog sees a red house.", "Der alte Hund sieht ein rotes Haus.", "Wir haben <s> zwei Hunde.", ""] * 20
 

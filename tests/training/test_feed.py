@@ -7,7 +7,7 @@ import torch
 
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared, Tokens
-from mtkit.data_settings import Documents
+from mtkit.recipe.data import Documents
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work, to_device
 from tests.training.conftest import tiny

@@ -11,7 +11,7 @@ from itertools import islice
 
 from mtkit.data.grammar.documents import Author
 from mtkit.data.grammar.sentences import Segment, Writer
-from mtkit.data_settings import Grammar
+from mtkit.recipe.data import Grammar
 
 
 def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[Segment]]]:

@@ -8,8 +8,8 @@ from mtkit.data.readers.alignment import first_suspicious
 from mtkit.data.readers.documents import EMPTY_LINES, SegmentPair, parted_by_empty_lines
 from mtkit.data.readers.tables import Cell, jsonl_rows, tsv_rows
 from mtkit.data.readers.text import Lines, Repairs
-from mtkit.data_settings import Corpus
 from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus
 
 
 def read_corpus(corpus: Corpus, repairs: Repairs | None = None) -> Iterator[SegmentPair]:

@@ -10,8 +10,8 @@ from typing import Any
 from mtkit.data.progress import Progress
 from mtkit.data.readers.corpora import name_of, read_corpus
 from mtkit.data.readers.text import Lines, Repairs
-from mtkit.data_settings import Corpus
 from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus
 
 _CHUNK = 10_000
 _SEPARATORS = ("\u2028", "\u2029")

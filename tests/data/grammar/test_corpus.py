@@ -8,7 +8,7 @@ import sacrebleu
 
 from mtkit.data.grammar.corpus import corpus
 from mtkit.data.grammar.sentences import Segment
-from mtkit.data_settings import Grammar
+from mtkit.recipe.data import Grammar
 
 Sides = dict[str, list[Segment]]
 

@@ -3,7 +3,7 @@ from collections import defaultdict
 
 from mtkit.data.grammar.corpus import corpus
 from mtkit.data.grammar.lexicon import THINGS
-from mtkit.data_settings import Grammar
+from mtkit.recipe.data import Grammar
 
 PRONOUNS = {"m": {"er", "ihn"}, "f": {"sie"}, "n": {"es"}}
 

@@ -7,7 +7,7 @@ import pytest
 
 from mtkit.data.grammar.corpus import corpus
 from mtkit.data.readers import Lines, first_suspicious
-from mtkit.data_settings import Grammar
+from mtkit.recipe.data import Grammar
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mtkit.data.readers import SegmentPair, name_of, read_corpus
-from mtkit.data_settings import Corpus
 from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus
 
 TEXTS = [("a", "x", 7), ("b\u2028", "y", 7), ("", "z", 8)]
 PAIRS = [SegmentPair(line, *text) for line, text in enumerate(TEXTS, start=1)]

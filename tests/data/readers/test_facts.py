@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.readers import measure, measure_corpus
-from mtkit.data_settings import Corpus
 from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus
 
 
 def pair(folder: Path, name: str, source: str, target: str, documents: str = "") -> Corpus:

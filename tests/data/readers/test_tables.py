@@ -8,8 +8,8 @@ import pytest
 
 from mtkit.data.readers import Repairs, read_corpus
 from mtkit.data.readers.tables import jsonl_rows, tsv_rows
-from mtkit.data_settings import Corpus
 from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus
 
 Read = Callable[..., list[Any]]
 

@@ -6,7 +6,7 @@ import pytest
 
 from mtkit.errors import RecipeError
 from mtkit.recipe import load_recipe
-from mtkit.recipe_file import find_recipe, read_settings, shipped_recipes, with_variables
+from mtkit.recipe.file import find_recipe, read_settings, shipped_recipes, with_variables
 
 PAIR = "{source: $CORPORA/train.en, target: '${CORPORA}/train.de'}"
 

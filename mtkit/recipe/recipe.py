@@ -19,11 +19,11 @@ from pydantic import (
 )
 from pydantic import ValidationError as PydanticError
 
-from mtkit.data_settings import DataSettings
 from mtkit.errors import RecipeError, did_you_mean
-from mtkit.presets import PRESETS
-from mtkit.recipe_file import find_recipe, read_settings, with_variables
-from mtkit.settings import Settings
+from mtkit.recipe.data import DataSettings
+from mtkit.recipe.file import find_recipe, read_settings, with_variables
+from mtkit.recipe.presets import PRESETS
+from mtkit.recipe.settings import Settings
 
 Preset = Literal["tiny", "small", "base", "big"]
 Metric = Literal["BLEU", "chrF", "TER", "exact"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import RecipeError
-from mtkit.recipe_head import Head, read_head
+from mtkit.recipe.head import Head, read_head
 
 HEAD = """# Captions, English-German.
 #

@@ -11,7 +11,7 @@ import yaml
 from mtkit.errors import RecipeError, did_you_mean
 from mtkit.yaml_text import load_yaml
 
-FOLDER = Path(__file__).parent / "recipes"
+FOLDER = Path(__file__).parents[1] / "recipes"
 """The recipes that come with mtkit."""
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")

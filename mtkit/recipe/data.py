@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
-from mtkit.settings import Settings
+from mtkit.recipe.settings import Settings
 
 
 class Corpus(Settings):

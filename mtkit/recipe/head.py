@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtkit.errors import RecipeError
-from mtkit.recipe_file import read_text
+from mtkit.recipe.file import read_text
 
 _PROMISE = re.compile(
     r"(?P<metric>\w+) (?P<sign>>=|<=) (?P<bound>\d+(?:\.\d+)?) on (?P<side>[\w.-]+)(?: after (?P<minutes>\d+) minutes)?"

@@ -1,0 +1,25 @@
+"""The recipe of an experiment: its settings, and how they are read; what other rooms use of it is here."""
+
+from mtkit.recipe.recipe import (
+    AttentionSettings,
+    DecodingSettings,
+    ModelSettings,
+    Recipe,
+    TrainingSettings,
+    differences,
+    load_recipe,
+    make_recipe,
+    merged,
+)
+
+__all__ = [
+    "AttentionSettings",
+    "DecodingSettings",
+    "ModelSettings",
+    "Recipe",
+    "TrainingSettings",
+    "differences",
+    "load_recipe",
+    "make_recipe",
+    "merged",
+]
