@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.engines.blocks.block_layout import in_blocks, rows_at
 from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.engines.softmax.fused import fused_attention
 
 
 def attend_in_chunks(
@@ -84,7 +85,7 @@ def _attend_short(
     if shared:
         visible = others_first(visible, own)
     some = visible.any(-1, keepdim=True)
-    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=visible | own & ~some, dropout_p=dropout, scale=scale)
+    heads = fused_attention(q, k, v, mask=visible | own & ~some, dropout=dropout, scale=scale)
     return torch.where(some, heads, v).masked_fill(~real.unsqueeze(-1), 0.0)
 
 
@@ -160,7 +161,7 @@ def attend_in_blocks(
     # a row without any key is NaN in some kernels: let it see all, then clear what it saw
     mask = (visible | ~some).flatten(0, 1)
     q, k, v = (rows_at(x, at).flatten(0, 1) for x, at in ((q, query_position), (k, key_position), (v, key_position)))
-    heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    heads = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)
     return heads.unflatten(0, visible.shape[:2]).masked_fill(~some, 0.0)
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mtkit.attention.engines.blocks.pattern import Columns, Pattern, Random, Rows, Union, Window
 from mtkit.attention.engines.blocks.tiles import RandomLayout, Tiles, WindowLayout
 from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread, weigh, weighted
+from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.engines.softmax.joining import join_parts, softmax_with_sum
 from mtkit.attention.slots import Positions
 
@@ -211,12 +212,12 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, dropout:
         mask = mask.unflatten(1, (-1, group)).movedim(2, 4).flatten(4, 5)
     if streams * blocks == 1:
         q, k, v, mask = (x.flatten(2, 4) for x in (q, k, v, mask))
-        output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        output = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)
     else:
         if max(mask.shape[:3]) > 1:
             mask = mask.expand(*q.shape[:3], -1, -1, -1)
         q, k, v, mask = (x.flatten(0, 2) for x in (q, k, v, mask))
-        output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        output = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)
         output = output.unflatten(0, (batch, -1, streams))
     output = output.reshape(batch, -1, streams, blocks, group, block, v.shape[-1])
     return output.movedim(4, 2).flatten(1, 2)

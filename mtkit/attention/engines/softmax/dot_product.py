@@ -4,10 +4,13 @@ Scores and softmax are computed in float32 at least. A query that may see no key
 average over padding.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.slots import Positions
 
 
@@ -43,15 +46,15 @@ def attend(
     bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
     if valid is None or causal:
         if bias is None:
-            return _fused(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
+            return _spread_fused(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
-        return _fused(q, k, v, scale=scale, dropout=dropout, mask=mask), None
+        return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask), None
     some = valid.any(-1)[:, None, None, None]  # (B, 1, 1, 1)
     # a row without any key is NaN in some kernels: let it see all, then clear what it saw
     mask = valid[:, None, None, :] | ~some
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
-    return _fused(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
+    return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
 
 
 def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
@@ -175,23 +178,10 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Te
     return None if valid is None else valid[:, None, None, :]
 
 
-def _fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float,
-    dropout: float,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-) -> Tensor:
+def _spread_fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    """The fused kernel, with keys and values of groups of heads."""
     heads = q.shape[1]
-    k, v = spread(k, heads), spread(v, heads)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.type_as(q)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and q.shape[-2] > 1, scale=scale
-    )
+    return fused_attention(q, spread(k, heads), spread(v, heads), **how)
 
 
 def spread(x: Tensor, heads: int) -> Tensor:
