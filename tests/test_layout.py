@@ -126,7 +126,7 @@ def test_engines_import_no_family_and_nobody_the_helpers_of_another_folder(modul
 def test_a_folder_holds_a_dozen_files(folder: Path) -> None:
     """A family of mechanisms aside, which has one file for each."""
     modules = {module.stem for module in folder.glob("*.py")} - {"__init__", "__main__"}
-    assert len(modules) <= FULLEST_FOLDER or folder in [*FAMILIES, PACKAGE / "cli"]
+    assert len(modules) <= FULLEST_FOLDER or folder in FAMILIES
 
 
 class TestWalk:

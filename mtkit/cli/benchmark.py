@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtkit.cli.attention_options import parse_options
-from mtkit.cli.benchmark_decode import decode
-from mtkit.cli.benchmark_train import train
+from mtkit.cli.benchmarks.decode import decode
+from mtkit.cli.benchmarks.train import train
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.lexicons import lexicon_for
-from mtkit.cli.translation_input import count, is_live, read, with_ids
-from mtkit.cli.translation_notes import Notes, note
-from mtkit.cli.translation_settings import joins_documents, recipe_of
+from mtkit.cli.translation.input import count, is_live, read, with_ids
+from mtkit.cli.translation.lexicons import lexicon_for
+from mtkit.cli.translation.notes import Notes, note
+from mtkit.cli.translation.settings import joins_documents, recipe_of
 from mtkit.errors import DataError, MtkitError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtkit.cli.translation_notes import note
+from mtkit.cli.translation.notes import note
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.lexicons import lexicon_for
+from mtkit.cli.translation.lexicons import lexicon_for
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:

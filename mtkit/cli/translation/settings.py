@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtkit.cli.translation_notes import note
+from mtkit.cli.translation.notes import note
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
