@@ -1,5 +1,7 @@
 """The registry of mechanisms is the folder: a file in a family's folder is a mechanism, nothing else makes one.
 
+Files that begin with `_` are helpers of the mechanisms beside them. Slots, too, are looked up by name here (`fill`).
+
 A file holds either one `Attention` or one of the slots around it (`Projection`, `Merge`, `Regularizer`), which is then
 a name of its own too: `full` with that slot set.
 """
