@@ -78,6 +78,8 @@ class Part:
 
     rows: np.ndarray
     """In the order in which they were drawn."""
+    copies: np.ndarray
+    """(rows,) how often each came before in the epoch; 0 but for corpora of weight above 1."""
     sizes: np.ndarray
     """(batches,) rows of each batch, that of the shortest segments first."""
     order: np.ndarray
@@ -139,12 +141,13 @@ def plan_parts(
     if len(rows) == 0:
         return []
     rows = random.permutation(rows)
+    copies = _copies(rows)
     count = 1 if pieces is None else max(1, round(int(wider[rows].sum()) / pieces))
     parts = []
-    for part in np.array_split(rows, count):
+    for part, again in zip(np.array_split(rows, count), np.array_split(copies, count), strict=True):
         _, widths = _sorted(source[part], target[part])
         sizes = np.diff(_cut(widths, batch_tokens))
-        parts.append(Part(part, sizes, random.permutation(len(sizes))))
+        parts.append(Part(part, again, sizes, random.permutation(len(sizes))))
     return parts
 
 
@@ -211,6 +214,16 @@ def _weighted(
         part = random.permutation(own)[: round((weight - whole) * len(own))]
         chosen += [np.tile(own, whole), part]
     return np.concatenate(chosen)
+
+
+def _copies(rows: np.ndarray) -> np.ndarray:
+    """How often each row came before."""
+    order = np.argsort(rows, kind="stable")
+    same = np.diff(rows[order], prepend=-1) == 0
+    places = np.arange(len(rows))
+    copies = np.empty(len(rows), dtype=np.int64)
+    copies[order] = places - np.maximum.accumulate(np.where(same, 0, places))
+    return copies
 
 
 def _edges(longest: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from mtkit.data.mixing import mixed
 from mtkit.data.segments import Ragged
 from mtkit.data.tokenizer import UNK
 from mtkit.recipe.data import Cleaning
@@ -34,7 +35,7 @@ def pair_hashes(
     All pairs at once: each piece is mixed with its place, a side is the sum of its pieces, a pair is both sides mixed.
     Where a piece is unknown, the text itself is mixed in: different words have the same unknown piece.
     """
-    hashes = _mixed(_mixed(_row_sums(source) + _hash(direction)) + _row_sums(target))
+    hashes = mixed(mixed(_row_sums(source) + _hash(direction)) + _row_sums(target))
     unknown = [np.repeat(np.arange(len(side.lengths)), side.lengths)[side.flat == UNK] for side in (source, target)]
     for row in np.unique(np.concatenate(unknown)).tolist():
         hashes[row] ^= _hash("\n".join(" ".join(text.split()) for text in (sources[row], targets[row])))
@@ -49,17 +50,9 @@ def _row_sums(side: Ragged) -> np.ndarray:
     """(rows,) uint64, modulo 2^64."""
     ends = np.cumsum(side.lengths, dtype=np.int64)
     places = np.arange(len(side.flat)) - np.repeat(ends - side.lengths, side.lengths)
-    pieces = _mixed(_mixed(side.flat.astype(np.uint64)) + places.astype(np.uint64))
+    pieces = mixed(mixed(side.flat.astype(np.uint64)) + places.astype(np.uint64))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
     return sums[ends] - sums[ends - side.lengths]
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """Each uint64 as another that looks random, one to one: SplitMix64 (Steele et al., OOPSLA 2014)."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 class Seen:

@@ -22,6 +22,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
+from mtkit.data.segments import Ragged
 from mtkit.data.tokenizer import PAD, Tokenizers
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
@@ -56,6 +57,13 @@ class Tokens:
         """A row from each of `firsts` to that of `lasts`, with all that lies between; the rows there are adjoining."""
         lengths = self._starts[lasts] + self.lengths[lasts] - self._starts[firsts]
         return Tokens(self._flat, self._starts[firsts], lengths.astype(np.int32))
+
+    def taken(self, rows: np.ndarray) -> Ragged:
+        """These rows, one behind the other."""
+        lengths = self.lengths[rows]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self._starts[rows] - (ends - lengths), lengths)
+        return Ragged(self._flat[places], lengths)
 
     def padded(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
         """(len(rows), width) int64: the rows with `first` before and `last` behind, where given, then PAD.

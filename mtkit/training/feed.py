@@ -12,7 +12,7 @@ from mtkit.data.batches import Batch, Part, make_batch, plan_parts, prefetched
 from mtkit.data.documents import joined
 from mtkit.data.prepared import Prepared, Side
 from mtkit.data.readers import name_of
-from mtkit.data.subword import Resegmentation, strength_of
+from mtkit.data.subword.resegmentation import Resegmentation, strength_of
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
 from mtkit.training.distributed import World
@@ -107,7 +107,11 @@ class Feed:
             alpha=recipe.training.subword_alpha,
         )
         self._resegmentation = (
-            Resegmentation(prepared.tokenizers, strength, longest=longest, seed=recipe.seed) if strength else None
+            Resegmentation(
+                prepared.tokenizers, prepared.settings.tokenizer.kind, strength, longest=longest, seed=recipe.seed
+            )
+            if strength
+            else None
         )
         self._last: _Epoch | None = None
         self.batches_per_epoch = self._epoch(0).batches
@@ -192,12 +196,12 @@ class Feed:
         """The global batches of one part of an epoch, whose pieces are drawn together where any are.
 
         Rows are sorted by the pieces that were drawn: by those that the data has, a third of each batch were padding.
-        Every process draws them all, so that batches are the same however many there are.
+        Every process draws them all: the batches of each depend on all lengths.
         """
         part, side = laid.parts[number], laid.side
         if self._resegmentation is None:
             return [_Rows(rows, side, rows) for rows in part.planned(side)]
-        drawn = self._resegmentation.of(side, part.rows, epoch=laid.number, part=number)
+        drawn = self._resegmentation.of(side, part.rows, part.copies, epoch=laid.number)
         places = part.batches(drawn.source.lengths, drawn.target.lengths)
         return [_Rows(part.rows[each], drawn, each) for each in places]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import Batch, make_batch, plan, prefetched
+from mtkit.data.batches import Batch, make_batch, plan, plan_parts, prefetched
 from mtkit.data.prepared import Prepared, Side, Tokens
 from mtkit.data.tokenizer import BOS, EOS, PAD
 
@@ -119,6 +119,17 @@ def test_weights_say_how_often_an_epoch_goes_through_a_corpus(side: Side) -> Non
     # another half each epoch, unrelated to the one before
     both = (half * times[1][2::3]).sum()
     assert 0.2 * len(half) < both < 0.3 * len(half)
+
+
+def test_each_copy_of_a_row_has_a_number_of_its_own_in_the_epoch(side: Side) -> None:
+    planned = partial(plan_parts, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0, pieces=5_000)
+    parts = planned(mixed(side), weights=[1, 2.25, 0.5])
+    rows, copies = (np.concatenate(each) for each in zip(*((part.rows, part.copies) for part in parts), strict=True))
+    assert len(parts) > 3
+    assert copies.max() == 2
+    assert len(set(zip(rows.tolist(), copies.tolist(), strict=True))) == len(rows)
+    assert (copies == 0).sum() == len(np.unique(rows))
+    assert not any(part.copies.any() for part in planned(side))
 
 
 def test_weights_of_one_change_nothing_but_the_draw(side: Side) -> None:
