@@ -36,7 +36,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
     """Around decoding: the model in evaluation mode, inference mode, arithmetic in `dtype`; gives its device.
 
     The model is as it was afterwards; it serves one call at a time. None stands for float32. Raises: MtkitError for
-    int8 on a GPU, and where the memory does not hold a batch.
+    int8 on a GPU, and where memory gives out: batches are halved before (`Halving`).
     """
     training, device = model.training, next(model.parameters()).device
     model.train(False)
@@ -48,8 +48,8 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
         if not gave_out(error):
             raise
         raise MtkitError(
-            f"the memory of {device} does not hold a batch to translate; lower decoding.batch_tokens "
-            "(mtkit translate --batch-tokens)"
+            f"the memory of {device} does not hold the model and a single segment to translate; lower decoding.beam "
+            "or decoding.max_pieces, or take another --device"
         ) from error
     finally:
         model.train(training)

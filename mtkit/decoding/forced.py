@@ -1,6 +1,8 @@
 """Forced decoding: how likely the model finds given translations."""
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from mtkit.decoding.search import Model, Network
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError
+from mtkit.model.memory import Halving
 
 ROWS = 1024
 """Positions whose logits over the vocabulary are in memory at the same time, for each batch that is worked on."""
@@ -51,7 +54,7 @@ def log_probs_of_lines(
     results = [0.0] * len(sources)
     with decoding_with(model, dtype) as device:
 
-        def forced(rows: list[int]) -> list[float]:
+        def forced(rows: Sequence[int]) -> list[float]:
             batch = [segments[row] for row in rows]
             found = forced_log_probs(
                 model,
@@ -62,8 +65,9 @@ def log_probs_of_lines(
             return found.tolist()
 
         batches = plan(lengths, batch_tokens, 1, at_once(device))
-        for rows, found in zip(batches, side_by_side(forced, batches, device), strict=True):
-            for row, log_prob in zip(rows, found, strict=True):
+        parts = side_by_side(partial(Halving(lengths).run, forced), batches, device)
+        for rows, found in zip(batches, parts, strict=True):
+            for row, log_prob in zip(rows, chain.from_iterable(found), strict=True):
                 results[row] = log_prob
             if on_progress is not None:
                 on_progress(len(rows))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ from mtkit.decoding.search.sampling import sample
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.languages import has_spaces
+from mtkit.model.memory import Halving
 from mtkit.recipe import DecodingSettings
 
 SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
@@ -146,7 +148,7 @@ class _Work:
         """Batch by batch, the indices of its segments and the `n_best` translations of each."""
         lengths = [len(segment.pieces) for segment in segments]
 
-        def translated(indices: list[int]) -> list[tuple[int, list[Translation]]]:
+        def translated(indices: Sequence[int]) -> list[tuple[int, list[Translation]]]:
             batch = make_batch(
                 [segments[index] for index in indices],
                 self.model.longest_target,
@@ -160,7 +162,8 @@ class _Work:
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, self.settings.n_best), strict=True))
 
         plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings), at_once(device))
-        yield from side_by_side(translated, plans, device)
+        for parts in side_by_side(partial(Halving(lengths).run, translated), plans, device):
+            yield from parts
 
     def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:
         """For each line, the translations of each of its parts."""

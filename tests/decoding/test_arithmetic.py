@@ -26,9 +26,12 @@ def cuda_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize("fails", [cuda_out_of_memory, lambda: torch.empty(1 << 50)])
-def test_a_batch_that_memory_does_not_hold_is_one_clear_error(fails: Callable[[], object]) -> None:
+def test_memory_that_gives_out_is_one_clear_error(fails: Callable[[], object]) -> None:
     model = TinyModel().train()
-    with pytest.raises(MtkitError, match=r"lower decoding\.batch_tokens"), decoding_with(model, None):
+    with (
+        pytest.raises(MtkitError, match="single segment to translate; lower"),
+        decoding_with(model, None),
+    ):
         fails()
     assert model.training
 

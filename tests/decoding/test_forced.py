@@ -1,8 +1,11 @@
 """Forced decoding: the log-probability of given pairs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.batches import padded
@@ -63,3 +66,21 @@ def test_what_cannot_be_forced_is_named(parts: tuple[Transformer, Tokenizers], t
         log_probs_of_lines(*parts, ["a", "b"], ["a"], batch_tokens=100)
     with pytest.raises(DataError, match="target line 2 has"):
         log_probs_of_lines(*parts, ["a", "b"], ["a", "b" * 100], batch_tokens=100)
+
+
+def test_pairs_that_memory_does_not_hold_together_are_scored_in_halves(
+    parts: tuple[Transformer, Tokenizers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, targets = sentences(9, 1), sentences(9, 2)
+    whole = log_probs_of_lines(*parts, sources, targets, batch_tokens=10_000)
+    forward, sizes = Transformer.forward, list[int]()
+
+    def short(self: Transformer, source: Tensor, *arguments: Any, **options: Any) -> Any:
+        sizes.append(len(source))
+        if len(source) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, source, *arguments, **options)
+
+    monkeypatch.setattr(Transformer, "forward", short)
+    assert log_probs_of_lines(*parts, sources, targets, batch_tokens=10_000) == pytest.approx(whole, abs=1e-4)
+    assert max(sizes) == 9

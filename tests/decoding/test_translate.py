@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizers
-from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.decoding.search import Model, SourceBatch
+from mtkit.decoding.translate import SEARCHES, Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
@@ -193,3 +194,33 @@ def test_the_gpu_gives_what_the_cpu_gives(tmp_path: Path, method: str) -> None:
     for cpu, gpu in zip(here, there, strict=True):
         assert cpu[0].pieces == gpu[0].pieces
         assert cpu[0].score == pytest.approx(gpu[0].score, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_a_batch_that_memory_does_not_hold_is_translated_in_halves(
+    translate: Translate, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, sizes = SEARCHES[method], list[int]()
+
+    def short(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Any:
+        sizes.append(len(batch.source))
+        if len(batch.source) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return search(model, batch, settings)
+
+    lines = sentences(11, seed=5)
+    whole = translate(lines, method=method)
+    monkeypatch.setitem(SEARCHES, method, short)
+    assert [each[0].text for each in translate(lines, method=method)] == [each[0].text for each in whole]
+    assert sizes[:3] == [11, 6, 3]
+
+
+def test_a_single_segment_that_memory_does_not_hold_is_one_clear_error(
+    translate: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(SEARCHES, "greedy", short)
+    with pytest.raises(MtkitError, match=r"does not hold the model and a single segment to translate"):
+        translate([SENTENCE] * 3, method="greedy")

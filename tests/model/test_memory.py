@@ -1,9 +1,12 @@
 """Telling memory that gave out from other errors."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
 
-from mtkit.model.memory import gave_out
+from mtkit.model.memory import Halving, gave_out
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,36 @@ def test_memory_that_gave_out_is_known_by_what_the_libraries_say(error: BaseExce
 )
 def test_other_errors_are_not(error: BaseException) -> None:
     assert not gave_out(error)
+
+
+def test_what_memory_does_not_hold_is_done_in_halves_and_what_comes_after_too() -> None:
+    lengths = [4, 4, 4, 4, 4, 2, 2, 2, 2, 2]
+    tried: list[list[int]] = []
+
+    def work(rows: Sequence[int]) -> list[int]:
+        tried.append(list(rows))
+        if sum(lengths[row] for row in rows) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return [10 * row for row in rows]
+
+    halving = Halving(lengths)
+    assert halving.run(work, [0, 1, 2, 3, 4]) == [[0, 10], [20], [30, 40]]
+    assert tried == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2], [3, 4]]
+    tried.clear()
+    assert halving.run(work, [5, 6, 7, 8, 9]) == [[50, 60, 70], [80, 90]]
+    assert tried == [[5, 6, 7], [8, 9]], "ten pieces are known not to fit"
+
+
+def test_a_single_row_that_memory_does_not_hold_and_other_errors_are_raised() -> None:
+    tried: list[int] = []
+
+    def work(rows: Sequence[int], error: Exception) -> None:
+        tried.append(len(rows))
+        raise error
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Halving([1] * 4).run(partial(work, error=torch.OutOfMemoryError("CUDA out of memory")), [0, 1, 2, 3])
+    assert tried == [4, 2, 1]
+    with pytest.raises(RuntimeError, match="illegal"):
+        Halving([1] * 4).run(partial(work, error=RuntimeError("illegal access")), [0, 1, 2, 3])
+    assert tried == [4, 2, 1, 4]
