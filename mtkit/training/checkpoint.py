@@ -54,6 +54,8 @@ class Progress:
     best_bleu: float | None = None
     stale: int = 0
     """Validations since the last better BLEU: what patience counts."""
+    judged_by: str = ""
+    """Fingerprint of the settings that these scores were made by: others do not compare with them."""
     baseline: tuple[float, float] = (0.0, 0.0)
     """The moving mean of the rewards of what attentions sample, and the weight it has gathered."""
     scaler: dict[str, Any] | None = None
@@ -63,11 +65,13 @@ class Progress:
 class Checkpoints:
     """The checkpoints of one run: the last one, the last few that were validated, and the best few by BLEU."""
 
-    def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
+    def __init__(self, run: Path, *, keep_last: int, keep_best: int, judged_by: str = "") -> None:
+        """`judged_by` is the fingerprint of the settings that scores are made by from now on."""
         self.folder = run / "checkpoints"
         self._best = run / "best.json"
         self._keep_last = keep_last
         self._keep_best = keep_best
+        self._judged_by = judged_by
 
     def save(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
         """Write the checkpoint of an update and let go of those not kept; `tensors` by file name without suffix.
@@ -94,9 +98,10 @@ class Checkpoints:
         return every[-1] if every else None
 
     def averaged(self) -> int | None:
-        """The update at which the last checkpoints were averaged, or None."""
+        """The update at which the last checkpoints were averaged and that judged as is done now, or None."""
         average = self.folder / "average"
-        return int(read_state(average)["update"]) if average.is_dir() else None
+        state = read_state(average) if average.is_dir() else {}
+        return int(state["update"]) if state.get("judged_by") == self._judged_by else None
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
         """The mean of the weights of the last `count` validated checkpoints, averaged ones where kept; their updates.
@@ -111,7 +116,8 @@ class Checkpoints:
 
     def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float) -> None:
         """Write the average made at `update`; with the highest BLEU it is the best checkpoint."""
-        write_checkpoint(self.folder / "average", {"model": weights}, {"update": update, "bleu": bleu})
+        state = {"update": update, "bleu": bleu, "judged_by": self._judged_by}
+        write_checkpoint(self.folder / "average", {"model": weights}, state)
         self.mark_best()
 
     def mark_best(self) -> None:
@@ -133,8 +139,11 @@ class Checkpoints:
         return [path for path in self.all() if read_state(path).get("bleu") is not None]
 
     def _ranked(self, paths: list[Path]) -> list[tuple[float, Path]]:
-        scored = [(read_state(path).get("bleu"), path) for path in paths]
-        return sorted(((bleu, path) for bleu, path in scored if bleu is not None), key=lambda pair: -pair[0])
+        """Those with a score, the best first; where some are judged as is done now, those alone."""
+        states = [(read_state(path), path) for path in paths]
+        scored = [each for each in states if each[0].get("bleu") is not None]
+        alike = [each for each in scored if each[0].get("judged_by") == self._judged_by]
+        return sorted(((state["bleu"], path) for state, path in alike or scored), key=lambda pair: -pair[0])
 
     def _let_go(self) -> None:
         every = self.all()
@@ -185,6 +194,7 @@ def read_progress(path: Path) -> Progress:
     state = read_state(path)
     try:
         state.setdefault("training_seconds", state["seconds"])  # in checkpoints from before it was counted
+        state.setdefault("judged_by", "")  # likewise
         progress = Progress(**{name: state[name] for name in Progress.__dataclass_fields__})
         return replace(progress, baseline=(float(progress.baseline[0]), float(progress.baseline[1])))
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -21,8 +21,9 @@ from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every")
-MAY_CHANGE = frozenset({*(f"training.{name}" for name in (*_ENDS, *_LOOKS)), "decoding.batch_tokens"})
-"""Settings that say how long to train, how often to look and what memory holds: they may change while a run goes on."""
+MAY_CHANGE = ("decoding.", "scoring.", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
+"""How settings begin that say how long to train, how often to look, and how to translate and score then: they may
+change while a run goes on, for the weights' course does not depend on them."""
 
 
 @contextmanager
@@ -52,6 +53,8 @@ def open_folder(
 ) -> None:
     """Make the run folder, or check that the run in it has these settings and this data.
 
+    Without a checkpoint there is nothing to go on with, and the folder is made anew.
+
     `too_long` is kept there: the segments of each side that the model does not take.
 
     Raises: RunError listing what differs from the run that is there.
@@ -71,7 +74,7 @@ def open_folder(
             "target": prepared.tokenizers.target.size,
         },
     }
-    if (folder / "run.json").exists():
+    if (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*")):
         before = Run(folder)
         _check(before, recipe, about)
         commands = [*before.about.get("commands", []), shlex.join(command)]
@@ -88,7 +91,7 @@ def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
     there, here = _dumped(before.recipe), _dumped(recipe)
     for each in (there, here):
         del each["data"]  # its fingerprint says more: it stays when the folder is moved and changes with the text
-    changed = [line for line in differences(there, here) if line.partition(":")[0] not in MAY_CHANGE]
+    changed = [line for line in differences(there, here) if not line.startswith(MAY_CHANGE)]
     changed += differences(
         {key: before.about.get(key) for key in ("init_from", "vocabularies")},
         {key: about[key] for key in ("init_from", "vocabularies")},

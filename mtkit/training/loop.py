@@ -25,7 +25,7 @@ from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say
 from mtkit.training.update import Updater
-from mtkit.training.validation import Validation, validate
+from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
 
 AGAIN = "the same command goes on from there"
 """What to do after a signal."""
@@ -111,12 +111,17 @@ class Training:
         self.schedule = build_schedule(settings, recipe.model.d_model)
         self.limits = Limits(settings, self.feed.updates_per_epoch)
         self.checkpoints = Checkpoints(
-            folder, keep_last=max(settings.keep_last, settings.average_last), keep_best=settings.keep_best
+            folder,
+            keep_last=max(settings.keep_last, settings.average_last),
+            keep_best=settings.keep_best,
+            judged_by=judged_by(recipe),
         )
-        self.progress = Progress()
+        self.progress = Progress(judged_by=judged_by(recipe))
         self.say = say
         # epoch and rows of the updates since the losses were last looked at
         self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
+        if world.first:
+            rehearse(model, recipe, prepared)
 
     def run(self, init_from: Run | None) -> Outcome:
         """Go on from the last checkpoint, or begin, until a limit or a signal."""
@@ -165,7 +170,7 @@ class Training:
         self.world.agree()
         last = self.checkpoints.last()
         if last is not None:
-            self.progress = read_progress(last)
+            self.progress = comparable(read_progress(last), self.recipe, self.say)
             files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
             self.updater.restore(self.progress, {name: read_tensors(last, name) for name in files}, last)
         elif init_from is not None:
@@ -264,8 +269,9 @@ class Training:
         return update > 0 and at_an_end and self.progress.validated != update
 
     def _validate(self) -> None:
-        """Validate on the first process, count patience on all, and keep a checkpoint."""
+        """Keep a checkpoint, validate on the first process, count patience on all, and keep what it came to."""
         self._check_losses()
+        self._save()
         result = self._validation() if self.world.first else None
         (bleu,) = self.world.agree(result.bleu if result else -1.0)
         if bleu < 0:  # interrupted: it is made up for when the run goes on

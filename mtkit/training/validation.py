@@ -1,23 +1,31 @@
 """Validation: the loss on the validation side, and BLEU by the code that `translate` and `score` run."""
 
+import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from mtkit.data.batches import make_batch, plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
-from mtkit.evaluation.scores import score_corpus
+from mtkit.evaluation.scores import Score, score_corpus
+from mtkit.files import json_text
+from mtkit.model.memory import Halving
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
+from mtkit.training.checkpoint import Progress
 from mtkit.training.feed import to_device
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import token_loss
 from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.report import Say
 
 
 class _InterruptedError(Exception):
@@ -91,30 +99,68 @@ def validate(
     finally:
         model.train(was_training)
     hypotheses = [each[0].text for each in translated]
-    bleu = score_corpus(
-        hypotheses,
-        [references],
-        metrics=("BLEU",),
-        bootstrap=0,
-        tokenize=recipe.scoring.tokenize,
-        lowercase=recipe.scoring.lowercase,
-    )[0]
+    bleu = _score(hypotheses, references, recipe)
     rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     shown = [Sample(sources[row], references[row], hypotheses[row]) for row in rows]
     return Validation(nll, bleu.value, bleu.signature, shown, monotonic() - begin)
 
 
+def rehearse(model: Transformer, recipe: Recipe, prepared: Prepared) -> None:
+    """Translate and score a segment or two as `validate` does: what it lacks is to show before the first update.
+
+    Raises: DataError where no validation segment fits the model; MtkitError where settings of search or scores do not
+    go together, or what they need is not installed.
+    """
+    longest = min(model.longest_source, model.longest_target)
+    if prepared.valid.too_long(longest) == len(prepared.valid):
+        raise DataError(
+            f"no validation segment in {prepared.folder} has at most {longest} pieces; raise model.max_length"
+        )
+    side, settings = held_out(prepared, "valid").sample(1), recipe.decoding.model_copy(update={"max_pieces": 2})
+    translated = translate_lines(model, prepared.tokenizers, side.sources, settings, **side.how(settings))
+    _score([each[0].text for each in translated], side.references, recipe)
+
+
+def judged_by(recipe: Recipe) -> str:
+    """Fingerprint of the settings of search and scores: validations by other ones do not compare."""
+    settings = [recipe.decoding.model_dump(exclude={"batch_tokens"}), recipe.scoring.model_dump(exclude={"metrics"})]
+    return hashlib.sha256(json_text(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def comparable(progress: Progress, recipe: Recipe, say: Say) -> Progress:
+    """The place in training, without scores that were made by other settings than the recipe's, of which it tells."""
+    judged = judged_by(recipe)
+    if progress.best_bleu is not None and progress.judged_by != judged:
+        say(
+            "earlier validations were made by other settings of decoding or scoring and do not compare: "
+            "the best checkpoint and patience are counted anew"
+        )
+        progress = replace(progress, validated=-1, bleu=None, best_bleu=None, stale=0)
+    return replace(progress, judged_by=judged)
+
+
+def _score(hypotheses: Sequence[str], references: Sequence[str], recipe: Recipe) -> Score:
+    scoring = recipe.scoring
+    (bleu,) = score_corpus(
+        hypotheses,
+        [references],
+        metrics=("BLEU",),
+        bootstrap=0,
+        tokenize=scoring.tokenize,
+        lowercase=scoring.lowercase,
+    )
+    return bleu
+
+
 @torch.no_grad()
 def validation_loss(model: Transformer, recipe: Recipe, prepared: Prepared, precision: Precision) -> float:
-    """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out.
-
-    Raises: DataError where no validation segment fits the model.
-    """
+    """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out."""
     side, device = prepared.valid, precision.device
     longest = min(model.longest_source, model.longest_target)
-    total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
-    for rows in plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0):
-        inputs = to_device(make_batch(side, rows), device)
+    halving = Halving(np.maximum(side.source.lengths, side.target.lengths) + 1)
+
+    def part(rows: Sequence[int]) -> tuple[Tensor, int]:
+        inputs = to_device(make_batch(side, np.array(rows)), device)
         with precision.autocast():
             output = model(
                 inputs.source,
@@ -124,10 +170,12 @@ def validation_loss(model: Transformer, recipe: Recipe, prepared: Prepared, prec
                 task=inputs.task,
             )
             hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
-            total += token_loss(hidden, model.output_weight, inputs.target, smoothing=0.0).nll.sum()
-        tokens += len(inputs.target)
-    if tokens == 0:
-        raise DataError(
-            f"no validation segment in {prepared.folder} has at most {longest} pieces; raise model.max_length"
-        )
+            nll = token_loss(hidden, model.output_weight, inputs.target, smoothing=0.0).nll.sum()
+        return nll, len(inputs.target)
+
+    total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
+    for batch in plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0):
+        for nll, count in halving.run(part, batch.tolist()):
+            total += nll
+            tokens += count
     return float(total) / tokens

@@ -1,0 +1,144 @@
+"""Validation: what it lacks shows before the first update, and a fault in it loses nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.data.prepared import Prepared
+from mtkit.errors import MtkitError, RunError
+from mtkit.evaluation.scores import Score, score_corpus
+from mtkit.model.build import build_model
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import Recipe
+from mtkit.training import validation
+from mtkit.training.checkpoint import read_state
+from mtkit.training.loop import Outcome, train
+from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.report import read_metrics
+from mtkit.training.update import Updater
+from tests.training.conftest import tiny
+
+CPU = torch.device("cpu")
+
+
+def run(recipe: Recipe, prepared: Prepared, folder: Path, **options: Any) -> Outcome:
+    return train(recipe, prepared, folder, command=["mtkit", "train"], device="cpu", **options)
+
+
+def states(folder: Path) -> dict[str, Any]:
+    return {path.name: read_state(path) for path in sorted((folder / "checkpoints").glob("update-*"))}
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ({"scoring": {"tokenize": "zhh"}}, "no tokenizer 'zhh'"),
+        ({"decoding": {"coverage_penalty": 0.2}}, "set it to 0 with method greedy"),
+        (
+            {"decoding": {"method": "beam", "coverage_penalty": 0.2}, "attention": {"cross": "linear"}},
+            "needs attention weights",
+        ),
+    ],
+)
+def test_what_validation_lacks_is_said_before_the_first_update(
+    prepared: Prepared, tmp_path: Path, groups: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(MtkitError, match=says):
+        run(tiny(**groups), prepared, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fault_in_validation_loses_no_update_and_its_settings_can_be_corrected(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(hypotheses: list[str], *arguments: Any, tokenize: str | None, **options: Any) -> list[Score]:
+        if len(hypotheses) > 1 and tokenize != "char":
+            raise MtkitError("no such tokenizer after all")
+        return score_corpus(hypotheses, *arguments, tokenize=tokenize, **options)
+
+    monkeypatch.setattr(validation, "score_corpus", fails)
+    with pytest.raises(MtkitError, match="after all"):
+        run(tiny(), prepared, tmp_path)
+    assert list(states(tmp_path)) == ["update-00000008"]
+    corrected = tiny(scoring={"tokenize": "char"}, decoding={"method": "beam", "beam": 2})
+    assert run(corrected, prepared, tmp_path).trained == 16
+    rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if row["kind"] == "validation"]
+    assert [row["update"] for row in rows] == [8, 16, 24]
+    assert all("tok:char" in row["signature"] for row in rows)
+
+
+def test_scores_by_other_settings_count_neither_for_the_best_nor_for_patience(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    recipe = {"max_updates": 16, "average_last": 2, "patience": 9}
+    run(tiny(training=recipe), prepared, tmp_path)
+    first = tmp_path / "checkpoints" / "update-00000008" / "state.json"
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"bleu": 99.0}))
+    last = tmp_path / "checkpoints" / "update-00000016" / "state.json"
+    last.write_text(json.dumps(json.loads(last.read_text()) | {"best_bleu": 99.0, "stale": 8}))
+    said: list[str] = []
+    other = tiny(training=recipe | {"max_updates": 24}, scoring={"tokenize": "char"})
+    assert run(other, prepared, tmp_path, say=said.append).trained == 8
+    assert sum("do not compare" in line for line in said) == 1
+    found = states(tmp_path)
+    mine = {name: found[name]["bleu"] for name in ("update-00000016", "update-00000024")}
+    mine["average"] = read_state(tmp_path / "checkpoints" / "average")["bleu"]
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert (best["bleu"], mine[best["checkpoint"]]) == (max(mine.values()),) * 2
+    assert found["update-00000024"]["best_bleu"] == max(mine["update-00000016"], mine["update-00000024"])
+    said.clear()
+    roomier = tiny(training=recipe | {"max_updates": 24}, scoring={"tokenize": "char"}, decoding={"batch_tokens": 99})
+    run(roomier, prepared, tmp_path, say=said.append)
+    assert not [line for line in said if "do not compare" in line or "validation loss" in line]
+
+
+def test_an_average_is_validated_anew_where_scores_are_made_by_other_settings(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    training = {"max_updates": 16, "average_last": 2}
+    run(tiny(training=training), prepared, tmp_path)
+    run(tiny(training=training, scoring={"lowercase": True}), prepared, tmp_path)
+    rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if row["kind"] == "validation"]
+    assert [row["update"] for row in rows] == [8, 16, 16]
+    judged = {read_state(path)["judged_by"] for path in (tmp_path / "checkpoints").glob("[au]*[6e]")}
+    assert len(judged) == 1, "the last checkpoint and the average"
+
+
+def test_what_changes_the_weights_stays_once_there_is_a_checkpoint(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RunError("the memory does not hold it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "run", fails)
+        with pytest.raises(RunError, match="does not hold it"):
+            run(tiny(), prepared, tmp_path)
+    smaller = tiny(training={"batch_tokens": 100, "max_updates": 8})
+    assert run(smaller, prepared, tmp_path).trained == 8
+    with pytest.raises(RunError, match="batch_tokens: 100 -> 200"):
+        run(tiny(), prepared, tmp_path)
+
+
+def test_the_loss_of_batches_that_memory_does_not_hold_is_summed_over_their_halves(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = prepared.tokenizers.target.size
+    model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size).eval()
+    precision = Precision("float32", CPU)
+    whole = validation.validation_loss(model, tiny(), prepared, precision)
+    forward, sizes = Transformer.forward, list[int]()
+
+    def short(self: Transformer, source: Tensor, *arguments: Any, **options: Any) -> Any:
+        sizes.append(len(source))
+        if len(source) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, source, *arguments, **options)
+
+    monkeypatch.setattr(Transformer, "forward", short)
+    assert validation.validation_loss(model, tiny(), prepared, precision) == pytest.approx(whole)
+    assert max(sizes) > 2
