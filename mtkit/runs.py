@@ -10,15 +10,18 @@ metrics.jsonl, curves.png, translations/
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+
+from pydantic import Field, StringConstraints
+from typing_extensions import TypedDict
 
 from mtkit.errors import RunError, did_you_mean
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
+from mtkit.stored import read_stored, stored
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizers
@@ -30,6 +33,37 @@ RUNS = Path("mtkit-runs")
 FORMAT = 1
 """Version of the folder's layout; a run of another one is refused."""
 
+Vocabulary = Annotated[int, Field(ge=8, lt=2**31)]
+"""Pieces of a tokenizer."""
+
+
+class Vocabularies(TypedDict):
+    """Pieces of both tokenizers."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+
+@stored
+class About(TypedDict):
+    """run.json."""
+
+    format: int
+    vocabularies: Vocabularies
+    data: NotRequired[str]
+    directions: NotRequired[list[str]]
+    document_pieces: NotRequired[int | None]
+    init_from: NotRequired[str | None]
+    commands: NotRequired[list[str]]
+
+
+@stored
+class Best(TypedDict):
+    """best.json."""
+
+    checkpoint: Annotated[str, StringConstraints(pattern=r"^(average|update-[0-9]+)$")]
+
+
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
@@ -40,21 +74,15 @@ class Run:
     folder: Path
 
     @cached_property
-    def about(self) -> dict[str, Any]:
-        """run.json. Raises: RunError where it is damaged or of another version."""
-        path = self.folder / "run.json"
-        try:
-            about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path} is missing or damaged: {self.folder} is no mtkit run; choose another --run"
-            ) from error
-        if about.get("format") != FORMAT:
-            raise RunError(
-                f"{self.folder} was written by mtkit {about.get('mtkit', '?')} in run format {about.get('format')}; "
-                f"this mtkit reads format {FORMAT}: use that version, or train again"
-            )
-        return about
+    def about(self) -> About:
+        """run.json. Raises: RunError where it is missing, damaged or of another version."""
+        return read_stored(
+            self.folder / "run.json",
+            About,
+            "choose another --run, or train again",
+            error=RunError,
+            version=FORMAT,
+        )
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -64,23 +92,24 @@ class Run:
 
     @cached_property
     def tokenizers(self) -> "Tokenizers":
-        """The run's own tokenizers."""
+        """The run's own tokenizers. Raises: DataError for damaged ones, RunError for those of another model."""
         from mtkit.data.tokenizer import Tokenizers
 
-        return Tokenizers.load(self.folder / "tokenizer")
+        found = Tokenizers.load(self.folder / "tokenizer")
+        if self.about["vocabularies"] != {"source": found.source.size, "target": found.target.size}:
+            raise RunError(f"the tokenizer in {self.folder} is not the one it was trained with; choose another --run")
+        return found
 
     @property
     def directions(self) -> list[str]:
         """The translation directions that it was trained on, as en-de; most runs have one."""
-        names: list[str] = self.about.get("directions") or self.recipe.data.directions
-        return names
+        return self.about.get("directions") or self.recipe.data.directions
 
     @property
     def document_pieces(self) -> int | None:
         """Source pieces that lines of a document may have together; None where it was trained on single segments."""
         documents = self.recipe.data.documents
-        pieces: int | None = self.about.get("document_pieces", documents.pieces if documents else None)
-        return pieces
+        return self.about.get("document_pieces", documents.pieces if documents else None)
 
     @property
     def vocabulary(self) -> str:
@@ -95,15 +124,11 @@ class Run:
         folder = self.folder / "checkpoints"
         there = sorted(each.name for each in folder.glob("update-*") if each.is_dir())
         if which == "best":
-            try:
-                which = json.loads((self.folder / "best.json").read_text(encoding="utf-8"))["checkpoint"]
-            except FileNotFoundError:
-                which = "last"
-            except (ValueError, KeyError) as error:
-                raise RunError(f"{self.folder / 'best.json'} is damaged; use --checkpoint last") from error
+            best, advice = self.folder / "best.json", "use --checkpoint last"
+            which = read_stored(best, Best, advice, error=RunError)["checkpoint"] if best.exists() else "last"
         if which == "last":
             which = there[-1] if there else "last"
-        if not (folder / which).is_dir():
+        if which not in there and not (which == "average" and (folder / which).is_dir()):
             known = ", ".join(there) or "none yet; train first"
             raise RunError(f"{self.folder} has no checkpoint '{which}'; it has: {known}")
         return folder / which

@@ -17,7 +17,7 @@ ATTENTION = PACKAGE / "attention"
 ENGINES = ATTENTION / "engines"
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
 
-FOUNDATION = {"errors", "files", "languages", "device", "yaml_text"}
+FOUNDATION = {"errors", "files", "languages", "device", "yaml_text", "stored"}
 BELOW = {
     "attention": FOUNDATION,
     "data": FOUNDATION | {"recipe"},
@@ -29,6 +29,7 @@ BELOW = {
     "comparison": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "benchmark": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "errors": set(),
+    "stored": {"errors"},
     "languages": set(),
     "files": {"errors"},
     "device": {"errors"},

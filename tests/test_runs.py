@@ -13,6 +13,7 @@ from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
 from mtkit.runs import FORMAT, find_run
+from tests.damage import check_damages
 
 
 @pytest.fixture
@@ -97,6 +98,22 @@ def test_a_run_of_another_version_is_refused(run: Path) -> None:
     (run / "run.json").write_text("{")
     with pytest.raises(RunError, match="damaged"):
         find_run(name="one")
+
+
+def test_damaged_records_are_named(run: Path) -> None:
+    def use() -> None:
+        found = find_run(name="one")
+        assert found.load_model() is not None
+        assert (found.directions, found.document_pieces) is not None
+
+    about = json.loads((run / "run.json").read_text())
+    more = {"directions": ["en-de"], "document_pieces": 90, "data": "a", "init_from": None, "commands": ["mtkit train"]}
+    (run / "run.json").write_text(json.dumps(about | more))
+    assert check_damages(run / "run.json", use, names=run) > 60
+    assert check_damages(run / "best.json", use, names=run) > 10
+    (run / "best.json").write_text(json.dumps({"checkpoint": "../../elsewhere"}))
+    with pytest.raises(RunError, match=r"best\.json.*checkpoint = '\.\./\.\./elsewhere'.*--checkpoint last"):
+        use()
 
 
 def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:

@@ -13,7 +13,8 @@ from mtkit import __version__
 from mtkit.data.cleaning import REASONS, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
-from mtkit.data.prepared import FORMAT, open_prepared, read_record
+from mtkit.data.prepared import open_prepared
+from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import Progress, silent
 from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
 from mtkit.data.sides import SideWriter
@@ -42,7 +43,7 @@ class Report:
     folder: Path
     unchanged: bool
     """True where the same data was there already, and nothing was done."""
-    record: dict[str, Any]
+    record: Record
     """What prepared.json holds."""
 
 
@@ -112,8 +113,9 @@ def prepare(
             "seconds": round(time.monotonic() - started, 1),
         }
         write_json(temporary / "prepared.json", record)
+        read = read_record(temporary)
         _check_contents(folder, sides)  # once more: all that took its time
-    return Report(folder, unchanged=False, record=record)
+    return Report(folder, unchanged=False, record=read)
 
 
 def _sides(settings: DataSettings) -> Corpora:

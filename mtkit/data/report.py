@@ -1,7 +1,7 @@
 """What `prepare` did, as a compact table for people."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
@@ -16,7 +16,7 @@ def summary(report: Report, max_length: int) -> str:
 
     `max_length`: the tokens that the model can take, end mark counted; training leaves longer pairs out.
     """
-    record, folder = report.record, report.folder
+    record, folder = cast(dict[str, Any], report.record), report.folder
     settings = record["settings"]
     languages = (settings["source_language"], settings["target_language"])
     if report.unchanged:
@@ -83,9 +83,13 @@ def _summed(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _cleaning(sides: dict[str, Any]) -> list[str]:
     """What is unusual about the lines of each side, as far as there is any, and what training does without."""
     rows = [
-        (REASONS[reason], *(f"{side['found'][reason]:,}" for side in sides.values()), f"{left_out:,}")
-        for reason, left_out in sides["train"]["left_out"].items()
-        if any(side["found"][reason] for side in sides.values())
+        (
+            what,
+            *(f"{side['found'].get(reason, 0):,}" for side in sides.values()),
+            f"{sides['train']['left_out'].get(reason, 0):,}",
+        )
+        for reason, what in REASONS.items()
+        if any(side["found"].get(reason) for side in sides.values())
     ]
     if not rows:
         lines = [

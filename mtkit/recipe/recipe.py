@@ -4,7 +4,6 @@ A value comes from the command line, else the recipe file, else the preset, else
 under a setting is its documentation; numbers say their unit.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -24,6 +23,7 @@ from mtkit.recipe.data import DataSettings
 from mtkit.recipe.file import find_recipe, read_settings, with_variables
 from mtkit.recipe.presets import PRESETS
 from mtkit.recipe.settings import Settings
+from mtkit.stored import explain
 
 Preset = Literal["tiny", "small", "base", "big"]
 Metric = Literal["BLEU", "chrF", "TER", "exact"]
@@ -263,11 +263,9 @@ def _explain(error: PydanticError) -> str:
     """The first fault of a recipe, in one line."""
     fault = error.errors()[0]
     place = [str(part) for part in fault["loc"]]
-    setting = ".".join(place)
     if fault["type"] == "extra_forbidden":
-        return f"unknown setting '{setting}'{did_you_mean(place[-1], _keys_at(place[:-1]))}"
-    message = re.sub(r"^(Value error|Input), ?", "", fault["msg"])
-    return message if fault["type"] == "value_error" else f"{setting} = {fault['input']!r}: {message}"
+        return f"unknown setting '{'.'.join(place)}'{did_you_mean(place[-1], _keys_at(place[:-1]))}"
+    return explain(error)
 
 
 def _keys_at(place: list[str]) -> list[str]:

@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mtkit.data import encode
-from mtkit.data.prepare import prepare
+from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.readers import Lines
-from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.data.report import summary
+from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
+from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
+from tests.damage import check_damages
 
 
 def test_tokens_are_those_of_the_text(builtin: Prepared) -> None:
@@ -122,6 +126,79 @@ def test_damaged_data_is_one_line_that_says_what_to_do(
         open_prepared(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+def test_a_damaged_record_is_named(builtin: Prepared, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(builtin.folder, folder)
+
+    def use() -> None:
+        opened = open_prepared(folder)
+        assert summary(Report(folder, unchanged=True, record=opened.record), 100)
+        source_budget(opened)
+
+    alike = {"valid", "test", "words", "pieces", "unknown", "bytes", "longest", "settings"}
+    assert check_damages(folder / "prepared.json", use, names=folder, whole_keys=alike) > 150
+    record = json.loads((folder / "prepared.json").read_text())
+    (folder / "prepared.json").write_text(json.dumps({**record, "settings": {"tokenizer": {"kind": "word"}}}))
+    with pytest.raises(DataError, match=r"prepared\.json is damaged .*tokenizer\.kind = 'word'"):
+        use()
+
+
+def _written(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    with pa.OSFile(str(path), "rb") as file:
+        table = change(pa.ipc.open_stream(file).read_all())
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.names.index(name), name, column)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda table: table.drop_columns("line"), "other columns"),
+        (lambda table: _with(table, "line", pa.array(["x"] * len(table))), "other columns"),
+        (lambda table: _with(table, "source", table["source"].cast(pa.list_(pa.int64()))), "other columns"),
+        (lambda table: _with(table, "line", pa.nulls(len(table), pa.int64())), "empty cells"),
+        (lambda table: table.append_column("task", pa.array([7] * len(table), pa.int16())), "direction"),
+        (lambda table: table.slice(0, 0), "rows"),
+    ],
+)
+def test_other_columns_are_refused(
+    builtin: Prepared, tmp_path: Path, change: Callable[[pa.Table], pa.Table], words: str
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(builtin.folder, folder)
+    _written(folder / "train.arrow", change)
+    with pytest.raises(DataError, match=rf"damaged \(.*{words}.*mtkit prepare"):
+        open_prepared(folder)
+
+
+@pytest.mark.parametrize("piece", [-1, 600_000])
+def test_pieces_beyond_the_vocabulary_are_refused(builtin: Prepared, tmp_path: Path, piece: int) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(builtin.folder, folder)
+    wrong = [[5, piece]] * len(builtin.train)
+    _written(folder / "train.arrow", lambda table: _with(table, "source", pa.array(wrong, pa.list_(pa.int32()))))
+    train = open_prepared(folder).train
+    assert train.target.padded(np.arange(1), 200, BOS, EOS).any()
+    with pytest.raises(DataError, match=f"damaged .*piece {piece}"):
+        train.source.padded(np.arange(1), 200, None, EOS)
+    with pytest.raises(DataError, match=f"damaged .*piece {piece}"):
+        train.source.taken(np.arange(1))
+
+
+def test_the_tokenizer_of_other_data_is_refused(builtin: Prepared, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    given = {"folder": folder, "builtin": {"train": 60, "valid": 4, "test": 4}, "tokenizer": {"vocabulary": 400}}
+    prepare(DataSettings.model_validate(given))
+    shutil.copytree(builtin.folder / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    assert Tokenizers.load(folder / "tokenizer").source.size == 600
+    with pytest.raises(DataError, match=r"tokenizer in .* is not the one"):
+        assert open_prepared(folder).tokenizers
 
 
 def test_a_missing_folder_says_to_prepare(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""Prepared data, read memory-mapped: token columns as one flat array with starts and lengths, never row by row.
+
+The folder, written by `mtkit.data.prepare`:
+
+    prepared.json     format version, settings, input fingerprints, counts
+    tokenizer/        joint.model, or source.model and target.model
+    train.arrow       columns source and target (lists of int32) and line (int64), as an Arrow stream
+    valid.arrow       the same, and source_text and target_text as they were read; so NAME.arrow for each test side
+
+Further columns where they are needed: task (int16, the direction; then the source begins with the tag of its target
+language), in train.arrow corpus (int16), document (int64). Where train.arrow has documents, a break piece stands behind
+each row, on both sides, so that neighbouring rows can be read as one (`mtkit.data.documents`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import ValidationError
+
+from mtkit.data.prepared.columns import Texts, Tokens
+from mtkit.data.prepared.record import AGAIN, Record, read_record
+from mtkit.data.tokenizer import Tokenizers
+from mtkit.errors import DataError
+from mtkit.recipe.data import DataSettings
+from mtkit.stored import explain
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the data: train, valid or a test side, its rows in the order of the input."""
+
+    source: Tokens
+    target: Tokens
+    lines: np.ndarray
+    """(rows,) int64: the line of the input files that each row comes from, counted from 1."""
+    source_text: Texts | None
+    """As it was read, BLEU's reference among it; None for the training side."""
+    target_text: Texts | None
+    tasks: np.ndarray | None = None
+    """(rows,) int16: the direction of each row, its place in `Prepared.directions`; None where there is only one."""
+    corpora: np.ndarray | None = None
+    """(rows,) int16: the training corpus of each row, its place in `DataSettings.train`; None where there is one."""
+    documents: np.ndarray | None = None
+    """(rows,) int64: the document of each row, counted from 0, in validation and test sides that have documents, and in
+    the training side where its segments are to be joined."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def drawn(self, rows: np.ndarray, source: Tokens, target: Tokens) -> "Side":
+        """These rows with other tokens: source and target have them in the order of `rows`."""
+
+        def taken(column: np.ndarray | None) -> np.ndarray | None:
+            return None if column is None else column[rows]
+
+        columns = (taken(self.tasks), taken(self.corpora), taken(self.documents))
+        return Side(source, target, self.lines[rows], None, None, *columns)
+
+    def too_long(self, max_length: int) -> int:
+        """How many rows have more than `max_length` tokens on a side, end mark counted; training leaves them out."""
+        return int((np.maximum(self.source.lengths, self.target.lengths) >= max_length).sum())
+
+
+@dataclass
+class Prepared:
+    """A prepared folder, opened: nothing of its text and tokens is in memory until it is used."""
+
+    folder: Path
+    settings: DataSettings
+    record: Record
+    train: Side
+    valid: Side
+    tests: dict[str, Side]
+    """The test sides by name, in the order of the recipe."""
+
+    @property
+    def test(self) -> Side | None:
+        """The first test side."""
+        return next(iter(self.tests.values()), None)
+
+    @property
+    def directions(self) -> list[str]:
+        """What `Side.tasks` count in, as `en-de`; a single one in most data."""
+        return self.settings.directions
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """Loaded at first use. Raises: DataError for damaged ones, and for those of other data."""
+        found = Tokenizers.load(self.folder / "tokenizer")
+        if {"source": found.source.size, "target": found.target.size} != self.record["vocabulary"]:
+            raise DataError(f"the tokenizer in {self.folder} is not the one that its pieces are of; {AGAIN}")
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when settings, inputs or vocabulary do; stays when the folder is moved."""
+        return self.record["fingerprint"]
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """Open what `mtkit prepare` wrote. Raises: DataError where it is missing, damaged or of another version."""
+    record = read_record(folder)
+    try:
+        settings = DataSettings.model_validate({**record["settings"], "folder": folder})
+        sides = {name: _open_side(folder, name, record) for name in record["sides"]}
+        _check_sides(sides, settings, record)
+    except ValidationError as error:
+        raise DataError(f"{folder / 'prepared.json'} is damaged (settings: {explain(error)}); {AGAIN}") from error
+    except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
+        raise DataError(f"the prepared data in {folder} is damaged ({_first_line(error)}); {AGAIN}") from error
+    record["settings"] = settings.model_dump(mode="json", exclude={"folder"})
+    train, valid = sides.pop("train"), sides.pop("valid")
+    return Prepared(folder, settings, record, train, valid, tests=sides)
+
+
+_COLUMNS = {
+    **dict.fromkeys(("source", "target"), pa.list_(pa.int32())),
+    **dict.fromkeys(("line", "document"), pa.int64()),
+    **dict.fromkeys(("task", "corpus"), pa.int16()),
+    **dict.fromkeys(("source_text", "target_text"), pa.string()),
+}
+
+
+def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Record) -> None:
+    """Raises: ValueError where the sides, or what is known of them, are not those that the settings name."""
+    corpora = {"train": settings.train, "valid": settings.valid, **settings.test} if settings.train else {}
+    if set(sides) != set(corpora or ("train", "valid", "test")):
+        raise ValueError(f"it has the sides {', '.join(sides)}")
+    for name, side in sides.items():
+        if len(record["sides"][name]["corpora"]) != len(corpora.get(name, "1")):
+            raise ValueError(f"prepared.json counts other corpora of {name} than it has")
+        for column, count in ((side.tasks, len(settings.directions)), (side.corpora, len(settings.train))):
+            if column is not None and len(column) and not 0 <= column.min() <= column.max() < count:
+                raise ValueError(f"{name}.arrow has a direction or corpus that the settings do not have")
+
+
+def _open_side(folder: Path, name: str, record: Record) -> Side:
+    path, rows = folder / f"{name}.arrow", record["sides"][name]["rows"]
+    with pa.memory_map(str(path)) as mapped:
+        whole = mapped.read_buffer()
+    flat = np.frombuffer(whole, dtype=np.int32, count=whole.size // 4)
+    batches = list(pa.ipc.open_stream(pa.BufferReader(whole)))
+    if not batches or sum(batch.num_rows for batch in batches) != rows:
+        raise ValueError(f"{path.name} does not hold {rows:,} rows")
+    schema = batches[0].schema
+    needed = {"source", "target", "line"} | (set() if name == "train" else {"source_text", "target_text"})
+    if not needed <= set(schema.names) or any(_COLUMNS.get(each.name) != each.type for each in schema):
+        raise ValueError(f"{path.name} has other columns than mtkit writes")
+    for batch in batches:
+        batch.validate(full=True)
+        if any(column.null_count for column in batch.columns):
+            raise ValueError(f"{path.name} has empty cells")
+    has_text = name != "train"
+    breaks = int("document" in schema.names and not has_text)
+
+    def column(name: str) -> np.ndarray | None:
+        return np.concatenate([batch[name].to_numpy() for batch in batches]) if name in schema.names else None
+
+    def tokens(side: Literal["source", "target"]) -> Tokens:
+        starts, lengths = _places([batch[side] for batch in batches], whole, breaks)
+        return Tokens(flat, starts, lengths, record["vocabulary"][side])
+
+    return Side(
+        source=tokens("source"),
+        target=tokens("target"),
+        lines=np.concatenate([batch["line"].to_numpy() for batch in batches]),
+        source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches])) if has_text else None,
+        target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches])) if has_text else None,
+        tasks=column("task"),
+        corpora=column("corpus"),
+        documents=column("document"),
+    )
+
+
+def _places(chunks: list[pa.ListArray], whole: pa.Buffer, breaks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and lengths of all record batches' rows in the mapped file; the last `breaks` pieces are not theirs."""
+    starts, lengths = [], []
+    for chunk in chunks:
+        offsets = chunk.offsets.to_numpy()
+        values = chunk.values.buffers()[1]
+        # Arrow aligns buffers to 8 bytes, so the distance is a whole number of int32; no values, no buffer
+        distance = 0 if values is None else values.address - whole.address
+        if not 0 <= distance <= whole.size:
+            raise ValueError("its pieces are compressed")
+        starts.append(offsets[:-1].astype(np.int64) + distance // 4 + (0 if values is None else chunk.values.offset))
+        lengths.append(np.diff(offsets) - np.int32(breaks))
+        if lengths[-1].min(initial=0) < 0:
+            raise ValueError("a row has no break behind it")
+    return np.concatenate(starts), np.concatenate(lengths).astype(np.int32, copy=False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

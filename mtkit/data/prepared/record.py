@@ -1,0 +1,95 @@
+"""prepared.json: what is known of prepared data, read back."""
+
+from pathlib import Path
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from mtkit.errors import DataError
+from mtkit.stored import Count, read_stored, stored
+
+FORMAT = 3
+"""Raised when the layout of the folder changes so that older ones cannot be read."""
+
+
+AGAIN = "repeat the `mtkit prepare` that made it, with --overwrite"
+"""What to do where prepared data is damaged or of another version."""
+
+
+class Sides(TypedDict):
+    """What was counted on both sides."""
+
+    source: Count
+    target: Count
+
+
+@stored
+class Counts(TypedDict):
+    """What was counted in a side or a corpus; see `mtkit.data.sides`."""
+
+    segments: Count
+    words: Sides
+    pieces: Sides
+    unknown: Sides
+    bytes: Sides
+    found: dict[str, Count]
+    left_out: dict[str, Count]
+
+
+class CorpusCounts(Counts):
+    """Of a corpus."""
+
+    direction: str
+    suspicious_line: int | None
+
+
+class SideCounts(Counts):
+    """Of a side."""
+
+    rows: Count
+    corpora: list[CorpusCounts]
+
+
+@stored
+class Input(TypedDict):
+    """What was read, and what was put right in it; see `mtkit.data.readers.facts`."""
+
+    sha256: str
+    carriage_returns: NotRequired[int]
+    byte_order_marks: NotRequired[int]
+    inner_newlines: NotRequired[int]
+    line_separators: NotRequired[int]
+    inner_carriage_returns: NotRequired[int]
+
+
+class Identity(TypedDict):
+    """What decides whether data must be prepared anew."""
+
+    settings: dict[str, Any]
+    inputs: dict[str, str]
+
+
+@stored
+class Record(TypedDict):
+    """prepared.json."""
+
+    format: int
+    mtkit: str
+    fingerprint: str
+    settings: dict[str, Any]
+    identity: Identity
+    inputs: dict[str, Input]
+    vocabulary: Sides
+    sides: dict[str, SideCounts]
+    seconds: float
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a prepared folder. Raises: DataError where it is missing, damaged or of another version."""
+    path = folder / "prepared.json"
+    if not path.is_file():
+        raise DataError(
+            f"no prepared data in {folder}; run `mtkit prepare` first, with the same --recipe, or with --data {folder} "
+            "and your text (without any text it prepares the built-in corpus)"
+        )
+    return read_stored(path, Record, AGAIN, error=DataError, version=FORMAT)

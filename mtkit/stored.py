@@ -1,0 +1,99 @@
+"""What mtkit reads back from disk: each file by the type of what it holds, and the first fault of one in one line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
+
+from mtkit.errors import MtkitError
+
+T = TypeVar("T")
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number of things."""
+
+LONGEST = 60
+"""Characters of a value that a message shows, at most."""
+
+stored = with_config(ConfigDict(extra="allow"))
+"""Decorates a TypedDict: keys that it does not name stay, as people and later versions write them."""
+
+
+def read_stored(
+    path: Path,
+    kind: type[T],
+    advice: str,
+    *,
+    error: type[MtkitError] = MtkitError,
+    version: int | None = None,
+) -> T:
+    """The content of a JSON file, as `kind`, a TypedDict or a dataclass, says; types are not bent.
+
+    `version` is what its key `format` must be. `advice` ends the message of an error.
+
+    Raises: `error` where the file cannot be read, is no JSON, or holds something else: file, key and value, what to do.
+    """
+    text = _read(path, advice, error)
+    if version is not None:
+        _check_version(path, text, version, advice, error)
+    try:
+        found = TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as fault:
+        raise error(f"{path} is damaged ({explain(fault)}); {advice}") from fault
+    return found
+
+
+def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError) -> Iterator[T]:
+    """The lines of a JSON lines file, as `read_stored`; a last one that a kill cut short is left out."""
+    adapter = TypeAdapter(kind)
+    lines = _read(path, advice, error).rstrip(b"\n").split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield adapter.validate_json(line, strict=True)
+        except ValidationError as fault:
+            if number < len(lines):
+                raise error(f"{path}, line {number:,}, is damaged ({explain(fault)}); {advice}") from fault
+
+
+def explain(error: ValidationError) -> str:
+    """The first fault that pydantic found: "training.peak_rate = 'x': should be a valid number"."""
+    fault = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if fault["type"] in ("value_error", "json_invalid"):
+        return message
+    if fault["type"] == "missing":
+        return f"{place} is missing"
+    return f"{place} = {_short(fault['input'])}: {message}" if place else f"{_short(fault['input'])}: {message}"
+
+
+def _short(value: Any) -> str:
+    """How a value is spelt in Python, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _read(path: Path, advice: str, error: type[MtkitError]) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        raise error(f"cannot read {path}: {fault.strerror or fault}; {advice}") from fault
+
+
+def _check_version(path: Path, text: bytes, version: int, advice: str, error: type[MtkitError]) -> None:
+    try:
+        content = from_json(text)
+    except ValueError:
+        return  # said where it is validated
+    found = content.get("format", version) if isinstance(content, dict) else version
+    if found != version:
+        writer = f", as mtkit {content['mtkit']} writes it" if "mtkit" in content else ""
+        raise error(
+            f"{path} has format {_short(found)}{writer}; this mtkit reads format {version}: use that version, or "
+            f"{advice}"
+        )
