@@ -17,7 +17,7 @@ ATTENTION = PACKAGE / "attention"
 ENGINES = ATTENTION / "engines"
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
 
-FOUNDATION = {"errors", "files", "languages", "device", "yaml_text", "stored"}
+FOUNDATION = {"errors", "files", "languages", "device", "yaml_text", "stored", "allocation"}
 BELOW = {
     "attention": FOUNDATION,
     "data": FOUNDATION | {"recipe"},
@@ -33,6 +33,7 @@ BELOW = {
     "languages": set(),
     "files": {"errors"},
     "device": {"errors"},
+    "allocation": {"errors"},
     "yaml_text": set(),
     "recipe": FOUNDATION,
 }

@@ -3,8 +3,10 @@
 import inspect
 import sys
 import textwrap
+from typing import Any
 
 from mtkit.attention.contract import ROLES
+from mtkit.attention.options import declared
 from mtkit.attention.registry import Mechanism, find, mechanisms
 
 
@@ -55,11 +57,18 @@ def roles(mechanism: Mechanism) -> str:
 def _options(mechanism: Mechanism) -> list[str]:
     if not mechanism.options:
         return ["  none"]
-    width = max(map(len, mechanism.options))
+    options = declared(mechanism.kind)
+    rows = [(name, "as the role needs" if o.default is None else _written(o.default)) for name, o in options.items()]
+    name_width, default_width = (max(len(row[column]) for row in rows) for column in range(2))
     return [
-        f"  {option:{width}}  {'as the role needs' if default is None else default}"
-        for option, default in mechanism.options.items()
+        f"  {name:{name_width}}  {default:{default_width}}  {option.rule}"
+        for (name, default), option in zip(rows, options.values(), strict=True)
     ]
+
+
+def _written(default: Any) -> str:
+    """As it is typed after `--attention-option NAME=`."""
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _slots(mechanism: Mechanism) -> str:

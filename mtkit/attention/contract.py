@@ -4,8 +4,7 @@ Shapes in docstrings, here and in every mechanism: B batch, T query length, S me
 K width of one head, N hypotheses of a segment.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -158,12 +157,6 @@ class Attention(nn.Module):
         own = self.state_dict()
         fitting = {name: value for name, value in full_state.items() if name in own and own[name].shape == value.shape}
         self.load_state_dict(fitting, strict=False)
-
-
-def options_of(mechanism: Callable[..., Any]) -> dict[str, Any]:
-    """The declared options of a mechanism or slot, {name: default}: the keyword-only arguments of its constructor."""
-    parameters = inspect.signature(mechanism).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def exact_parts(model: nn.Module) -> set[nn.Module]:

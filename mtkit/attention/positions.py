@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
+from mtkit.attention.options import Natural
 from mtkit.attention.slots import Positions
 
 
@@ -59,7 +60,7 @@ class Shaw(Positions):
 
     on_values: ClassVar[bool] = True
 
-    def __init__(self, site: Site, width: int, *, clip: int = 16) -> None:
+    def __init__(self, site: Site, width: int, *, clip: Natural = 16) -> None:
         super().__init__(site, width)
         self.clip = clip
         self.keys = nn.Parameter(torch.zeros(2 * clip + 1, width))

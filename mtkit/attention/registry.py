@@ -16,7 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from mtkit.attention.contract import ROLES, Attention, Site, options_of
+from mtkit.allocation import WithinMemory
+from mtkit.attention.contract import ROLES, Attention, Site
+from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
 from mtkit.errors import MtkitError, did_you_mean
@@ -124,8 +126,10 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
             raise MtkitError(f"attention '{mechanism.name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
         filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
         return _built(find("full"), replace(site, **filled), {})
-    _check_slots(mechanism, site)
-    return mechanism.kind(site, **options)  # type: ignore[return-value]
+    check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
+    given = ", ".join(f"{option} = {value}" for option, value in options.items())
+    with WithinMemory(f"attention '{mechanism.name}'{f' with {given}' if given else ''}"):
+        return mechanism.kind(site, **options)  # type: ignore[return-value]
 
 
 def find(name: str) -> Mechanism:
@@ -144,17 +148,8 @@ def fill(slot: str, site: Site, *arguments: Any) -> Any:
     value: str | Mapping[str, Any] | None = getattr(site, slot)
     if value is None:
         return None
-    name, options = (value, {}) if isinstance(value, str) else (value.get("name", ""), {**value})
-    options.pop("name", None)
-    kind = _positions(name) if slot == "positions" else _member(slot, name)
-    for option in options:
-        known = list(options_of(kind))
-        if option not in known:
-            hint = did_you_mean(option, known)
-            raise MtkitError(
-                f"{slot} '{name}' has no option '{option}'{hint}; its options: {', '.join(known) or 'none'}"
-            )
-    return kind(site, *arguments, **options)
+    name, options = _named(slot, value)
+    return _slot_kind(slot, name)(site, *arguments, **options)
 
 
 def check_role(mechanism: Mechanism, role: str) -> None:
@@ -167,25 +162,36 @@ def check_role(mechanism: Mechanism, role: str) -> None:
 
 
 def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for an option that the mechanism does not declare, with the nearest one it does."""
-    for option in options:
-        if option not in mechanism.options:
-            known = ", ".join(sorted(mechanism.options)) or "none"
-            hint = did_you_mean(option, list(mechanism.options))
-            raise MtkitError(f"attention '{mechanism.name}' has no option '{option}'{hint}; its options: {known}")
+    """Raises: MtkitError for an option that the mechanism does not declare, and for a value that it does not take."""
+    check(f"attention '{mechanism.name}'", mechanism.kind, options)
 
 
-def _check_slots(mechanism: Mechanism, site: Site) -> None:
-    for slot in SLOTS:
-        value = getattr(site, slot)
+def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
+    """Raises: MtkitError for what cannot stand in a slot, or not in one of this mechanism, and for its options."""
+    host = mechanism if mechanism.slot is None else find("full")
+    for slot, value in slots.items():
         if value is None:
             continue
-        name = value if isinstance(value, str) else value.get("name", "")
-        takes: Mapping[str, frozenset[str] | None] = mechanism.kind.slots  # type: ignore[union-attr]
+        name, options = _named(slot, value)
+        takes: Mapping[str, frozenset[str] | None] = host.kind.slots  # type: ignore[union-attr]
         allowed = takes.get(slot, frozenset())
         if allowed is not None and name not in allowed:
             able = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
             raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{able}")
+        check(f"{slot} '{name}'", _slot_kind(slot, name), options)
+
+
+def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
+    """The name that a slot's value gives, and the options beside it."""
+    name, options = (value.get("name"), {**value}) if isinstance(value, Mapping) else (value, {})
+    if not isinstance(name, str):
+        raise refused(slot, value, "be a name, or a mapping with a name and options, as {name: NAME, OPTION: VALUE}")
+    options.pop("name", None)
+    return name, options
+
+
+def _slot_kind(slot: str, name: str) -> Callable[..., Slot]:
+    return _positions(name) if slot == "positions" else _member(slot, name)
 
 
 def _positions(name: str) -> Callable[..., Positions]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
+from mtkit.attention.options import refused
 from mtkit.errors import MtkitError
 
 SLOTS = ("positions", "projection", "merge", "regularizer")
@@ -83,8 +84,8 @@ class KeyValueGroups(Projection):
 
     def __init__(self, site: Site, kv_heads: int) -> None:
         super().__init__(site)
-        if kv_heads < 1 or site.heads % kv_heads:
-            raise MtkitError(f"kv_heads = {kv_heads} does not divide the {site.heads} heads")
+        if site.heads % kv_heads:
+            raise refused("kv_heads", kv_heads, f"divide the {site.heads} heads")
         self.key_heads = kv_heads
         self.value_heads = kv_heads
 

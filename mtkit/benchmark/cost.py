@@ -1,6 +1,5 @@
 """What a computation costs besides time, counted while it runs: floating-point operations and peak memory."""
 
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from mtkit.allocation import machine_bytes
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -71,8 +72,7 @@ def free_bytes(device: torch.device) -> float:
     if meminfo.exists():
         kilobytes = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").split("\n") if line)
         return 1024.0 * int(kilobytes["MemAvailable"].split()[0])
-    known = getattr(os, "sysconf_names", {})
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) if "SC_PHYS_PAGES" in known else float("inf")
+    return machine_bytes()
 
 
 def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> float:

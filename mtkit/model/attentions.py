@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from mtkit.attention import ROLES, Attention, build
-from mtkit.attention.registry import Mechanism, check_options, check_role, find
+from mtkit.attention.registry import Mechanism, check_options, check_role, check_slots, find
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.recipe import AttentionSettings, ModelSettings
@@ -121,8 +121,9 @@ def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
 def _choice(mechanism: Mechanism, options: Mapping[str, Any], tasks: int) -> Choice:
     """The options that are this mechanism's; the layers of one role may differ in mechanism."""
     own = {key: value for key, value in options.items() if key in mechanism.options or key in SLOTS}
-    if not own and options:
-        check_options(mechanism, options)
+    slots = {key: value for key, value in own.items() if key in SLOTS}
+    check_options(mechanism, {key: own[key] for key in own.keys() - slots.keys()} if own else options)
+    check_slots(mechanism, slots)
     if "tasks" in mechanism.options:
         own.setdefault("tasks", tasks)
     return Choice(mechanism.name, own)

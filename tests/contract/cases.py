@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mtkit.attention import ROLES, Attention, build, mechanisms
-from mtkit.attention.contract import options_of
+from mtkit.attention.options import options_of
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.registry import Mechanism
 from mtkit.errors import MtkitError

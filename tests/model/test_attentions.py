@@ -74,3 +74,19 @@ def test_a_run_is_named_after_its_attentions() -> None:
     assert label(AttentionSettings(name="band"), LAYERS) == "band"
     mixed = AttentionSettings(encoder=["band", "full", "full"], decoder="average")
     assert label(mixed, LAYERS) == "band+full-average-full"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window_radius": "wide"}, "window_radius = 'wide' must be a whole number from 0"),
+        ({"decoder.window_radius": [3, True]}, "must be a whole number"),
+        ({"positions": 42}, "positions = 42 must be a name"),
+        ({"positions": {"name": "shaw", "clip": -1}}, "positions 'shaw': clip = -1 must be"),
+        ({"cross.projection": True}, "projection = True must be a name"),
+        ({"encoder.merge": "averaging"}, "no merge 'averaging'"),
+    ],
+)
+def test_values_of_options_are_checked_before_anything_is_built(options: dict[str, object], message: str) -> None:
+    with pytest.raises(MtkitError, match=message):
+        names(name="band", options=options)

@@ -15,7 +15,7 @@ the first S are used.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
+from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
 
 SHARE = ("none", "head", "kv", "layer")
@@ -44,12 +45,8 @@ class Linformer(HeadAttention):
     small: ClassVar[dict[str, Any]] = {"rank": 5}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})
 
-    def __init__(self, site: Site, *, rank: int = 128, share: str = "head") -> None:
+    def __init__(self, site: Site, *, rank: Positive = 128, share: Annotated[str, OneOf(SHARE)] = "head") -> None:
         super().__init__(site)
-        if share not in SHARE:
-            raise MtkitError(f"linformer has no share '{share}'; there are {', '.join(SHARE)}")
-        if rank < 1:
-            raise MtkitError(f"linformer needs rank >= 1, not {rank}")
         self.share = share
         self.longest: int = (site.memory_length or site.max_length) if site.role == "cross" else site.max_length
         keys, values = (self.projection.key_heads, self.projection.value_heads) if share == "none" else (1, 1)

@@ -20,7 +20,7 @@ of positions worked on at once in the decoder role.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,8 @@ from mtkit.attention.engines.softmax.dropout import seeded_dropout
 from mtkit.attention.engines.sums.feature_sums import elu1
 from mtkit.attention.engines.sums.prefix_products import prefix_products
 from mtkit.attention.engines.sums.recurrence import Part, recur
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.attention.options import OneOf, Positive
+from mtkit.errors import MtkitError
 
 
 def softplus2(x: Tensor) -> Tensor:
@@ -71,20 +72,14 @@ class Luna(HeadAttention):
         self,
         site: Site,
         *,
-        length: int = 32,
+        length: Positive = 32,
         tie_kv: bool = True,
-        memory: str = "carry",
-        activation: str = "softplus2",
+        memory: Annotated[str, OneOf(MEMORY)] = "carry",
+        activation: Annotated[str, OneOf(ACTIVATIONS)] = "softplus2",
         dynamic_length: bool = True,
-        chunk: int = 64,
+        chunk: Positive = 64,
     ) -> None:
         super().__init__(site)
-        for option, value, known in (("memory", memory, MEMORY), ("activation", activation, tuple(ACTIVATIONS))):
-            if value not in known:
-                hint = did_you_mean(value, list(known))
-                raise MtkitError(f"luna has no {option} '{value}'{hint}; there are {', '.join(known)}")
-        if length < 1 or chunk < 1:
-            raise MtkitError(f"luna needs length >= 1 and chunk >= 1, not length = {length} and chunk = {chunk}")
         self.activation = ACTIVATIONS[activation]
         self.carries = memory == "carry"
         self.dynamic_length = dynamic_length
@@ -301,6 +296,6 @@ def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, valid: Ten
 
 def _seeds(length: int, width: int) -> Tensor:
     """P_0 / sqrt(D) to begin with: scaled up, unit variance as embedded tokens have, and sinusoidal positions."""
-    channel = torch.arange(width)
+    drawn, channel = torch.randn(length, width), torch.arange(width)
     angle = torch.arange(length).unsqueeze(1) * 10_000.0 ** (-(channel - channel % 2) / width)
-    return (torch.randn(length, width) + torch.where(channel % 2 == 0, angle.sin(), angle.cos())) * width**-0.5
+    return (drawn + torch.where(channel % 2 == 0, angle.sin(), angle.cos())) * width**-0.5

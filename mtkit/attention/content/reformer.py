@@ -15,7 +15,7 @@ In training each update has rotations of its own; evaluation has the first ones 
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ from mtkit.attention.engines.cache.step_cache import append, start_cache, writte
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import safe_softmax, widened
 from mtkit.attention.hashing import random_key
+from mtkit.attention.options import Positive, Within, refused
 from mtkit.attention.recomputed import as_first
 from mtkit.device import to_device
-from mtkit.errors import MtkitError
 
 LAST_RESORT = -1e5
 """The paper's score of a token with itself."""
@@ -62,18 +62,18 @@ class Reformer(HeadAttention):
         self,
         site: Site,
         *,
-        lsh_buckets: int = 32,
-        chunk: int = 64,
-        rounds: int = 4,
+        lsh_buckets: Positive = 32,
+        chunk: Positive = 64,
+        rounds: Annotated[int, Within(1, 64)] = 4,
         across_buckets: bool | None = None,
     ) -> None:
         super().__init__(site)
-        if lsh_buckets < 1 or (lsh_buckets > 1 and lsh_buckets % 2):
-            raise MtkitError(f"reformer needs lsh_buckets = 1 or an even number of them, not {lsh_buckets}")
-        if chunk < 1 or rounds < 1:
-            raise MtkitError(f"reformer needs chunk >= 1 and rounds >= 1, not chunk = {chunk} and rounds = {rounds}")
+        if lsh_buckets > 1 and lsh_buckets % 2:
+            raise refused("lsh_buckets", lsh_buckets, "be 1 or even")
         if across_buckets and site.causal:
-            raise MtkitError("reformer in the decoder cannot take across_buckets: later tokens would move its chunks")
+            raise refused(
+                "across_buckets", across_buckets, "be false in the decoder, where later tokens would move its chunks"
+            )
         self.lsh_buckets, self.chunk, self.rounds = lsh_buckets, chunk, rounds
         self.across_buckets = not site.causal if across_buckets is None else across_buckets
         del self.k_proj  # queries are keys

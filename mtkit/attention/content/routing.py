@@ -20,7 +20,7 @@ positions of its last 2 w.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,8 @@ from mtkit.attention.engines.cache.member_lists import enlist, enlisted, start_l
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, widened
+from mtkit.attention.options import LossWeight, Natural, OneOf, Positive, Share, refused
 from mtkit.attention.recomputed import as_first
-from mtkit.errors import MtkitError
 
 ASSIGN = ("argmax", "balanced")
 
@@ -82,12 +82,12 @@ class Routing(HeadAttention):
         self,
         site: Site,
         *,
-        clusters: int = 8,
-        window: int = 64,
-        assign: str = "argmax",
-        decay: float = 0.999,
-        commitment: float = 1e-4,
-        local_heads: int | None = None,
+        clusters: Positive = 8,
+        window: Positive = 64,
+        assign: Annotated[str, OneOf(ASSIGN)] = "argmax",
+        decay: Share = 0.999,
+        commitment: LossWeight = 1e-4,
+        local_heads: Natural | None = None,
         share_qk: bool | None = None,
         normalize_logits: bool = False,
     ) -> None:
@@ -95,17 +95,13 @@ class Routing(HeadAttention):
         self_role = site.role != "cross"
         local = (site.heads // 2 if self_role else 0) if local_heads is None else local_heads
         shared = (site.causal and site.projection is None) if share_qk is None else share_qk
-        if assign not in ASSIGN or (assign == "balanced" and site.role != "encoder"):
-            raise MtkitError(f"assign = {assign}: routing assigns by argmax, or in the encoder role by balanced")
-        if clusters < 1 or window < 1:
-            raise MtkitError(f"routing needs clusters >= 1 and window >= 1, not {clusters} and {window}")
-        if not 0 <= local < (site.heads if self_role else 1):
-            most = site.heads - 1 if self_role else 0
-            raise MtkitError(f"local_heads = {local}: in the {site.role} role 0 to {most} of {site.heads} can be local")
+        if assign == "balanced" and site.role != "encoder":
+            raise refused("assign", assign, f"be argmax in the {site.role} role")
+        most = site.heads - 1 if self_role else 0
+        if local > most:
+            raise refused("local_heads", local, f"be from 0 to {most} in the {site.role} role with {site.heads} heads")
         if shared and (site.projection is not None or not self_role):
-            raise MtkitError("share_qk needs the plain projection in a self role: leave projection= or share_qk out")
-        if not 0 <= decay < 1:
-            raise MtkitError(f"decay = {decay}: it must be at least 0 and below 1")
+            raise refused("share_qk", shared, "be false in the cross role, and beside projection=")
         self.clusters, self.window, self.balanced = clusters, window, assign == "balanced"
         self.commitment, self.local, self.shared, self.normalize = commitment, local, shared, normalize_logits
         self.centroids = Centroids(site.heads - local, clusters, self.projection.key_width, decay)

@@ -20,7 +20,7 @@ likeliest are taken.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from mtkit.attention.engines.cache.step_cache import append, start_cache, writte
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import by_hypotheses, safe_softmax, spread
 from mtkit.attention.hashing import hashed, random_key
-from mtkit.errors import MtkitError
+from mtkit.attention.options import LossWeight, OneOf, Positive, Within
 
 SHARE = ("layer", "head", "model")
 SCAN = ("source", "sequence")
@@ -68,21 +68,14 @@ class Sac(HeadAttention):
         self,
         site: Site,
         *,
-        edges: int = 10,
-        hidden: int = 64,
-        share: str = "layer",
-        scan: str = "source",
-        weight: float = 0.01,
-        entropy: float = 0.0,
+        edges: Annotated[int, Within(1, 256)] = 10,
+        hidden: Positive = 64,
+        share: Annotated[str, OneOf(SHARE)] = "layer",
+        scan: Annotated[str, OneOf(SCAN)] = "source",
+        weight: LossWeight = 0.01,
+        entropy: LossWeight = 0.0,
     ) -> None:
         super().__init__(site)
-        for option, value, known in (("share", share, SHARE), ("scan", scan, SCAN)):
-            if value not in known:
-                raise MtkitError(f"sac has no {option} '{value}'; there are {', '.join(known)}")
-        if edges < 1 or hidden < 1:
-            raise MtkitError(f"sac needs edges >= 1 and hidden >= 1, not edges = {edges} and hidden = {hidden}")
-        if weight < 0 or entropy < 0:
-            raise MtkitError(f"sac needs weight >= 0 and entropy >= 0, not weight = {weight} and entropy = {entropy}")
         self.weight, self.entropy = weight, entropy
         target_width, graphs = site.memory_width or site.d_model, site.heads if share == "head" else 1
         sequence = scan == "sequence"

@@ -10,6 +10,7 @@ Options: types, one or more of subspace, position and output ("output,position")
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.options import LossWeight, SomeOf, parts
 from mtkit.attention.slots import Regularizer
-from mtkit.errors import MtkitError, did_you_mean
 
 TYPES = ("subspace", "position", "output")
 
@@ -28,12 +29,11 @@ class Disagreement(Regularizer):
 
     paper = "Li et al. 2018, arXiv 1810.10183"
 
-    def __init__(self, site: Site, *, types: str | Sequence[str] = "output", weight: float = 1.0) -> None:
+    def __init__(
+        self, site: Site, *, types: Annotated[str | Sequence[str], SomeOf(TYPES)] = "output", weight: LossWeight = 1.0
+    ) -> None:
         super().__init__(site)
-        self.types = tuple(each.strip() for each in (types.split(",") if isinstance(types, str) else types))
-        for each in self.types:
-            if each not in TYPES:
-                raise MtkitError(f"no disagreement of '{each}'{did_you_mean(each, list(TYPES))}: {', '.join(TYPES)}")
+        self.types = tuple(parts(types))
         self.weight = weight
         self.needs_weights = "position" in self.types
 

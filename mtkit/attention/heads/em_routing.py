@@ -13,14 +13,16 @@ Options: capsules, which must divide the heads' joint width; iterations; em_lamb
 activation.
 """
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.options import Positive, Within, refused
 from mtkit.attention.slots import Merge
-from mtkit.errors import MtkitError
 
 VARIANCE = 1e-8
 """Floor of a capsule's variance: a standard deviation of 1e-4."""
@@ -32,14 +34,18 @@ class EmRouting(Merge):
     paper = "Li et al. 2019, arXiv 1904.03100"
 
     def __init__(
-        self, site: Site, width: int, *, capsules: int = 8, iterations: int = 3, em_lambda: float = 1e-3
+        self,
+        site: Site,
+        width: int,
+        *,
+        capsules: Positive = 8,
+        iterations: Annotated[int, Within(1, 64)] = 3,
+        em_lambda: Annotated[float, Within(0.0, 1e3)] = 1e-3,
     ) -> None:
         super().__init__(site, width)
         total = site.heads * width
-        if capsules < 1 or total % capsules:
-            raise MtkitError(f"em-routing: capsules = {capsules} does not divide the heads' joint width {total}")
-        if iterations < 1:
-            raise MtkitError(f"em-routing needs iterations >= 1, not {iterations}")
+        if total % capsules:
+            raise refused("capsules", capsules, f"divide the heads' joint width {total}")
         self.capsules = capsules
         self.iterations = iterations
         self.em_lambda = em_lambda

@@ -8,6 +8,7 @@ Options: kv_heads, the number of key and value heads; must divide the heads.
 """
 
 from mtkit.attention.contract import Site
+from mtkit.attention.options import Positive
 from mtkit.attention.slots import KeyValueGroups
 
 
@@ -16,5 +17,5 @@ class GroupedQuery(KeyValueGroups):
 
     paper = "Ainslie et al. 2023, arXiv 2305.13245"
 
-    def __init__(self, site: Site, *, kv_heads: int = 2) -> None:
+    def __init__(self, site: Site, *, kv_heads: Positive = 2) -> None:
         super().__init__(site, kv_heads)

@@ -14,7 +14,7 @@ beta (phi(k) . phi(q)) v, not v.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_sums import elu1
 from mtkit.attention.engines.sums.prefix_products import prefix_products
 from mtkit.attention.engines.sums.recurrence import Part, recur
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.attention.options import OneOf, Positive, refused
 
 FEATURE_MAPS = ("dpfp", "elu1")
 EPS = 1e-3
@@ -67,16 +67,18 @@ class Delta(HeadAttention):
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "elu1"}, {"nu": 3})
 
-    def __init__(self, site: Site, *, feature_map: str = "dpfp", nu: int = 1, chunk: int = 32) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "dpfp",
+        nu: Positive = 1,
+        chunk: Positive = 32,
+    ) -> None:
         super().__init__(site)
-        if feature_map not in FEATURE_MAPS:
-            hint = did_you_mean(feature_map, list(FEATURE_MAPS))
-            raise MtkitError(f"no feature_map '{feature_map}'{hint}; there are {', '.join(FEATURE_MAPS)}")
         width = self.projection.key_width
-        if not 1 <= nu < 2 * width or chunk < 1:
-            raise MtkitError(
-                f"delta needs nu from 1 to {2 * width - 1} and chunk >= 1, not nu = {nu} and chunk = {chunk}"
-            )
+        if nu >= 2 * width:
+            raise refused("nu", nu, f"be from 1 to {2 * width - 1} for heads of width {width}")
         self.feature_map = feature_map
         self.nu = nu
         self.chunk = chunk

@@ -8,7 +8,7 @@ Options: feature_map is elu1 (the paper's elu(x) + 1) or relu; eps is added to t
 positions worked on at once in the decoder role. Attention dropout acts on the heads' outputs: there are no weights.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from mtkit.attention.contract import Site
 from mtkit.attention.engines.heads.feature_attention import FeatureAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.sums.feature_sums import FEATURE_MAPS, Keys
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.attention.options import OneOf, Positive, Within
 
 
 class LinearAttention(FeatureAttention):
@@ -30,12 +30,14 @@ class LinearAttention(FeatureAttention):
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "relu"},)
 
-    def __init__(self, site: Site, *, feature_map: str = "elu1", eps: float = 1e-6, chunk: int = 64) -> None:
-        if feature_map not in FEATURE_MAPS:
-            hint = did_you_mean(feature_map, list(FEATURE_MAPS))
-            raise MtkitError(f"no feature_map '{feature_map}'{hint}; there are {', '.join(FEATURE_MAPS)}")
-        if eps <= 0:
-            raise MtkitError(f"linear needs eps > 0, not eps = {eps}")
+    def __init__(
+        self,
+        site: Site,
+        *,
+        feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "elu1",
+        eps: Annotated[float, Within(1e-12, 1.0)] = 1e-6,
+        chunk: Positive = 64,
+    ) -> None:
         super().__init__(site, eps=eps, chunk=chunk)
         self.feature_map = FEATURE_MAPS[feature_map]
 

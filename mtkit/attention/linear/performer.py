@@ -17,7 +17,7 @@ the number of positions worked on at once in the decoder role. Attention dropout
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from mtkit.attention.engines.heads.feature_attention import FeatureAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.sums.feature_sums import Keys
 from mtkit.attention.hashing import random_key
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.attention.options import Natural, OneOf, Positive
 
 
 def positive(projected: Tensor, half_square: Tensor) -> Keys:
@@ -79,23 +79,16 @@ class Performer(FeatureAttention):
         self,
         site: Site,
         *,
-        feature_map: str = "positive",
-        features: int | None = None,
+        feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "positive",
+        features: Positive | None = None,
         orthogonal: bool = True,
-        redraw: int = 1000,
-        chunk: int = 64,
+        redraw: Natural = 1000,
+        chunk: Positive = 64,
     ) -> None:
-        if feature_map not in FEATURE_MAPS:
-            hint = did_you_mean(feature_map, list(FEATURE_MAPS))
-            raise MtkitError(f"no feature_map '{feature_map}'{hint}; there are {', '.join(FEATURE_MAPS)}")
         super().__init__(site, floor=1e-1 if feature_map == "trig" else 1e-20, chunk=chunk)
         width = self.projection.key_width
         if features is None:
             features = max(1, round(width * math.log(width)))
-        if features < 1 or redraw < 0:
-            raise MtkitError(
-                f"performer needs features >= 1 and redraw >= 0, not features = {features} and redraw = {redraw}"
-            )
         self.feature_map = FEATURE_MAPS[feature_map]
         self.orthogonal = orthogonal
         self.redraw = redraw

@@ -24,7 +24,8 @@ from mtkit.attention.engines.softmax.dot_product import (
     weigh,
     widened,
 )
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.attention.options import refused
+from mtkit.errors import MtkitError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -53,12 +54,8 @@ class ConvolvedMaps(KeyValueAttention):
 
     def __init__(self, site: Site, *, kernel: int, act: str, share_conv: bool) -> None:
         super().__init__(site)
-        if kernel < 1 or kernel % 2 == 0:
-            raise MtkitError(f"kernel = {kernel} has no middle: it must be odd and positive")
-        if act not in ACTIVATIONS:
-            raise MtkitError(
-                f"no activation '{act}'{did_you_mean(act, list(ACTIVATIONS))}; there are {', '.join(ACTIVATIONS)}"
-            )
+        if kernel % 2 == 0:
+            raise refused("kernel", kernel, "be odd, to have a middle")
         self.reach = kernel // 2
         self.activation = ACTIVATIONS[act]
         self.share_conv = share_conv
@@ -251,13 +248,6 @@ class ConvolvedMaps(KeyValueAttention):
         if self.site.role == "encoder" and query_valid is not None:
             visible = visible & query_valid[:, None, :, None]
         return ~visible
-
-
-def share(name: str, value: float) -> float:
-    """The weight of a mean of two, checked. Raises: MtkitError where it is not between 0 and 1."""
-    if not 0 <= value <= 1:
-        raise MtkitError(f"{name} = {value} is not a share between 0 and 1")
-    return value
 
 
 def _zeroed(image: Tensor, hidden: Tensor | None) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Attention, Site, State
 from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.options import Positive
 
 
 class Average(Attention):
@@ -30,7 +31,7 @@ class Average(Attention):
     growth = 1
     small: ClassVar[dict[str, Any]] = {"inner": 12}
 
-    def __init__(self, site: Site, *, ffn: bool = True, gate: bool = True, inner: int | None = None) -> None:
+    def __init__(self, site: Site, *, ffn: bool = True, gate: bool = True, inner: Positive | None = None) -> None:
         super().__init__(site)
         d_model, width = site.d_model, inner or 4 * site.d_model
         layers = nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, d_model)

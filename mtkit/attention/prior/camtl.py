@@ -13,7 +13,7 @@ block a modulation of every entry (the paper's equation) in place of one for eac
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.heads.key_value_attention import KeyValueAttention
 from mtkit.attention.engines.softmax.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
+from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
 
 LAYERS = ("top-half", "all")
@@ -43,18 +44,13 @@ class CaMtl(KeyValueAttention):
         self,
         site: Site,
         *,
-        tasks: int = 1,
-        blocks: int = 8,
-        task_dim: int | None = None,
-        apply_layers: str = "top-half",
+        tasks: Positive = 1,
+        blocks: Positive = 8,
+        task_dim: Positive | None = None,
+        apply_layers: Annotated[str, OneOf(LAYERS)] = "top-half",
         per_block: bool = False,
     ) -> None:
         super().__init__(site)
-        for name, value in (("tasks", tasks), ("blocks", blocks), ("task_dim", task_dim)):
-            if value is not None and value < 1:
-                raise MtkitError(f"camtl needs {name} >= 1, not {value}")
-        if apply_layers not in LAYERS:
-            raise MtkitError(f"camtl has no apply_layers '{apply_layers}'; there are {', '.join(LAYERS)}")
         self.tasks = tasks
         self.per_block = per_block
         self.applies = apply_layers == "all" or site.layer >= site.layers // 2

@@ -12,12 +12,13 @@ convolution, which belongs to the second.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.prior._map_convolution import Convolve, ConvolvedMaps, share
+from mtkit.attention.options import OneOf, Positive, Share
+from mtkit.attention.prior._map_convolution import ACTIVATIONS, Convolve, ConvolvedMaps
 
 
 class Evolving(ConvolvedMaps):
@@ -36,15 +37,15 @@ class Evolving(ConvolvedMaps):
         self,
         site: Site,
         *,
-        alpha: float = 0.1,
-        beta: float = 0.1,
-        kernel: int = 3,
-        act: str = "relu",
+        alpha: Share = 0.1,
+        beta: Share = 0.1,
+        kernel: Positive = 3,
+        act: Annotated[str, OneOf(ACTIVATIONS)] = "relu",
         share_conv: bool = False,
     ) -> None:
         super().__init__(site, kernel=kernel, act=act, share_conv=share_conv)
-        self.alpha = share("alpha", alpha)
-        self.beta = share("beta", beta)
+        self.alpha = alpha
+        self.beta = beta
 
     def mixed(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
         """A = beta Conv(I) + (1 - beta) I, where I = alpha (A of the layer below) + (1 - alpha) S."""

@@ -11,12 +11,13 @@ gives all layers one convolution, which belongs to the second.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.prior._map_convolution import Convolve, ConvolvedMaps, share
+from mtkit.attention.options import OneOf, Positive, Share
+from mtkit.attention.prior._map_convolution import ACTIVATIONS, Convolve, ConvolvedMaps
 
 
 class Predictive(ConvolvedMaps):
@@ -32,10 +33,16 @@ class Predictive(ConvolvedMaps):
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
 
     def __init__(
-        self, site: Site, *, alpha: float = 0.9, kernel: int = 3, act: str = "relu", share_conv: bool = False
+        self,
+        site: Site,
+        *,
+        alpha: Share = 0.9,
+        kernel: Positive = 3,
+        act: Annotated[str, OneOf(ACTIVATIONS)] = "relu",
+        share_conv: bool = False,
     ) -> None:
         super().__init__(site, kernel=kernel, act=act, share_conv=share_conv)
-        self.alpha = share("alpha", alpha)
+        self.alpha = alpha
 
     def mixed(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
         """A = alpha S + (1 - alpha) Conv(A of the layer below)."""

@@ -6,13 +6,12 @@ Departures: the width is given as a radius on each side, where the paper's w cou
 Cost: O(T r). A step costs O(r), whatever came before it, and keeps the last r + 1 tokens.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band as BandPattern
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention, of_layer
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.options import NaturalByLayer, of_layer
 
 
 class Band(PatternAttention):
@@ -28,7 +27,7 @@ class Band(PatternAttention):
     complexity = "O(T r)"
     growth = 1
 
-    def __init__(self, site: Site, *, window_radius: int | Sequence[int] = 128) -> None:
+    def __init__(self, site: Site, *, window_radius: NaturalByLayer = 128) -> None:
         super().__init__(site)
         self.radius = of_layer("window_radius", window_radius, site)
         self.pattern = BandPattern(self.radius, self.radius)

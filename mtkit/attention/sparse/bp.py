@@ -14,7 +14,7 @@ cost O(log t) amortised, O(t) at worst.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from mtkit.attention.engines.softmax.dot_product import (
     weighted,
     widened,
 )
+from mtkit.attention.options import Natural, OneOf, Positive
 from mtkit.attention.sparse._binary_partition import (
     count,
     finished,
@@ -45,7 +46,6 @@ from mtkit.attention.sparse._binary_partition import (
     top,
 )
 from mtkit.device import to_device
-from mtkit.errors import MtkitError
 
 MEMORIES = ("carry", "local")
 
@@ -72,14 +72,15 @@ class Bp(HeadAttention):
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"bp_memory": "local"}, {"bp_k": 1})
 
     def __init__(
-        self, site: Site, *, bp_k: int = 4, bp_clip: int = 3, bp_labels: bool = True, bp_memory: str = "carry"
+        self,
+        site: Site,
+        *,
+        bp_k: Positive = 4,
+        bp_clip: Natural = 3,
+        bp_labels: bool = True,
+        bp_memory: Annotated[str, OneOf(MEMORIES)] = "carry",
     ) -> None:
         super().__init__(site)
-        if bp_memory not in MEMORIES:
-            raise MtkitError(f"bp has no bp_memory '{bp_memory}'; there are {', '.join(MEMORIES)}")
-        for name, value, least in (("bp_k", bp_k, 1), ("bp_clip", bp_clip, 0)):
-            if value < least:
-                raise MtkitError(f"bp needs {name} >= {least}, not {value}")
         self.k, self.clip, self.carries = bp_k, bp_clip, bp_memory == "carry"
         labels = labels_of(bp_k, bp_clip)
         self.labels = nn.Parameter(torch.zeros(labels, self.projection.key_width)) if bp_labels else None

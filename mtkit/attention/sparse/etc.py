@@ -12,9 +12,9 @@ Cost: O(T (r + g) + g²).
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from mtkit.attention.contract import Attended, Site
 from mtkit.attention.engines.blocks.listed import Lists, attend_listed, smallest_type
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.pattern_attention import of_layer
 from mtkit.attention.engines.softmax.dot_product import safe_softmax, spread, weighted
 from mtkit.attention.engines.softmax.joining import attend_part, join_parts
+from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
 from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
 
@@ -85,26 +85,16 @@ class Etc(HeadAttention):
         self,
         site: Site,
         *,
-        window_radius: int | Sequence[int] = 84,
-        global_tokens: int = 230,
-        block: int = 16,
-        rel_clip: int = 12,
-        share: str = "qkv",
+        window_radius: NaturalByLayer = 84,
+        global_tokens: Natural = 230,
+        block: Positive = 16,
+        rel_clip: Natural = 12,
+        share: Annotated[str, OneOf(PREFIXES)] = "qkv",
         hard_g2l: bool = False,
         hard_l2g: bool = False,
-        global_memory: str = "carry",
+        global_memory: Annotated[str, OneOf(MEMORIES)] = "carry",
     ) -> None:
         super().__init__(site)
-        for name, value, known in (("share", share, tuple(PREFIXES)), ("global_memory", global_memory, MEMORIES)):
-            if value not in known:
-                raise MtkitError(f"etc has no {name} '{value}'; there are {', '.join(known)}")
-        for name, number, least in (
-            ("global_tokens", global_tokens, 0),
-            ("block", block, 1),
-            ("rel_clip", rel_clip, 0),
-        ):
-            if number < least:
-                raise MtkitError(f"etc needs {name} >= {least}, not {number}")
         self.radius = of_layer("window_radius", window_radius, site)
         self.most, self.block = global_tokens, block
         self.share = share if global_tokens else "qkv"  # without nodes there is nobody to share with

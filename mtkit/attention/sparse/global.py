@@ -12,14 +12,14 @@ Cost: O(T g). A step costs O(g), whatever came before it, and keeps g tokens or 
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention, of_layer
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.engines.softmax.dot_product import (
     attend,
     attend_step,
@@ -31,6 +31,7 @@ from mtkit.attention.engines.softmax.dot_product import (
 )
 from mtkit.attention.engines.softmax.joining import join
 from mtkit.attention.engines.softmax.running_softmax import running_softmax
+from mtkit.attention.options import OneOf, PositiveByLayer, of_layer, refused
 from mtkit.errors import MtkitError
 
 MODES = ("internal", "external")
@@ -58,16 +59,19 @@ class Global(PatternAttention):
     small: ClassVar[dict[str, Any]] = {"global_tokens": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"mode": "internal"}, {"mode": "external"})
 
-    def __init__(self, site: Site, *, global_tokens: int | None = None, mode: str | None = None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        global_tokens: PositiveByLayer | None = None,
+        mode: Annotated[str, OneOf(MODES)] | None = None,
+    ) -> None:
         super().__init__(site)
         cross = site.role == "cross"
         mode = mode or ("external" if cross else "internal")
-        if mode not in MODES or (cross and mode == "internal"):
-            can = "external in the cross role" if cross else " or ".join(MODES)
-            raise MtkitError(f"mode = {mode}: global nodes can be {can}")
-        self.count = of_layer(
-            "global_tokens", (8 if cross else 1) if global_tokens is None else global_tokens, site, least=1
-        )
+        if cross and mode == "internal":
+            raise refused("mode", mode, "be external in the cross role")
+        self.count = of_layer("global_tokens", (8 if cross else 1) if global_tokens is None else global_tokens, site)
         self.external = mode == "external"
         if not self.external:
             self.pattern = Band(0, 0) | Columns(self.count) | Rows(self.count)

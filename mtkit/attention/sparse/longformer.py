@@ -7,7 +7,7 @@ at the query's own position. In the cross role the paper's LED keeps full attent
 Cost: O(T (r + g)). A step costs O(r + g), whatever came before it, and keeps r d + 1 + g tokens for dilation d.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +18,9 @@ from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
 from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, written
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention, of_layer
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, scores_of, weighted
+from mtkit.attention.options import NaturalByLayer, PositiveByLayer, of_layer
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -53,14 +54,14 @@ class Longformer(PatternAttention):
         self,
         site: Site,
         *,
-        window_radius: int | Sequence[int] = 256,
-        dilation: int | Sequence[int] = 1,
-        global_tokens: int | None = None,
+        window_radius: NaturalByLayer = 256,
+        dilation: PositiveByLayer = 1,
+        global_tokens: NaturalByLayer | None = None,
         global_separate_proj: bool = True,
     ) -> None:
         super().__init__(site)
         self.radius = of_layer("window_radius", window_radius, site)
-        self.dilation = of_layer("dilation", dilation, site, least=1)
+        self.dilation = of_layer("dilation", dilation, site)
         default = 0 if site.causal else 1
         self.globals = of_layer("global_tokens", default if global_tokens is None else global_tokens, site)
         self.separate = global_separate_proj and self.globals > 0

@@ -111,6 +111,6 @@ def test_nothing_to_attend_to_gives_zero() -> None:
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    for options, message in (({"share": "heads"}, "no share 'heads'"), ({"rank": 0}, "rank >= 1")):
+    for options, message in (({"share": "heads"}, "did you mean 'head'"), ({"rank": 0}, "rank = 0 must")):
         with pytest.raises(MtkitError, match=message):
             make(**options)

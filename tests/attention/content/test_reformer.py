@@ -148,8 +148,8 @@ def test_what_it_cannot_be_is_refused() -> None:
     for options, message in (
         ({"lsh_buckets": 3}, "even"),
         ({"lsh_buckets": 0}, "lsh_buckets"),
-        ({"chunk": 0}, "chunk >= 1"),
-        ({"rounds": 0}, "rounds >= 1"),
+        ({"chunk": 0}, "chunk = 0 must"),
+        ({"rounds": 0}, "rounds = 0 must"),
         ({"role": "cross"}, "encoder, decoder"),
         ({"projection": "multi-query"}, "cannot combine"),
         ({"positions": "alibi"}, "cannot combine"),

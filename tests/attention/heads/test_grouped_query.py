@@ -56,6 +56,6 @@ def test_neighbouring_heads_make_a_group(role: str) -> None:
 
 
 def test_groups_must_divide_the_heads() -> None:
-    for kv_heads in (0, 3, 8):
-        with pytest.raises(MtkitError, match=f"kv_heads = {kv_heads} does not divide the 4 heads"):
+    for kv_heads, rule in ((0, "be a whole number"), (3, "divide the 4 heads"), (8, "divide the 4 heads")):
+        with pytest.raises(MtkitError, match=f"kv_heads = {kv_heads} must {rule}"):
             make("encoder", kv_heads=kv_heads)

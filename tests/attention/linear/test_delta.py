@@ -116,7 +116,7 @@ def test_a_step_costs_and_keeps_the_same_at_any_position() -> None:
     [
         ({"feature_map": "dpf"}, "did you mean 'dpfp'"),
         ({"nu": 0}, "nu = 0"),
-        ({"nu": 16}, "nu from 1 to 15"),
+        ({"nu": 16}, "be from 1 to 15"),
         ({"chunk": 0}, "chunk = 0"),
         ({"role": "encoder"}, "encoder"),
     ],

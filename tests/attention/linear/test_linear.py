@@ -90,7 +90,7 @@ def test_dropout_acts_on_the_heads_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"feature_map": "elu"}, "there are elu1, relu"), ({"chunk": 0}, "chunk = 0")]
+    ("options", "message"), [({"feature_map": "elu"}, "one of elu1, relu"), ({"chunk": 0}, "chunk = 0")]
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MtkitError, match=message):

@@ -134,7 +134,7 @@ def test_more_positions_than_the_map_has_are_refused(role: str) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"tasks": 0}, "tasks >= 1"), ({"blocks": 0}, "blocks >= 1"), ({"task_dim": 0}, "task_dim >= 1"),
+    [({"tasks": 0}, "tasks = 0 must"), ({"blocks": 0}, "blocks = 0 must"), ({"task_dim": 0}, "task_dim = 0 must"),
      ({"apply_layers": "top"}, "top-half, all"), ({"role": "cross"}, "encoder, decoder")],
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], message: str) -> None:

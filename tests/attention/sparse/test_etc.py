@@ -172,8 +172,8 @@ def test_dropout_acts_on_the_probabilities_of_all_pieces() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"share": "all"}, "no share 'all'"),
-        ({"global_memory": "kept"}, "no global_memory 'kept'"),
+        ({"share": "all"}, "share = 'all' must be one of"),
+        ({"global_memory": "kept"}, "global_memory = 'kept' must be one of"),
         ({"global_tokens": -1}, "global_tokens"),
         ({"block": 0}, "block"),
         ({"rel_clip": -1}, "rel_clip"),

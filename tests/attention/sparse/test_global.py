@@ -77,7 +77,7 @@ def test_external_nodes_are_causal() -> None:
     ("role", "options", "message"),
     [
         ("cross", {"mode": "internal"}, "external in the cross role"),
-        ("encoder", {"mode": "inside"}, "internal or external"),
+        ("encoder", {"mode": "inside"}, "internal, external"),
         ("encoder", {"mode": "external", "positions": "alibi"}, "positions"),
         ("encoder", {"global_tokens": -1}, "global_tokens"),
     ],

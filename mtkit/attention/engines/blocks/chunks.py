@@ -103,9 +103,9 @@ def attend_to_chosen(
 ) -> Tensor:
     """Each query over the keys chosen for its group: outputs (B, H, T, V), zero where there are none.
 
-    key_position (B, H, groups, w) and which of them are there; queries are taken in blocks of `window`.
+    key_position (B, H, groups, w) and which of them are there; queries are taken in blocks of `window`, or all at once.
     """
-    queries = in_blocks(query_group, key_position.shape[2], window)
+    queries = in_blocks(query_group, key_position.shape[2], max(min(window, q.shape[2]), 1))
     of_block = _values_at(query_group, queries.members)[..., :1]
     key, there = (x.take_along_dim(of_block, 2) for x in (key_position, there))
     visible = queries.filled.unsqueeze(-1) & there.unsqueeze(-2)

@@ -48,7 +48,7 @@ class WindowLayout:
     ) -> None:
         self.windows, self.length, self.causal = Union(tuple(windows)), length, causal
         self.border, self.columns = columns, 0 if elsewhere else min(columns, length)
-        self.dilation = windows[0].dilation if windows else 1
+        self.dilation = max(min(windows[0].dilation, length), 1) if windows else 1  # no step leads beyond the length
         self.stream = -(-length // self.dilation)  # its length
         sides = zip(*(window.reach(causal) for window in windows), strict=True) if windows else ((0,), (0,))
         self.back, self.ahead = (max(self.stream if side is None else side for side in each) for each in sides)

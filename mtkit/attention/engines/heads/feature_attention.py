@@ -24,7 +24,6 @@ from mtkit.attention.engines.sums.feature_sums import (
     read,
     sums_of,
 )
-from mtkit.errors import MtkitError
 
 
 class FeatureAttention(HeadAttention):
@@ -43,8 +42,6 @@ class FeatureAttention(HeadAttention):
 
     def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, chunk: int) -> None:
         super().__init__(site)
-        if chunk < 1:
-            raise MtkitError(f"chunk = {chunk}: it is a number of positions, 1 at least")
         self.guards = {"eps": eps, "floor": floor}
         self.chunk = chunk
 

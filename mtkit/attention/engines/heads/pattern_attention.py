@@ -1,19 +1,17 @@
 """Attention over a sparse position pattern: all that its mechanisms have in common besides the pattern itself."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, State
 from mtkit.attention.engines.blocks.pattern import Pattern
 from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, ring_place, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend_step
 from mtkit.device import to_device
-from mtkit.errors import MtkitError
 
 
 class PatternAttention(HeadAttention):
@@ -123,18 +121,3 @@ class PatternAttention(HeadAttention):
         k, v = self.keys_values(query)
         heads, weights = dense_attend(self.queries(query), k, v, visible, self.scale, self.positions)
         return Attended(self.joined(heads), weights=weights)
-
-
-def of_layer(option: str, value: int | Sequence[int], site: Site, least: int = 0) -> int:
-    """The value of an option that is one number, or one for each layer.
-
-    Raises: MtkitError where their count is not that of the layers, and for a value below `least`.
-    """
-    values = [value] * site.layers if isinstance(value, int) else list(value)
-    if len(values) != site.layers:
-        raise MtkitError(
-            f"{option} lists {len(values)} values for {site.layers} layers: give one for each, or one for all"
-        )
-    if values[site.layer] < least:
-        raise MtkitError(f"{option} = {values[site.layer]}: it must be at least {least}")
-    return values[site.layer]

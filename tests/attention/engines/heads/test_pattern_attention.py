@@ -1,13 +1,10 @@
-"""What all mechanisms over a pattern share: what decoding keeps and reads, and options by layer."""
+"""What all mechanisms over a pattern share: what decoding keeps and reads."""
 
 import pytest
 import torch
 
 from mtkit.attention import build
-from mtkit.attention.contract import Site
 from mtkit.attention.engines.cache.step_cache import FIRST_CAPACITY
-from mtkit.attention.engines.heads.pattern_attention import of_layer
-from mtkit.errors import MtkitError
 
 
 @pytest.mark.parametrize(
@@ -38,13 +35,3 @@ def test_the_weights_of_a_step_are_those_of_forward(options: dict[str, int]) -> 
         attended, state = attention.step(x[:, t : t + 1], state, need_weights=True)
         torch.testing.assert_close(attended.weights[:, :, 0], expected.weights[:, :, t, : t + 1])
         torch.testing.assert_close(attended.output[:, 0], expected.output[:, t])
-
-
-def test_an_option_is_one_number_or_one_for_each_layer() -> None:
-    site = Site("encoder", 16, 2, layer=1, layers=3)
-    assert of_layer("window_radius", 7, site) == 7
-    assert of_layer("window_radius", [4, 5, 6], site) == 5
-    with pytest.raises(MtkitError, match="window_radius lists 2 values for 3 layers"):
-        of_layer("window_radius", [4, 5], site)
-    with pytest.raises(MtkitError, match="at least 1"):
-        of_layer("dilation", 0, site, least=1)

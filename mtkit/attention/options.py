@@ -1,0 +1,229 @@
+"""Options of mechanisms and slots: one declaration of each, which the check, the help and the tests read.
+
+An option is a keyword-only argument of a constructor, and its annotation declares the values it takes:
+
+    def __init__(self, site: Site, *, rank: Positive = 128, share: Annotated[str, OneOf(SHARE)] = "head") -> None:
+
+`check` holds given values against it before anything is built. A rule that needs the site (a divisor of the heads)
+stands in the constructor and raises `refused`.
+"""
+
+import inspect
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from mtkit.attention.contract import Site
+from mtkit.errors import MtkitError, did_you_mean
+
+MOST = 2**30
+"""The largest whole number that an option takes unless it declares less: a product of two fits into 64 bits."""
+
+T = TypeVar("T")
+
+
+class Limit(Protocol):
+    """What an annotation demands beside the type."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value of the right type is allowed."""
+
+    def rule(self, kind: str) -> str:
+        """The allowed values, for people; `kind` says the type: "a whole number"."""
+
+    def extremes(self, kind: type) -> Sequence[Any]:
+        """The values at the limits."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number from `least` to `most`, both allowed."""
+
+    least: float
+    most: float = MOST
+
+    def holds(self, value: Any) -> bool:
+        """False for no number (NaN) too."""
+        return bool(self.least <= value <= self.most)
+
+    def rule(self, kind: str) -> str:
+        """ "a whole number from 1 to 2^30"."""
+        return f"{kind} from {self.least:g} to {'2^30' if self.most == MOST else f'{self.most:,.10g}'}"
+
+    def extremes(self, kind: type) -> Sequence[Any]:
+        """Both ends."""
+        return kind(self.least), kind(self.most)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of some names."""
+
+    names: Iterable[str]
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is one of the names."""
+        return value in self.names
+
+    def rule(self, kind: str) -> str:
+        """ "one of kv, head, none"."""
+        return f"one of {', '.join(self.names)}"
+
+    def extremes(self, kind: type) -> Sequence[Any]:
+        """All names."""
+        return tuple(self.names)
+
+
+@dataclass(frozen=True)
+class SomeOf:
+    """One or several of some names, as a list or with commas between them."""
+
+    names: Iterable[str]
+
+    def holds(self, value: Any) -> bool:
+        """Whether each part is one of the names, and there is one."""
+        return bool(value) and all(each in self.names for each in parts(value))
+
+    def rule(self, kind: str) -> str:
+        """ "one or more of subspace, position, output"."""
+        return f"one or more of {', '.join(self.names)}"
+
+    def extremes(self, kind: type) -> Sequence[Any]:
+        """Each name alone, and all."""
+        return *self.names, ",".join(self.names)
+
+
+Natural = Annotated[int, Within(0)]
+Positive = Annotated[int, Within(1)]
+Share = Annotated[float, Within(0.0, 1.0)]
+LossWeight = Annotated[float, Within(0.0, 1e6)]
+"""The factor of a training loss."""
+NaturalByLayer = Natural | Sequence[Natural]
+PositiveByLayer = Positive | Sequence[Positive]
+"""One number, or a list with one for each layer; `of_layer` picks it."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option as its constructor declares it."""
+
+    default: Any
+    hint: Any
+    """The annotation."""
+
+    def allows(self, value: Any) -> bool:
+        """Whether the value has the type and keeps the limits."""
+        return _allows(self.hint, value)
+
+    @property
+    def rule(self) -> str:
+        """The allowed values, for people."""
+        *rules, last = _rules(self.hint)
+        return f"{', '.join(rules)} or {last}" if rules else last
+
+    @property
+    def extremes(self) -> list[Any]:
+        """The values at the limits, each name and each switch; none of lists."""
+        return list(_extremes(self.hint))
+
+
+def declared(kind: Callable[..., Any]) -> dict[str, Option]:
+    """The options of a mechanism or slot by name."""
+    parameters = inspect.signature(kind).parameters.values()
+    options = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    constructor: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
+    hints = get_type_hints(constructor, include_extras=True) if options else {}
+    return {each.name: Option(each.default, hints[each.name]) for each in options}
+
+
+def options_of(kind: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a mechanism or slot, {name: default}."""
+    return {name: option.default for name, option in declared(kind).items()}
+
+
+def check(owner: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Raises: MtkitError for an option that `kind` does not declare, and for a value that the option does not take.
+
+    `owner` is what messages call it: "attention 'linformer'".
+    """
+    known = declared(kind)
+    for name, value in values.items():
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise MtkitError(
+                f"{owner} has no option '{name}'{did_you_mean(str(name), list(known))}; its options: {names}"
+            )
+        if not known[name].allows(value):
+            hint = _nearest(known[name].hint, value)
+            raise MtkitError(f"{owner}: {name} = {reprlib.repr(value)} must be {known[name].rule}{hint}")
+
+
+def refused(option: str, value: Any, rule: str) -> MtkitError:
+    """The error for a value that breaks a rule of its site: "kv_heads = 3 must divide the 4 heads"."""
+    return MtkitError(f"{option} = {reprlib.repr(value)} must {rule}")
+
+
+def of_layer(option: str, value: T | Sequence[T], site: Site) -> T:
+    """The value of an option that is one for all layers, or a list with one for each.
+
+    Raises: MtkitError where their count is not that of the layers.
+    """
+    values = value if isinstance(value, Sequence) else [value] * site.layers
+    if len(values) != site.layers:
+        raise refused(option, value, f"have one value for each of the {site.layers} layers, or be one for all")
+    return values[site.layer]
+
+
+def parts(value: str | Sequence[str]) -> list[str]:
+    """The names of a `SomeOf` option."""
+    return [each.strip() for each in value.split(",")] if isinstance(value, str) else list(value)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _allows(hint: Any, value: Any) -> bool:
+    if len(alternatives := _alternatives(hint)) > 1:
+        return any(_allows(each, value) for each in alternatives)
+    if get_origin(hint) is Annotated:
+        kind, *limits = get_args(hint)
+        return _allows(kind, value) and all(limit.holds(value) for limit in limits)
+    if get_origin(hint) is Sequence:
+        return isinstance(value, list | tuple) and all(_allows(get_args(hint)[0], each) for each in value)
+    if hint is int or hint is float:  # a bool is an int of Python, but no number of ours
+        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", NoneType: "null"}
+
+
+def _rules(hint: Any) -> list[str]:
+    if len(alternatives := _alternatives(hint)) > 1:
+        return [rule for each in alternatives for rule in _rules(each)]
+    if get_origin(hint) is Annotated:
+        kind, *limits = get_args(hint)
+        return [limit.rule(TYPES.get(kind, "")) for limit in limits]
+    if get_origin(hint) is Sequence:
+        return ["a list of such, one for each layer"]
+    return [TYPES[hint]]
+
+
+def _extremes(hint: Any) -> Sequence[Any]:
+    if len(alternatives := _alternatives(hint)) > 1:
+        return [value for each in alternatives for value in _extremes(each)]
+    if get_origin(hint) is Annotated:
+        kind, *limits = get_args(hint)
+        return [value for limit in limits for value in limit.extremes(kind)]
+    return [False, True] if hint is bool else [None] if hint is NoneType else []
+
+
+def _nearest(hint: Any, value: Any) -> str:
+    """A did-you-mean for the first name that is none, where the option takes names."""
+    limits = [limit for each in _alternatives(hint) if get_origin(each) is Annotated for limit in get_args(each)[1:]]
+    names = [name for limit in limits if isinstance(limit, OneOf | SomeOf) for name in limit.names]
+    words = parts(value) if isinstance(value, str | list | tuple) else []
+    return next((did_you_mean(str(word), names) for word in words if names and word not in names), "")

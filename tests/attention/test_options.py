@@ -1,0 +1,98 @@
+"""Options as they are declared: what each kind of annotation takes, how it reads, and the choice by layer."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import pytest
+
+from mtkit.attention.contract import Site
+from mtkit.attention.options import (
+    Natural,
+    NaturalByLayer,
+    OneOf,
+    Positive,
+    Share,
+    SomeOf,
+    Within,
+    check,
+    declared,
+    of_layer,
+    options_of,
+)
+from mtkit.errors import MtkitError
+
+
+class Thing:
+    """Something with an option of each kind."""
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        rank: Positive = 4,
+        radius: NaturalByLayer = 3,
+        inner: Natural | None = None,
+        alpha: Share = 0.5,
+        eps: Annotated[float, Within(1e-12, 1.0)] = 1e-6,
+        mode: Annotated[str, OneOf(("carry", "local"))] = "carry",
+        types: Annotated[str | Sequence[str], SomeOf(("position", "output"))] = "output",
+        tied: bool = True,
+    ) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("option", "right", "wrong"),
+    [
+        ("rank", [1, 2**30], [0, 2**30 + 1, 1.0, True, "4", None, [4]]),
+        ("radius", [0, [1, 2], (1, 2), []], [-1, [1, -2], [True], "ab", None]),
+        ("inner", [0, None], [-1, "", False]),
+        ("alpha", [0, 1, 0.3], [-0.1, 1.1, float("nan"), float("inf"), "0.3", True]),
+        ("eps", [1e-12, 1], [0, 2]),
+        ("mode", ["carry", "local"], ["car", "", 1, None, ["carry"]]),
+        ("types", ["output", "output, position", ["position"], ["output", "position"]], ["", [], "o,p", [1], 3, {}]),
+        ("tied", [True, False], [1, 0, "true", None]),
+    ],
+)
+def test_an_option_takes_what_its_annotation_says(option: str, right: list[Any], wrong: list[Any]) -> None:
+    for value in right:
+        check("thing", Thing, {option: value})
+    for value in wrong:
+        with pytest.raises(MtkitError, match=f"^thing: {option} = .* must be ") as refusal:
+            check("thing", Thing, {option: value})
+        assert declared(Thing)[option].rule in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+
+def test_rules_read_as_a_person_says_them() -> None:
+    assert {name: option.rule for name, option in declared(Thing).items()} == {
+        "rank": "a whole number from 1 to 2^30",
+        "radius": "a whole number from 0 to 2^30 or a list of such, one for each layer",
+        "inner": "a whole number from 0 to 2^30 or null",
+        "alpha": "a number from 0 to 1",
+        "eps": "a number from 1e-12 to 1",
+        "mode": "one of carry, local",
+        "types": "one or more of position, output",
+        "tied": "true or false",
+    }
+    assert options_of(Thing)["rank"] == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mode": "locale"}, r"\(did you mean 'local'\?\)"),
+        ({"types": "output,positions"}, r"\(did you mean 'position'\?\)"),
+        ({"rnk": 3}, r"thing has no option 'rnk' \(did you mean 'rank'\?\); its options: alpha, eps, inner, mode"),
+    ],
+)
+def test_what_is_nearly_right_is_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(MtkitError, match=message):
+        check("thing", Thing, wrong)
+
+
+def test_an_option_is_one_number_or_one_for_each_layer() -> None:
+    site = Site("encoder", 16, 2, layer=1, layers=3)
+    assert of_layer("window_radius", 7, site) == 7
+    assert of_layer("window_radius", [4, 5, 6], site) == 5
+    with pytest.raises(MtkitError, match=r"window_radius = \[4, 5\] must have one value for each of the 3 layers"):
+        of_layer("window_radius", [4, 5], site)

@@ -1,0 +1,124 @@
+"""Options: each is declared with its values, whatever else is refused in one line, and every legal extreme works."""
+
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import ROLES, build, mechanisms
+from mtkit.attention.catalogue import describe
+from mtkit.attention.options import MOST, declared
+from mtkit.attention.registry import Mechanism
+from mtkit.errors import MtkitError
+from tests.contract.cases import Case, small_options
+from tests.contract.stack import Stack, apart, make, memory_for, tokens
+
+LENGTH = 11
+WRONG: tuple[Any, ...] = ("many", True, -1, MOST + 1, 10**12, 0.5, float("nan"), None, [], {}, b"x")
+every_mechanism = pytest.mark.parametrize("mechanism", mechanisms().values(), ids=list(mechanisms()))
+every_role = pytest.mark.parametrize(
+    ("mechanism", "role"),
+    [(each, role) for each in mechanisms().values() for role in ROLES if role in each.roles],
+    ids=lambda part: part if isinstance(part, str) else part.name,
+)
+
+
+@every_mechanism
+def test_every_option_declares_its_values_and_has_a_legal_default(mechanism: Mechanism) -> None:
+    for name, option in declared(mechanism.kind).items():
+        assert option.allows(option.default), name
+        assert option.extremes, f"{name} declares no limits"
+        assert all(option.allows(value) for value in option.extremes), name
+        assert option.rule in re.sub(r"\s+", " ", describe(mechanism.name)), name
+
+
+@every_mechanism
+def test_values_that_an_option_does_not_take_are_refused_with_those_it_takes(mechanism: Mechanism) -> None:
+    role = min(mechanism.roles)
+    for name, option in declared(mechanism.kind).items():
+        wrong = [value for value in WRONG if not option.allows(value)]
+        assert len(wrong) > 6
+        for value in wrong:
+            with pytest.raises(MtkitError, match=f"{name} = .* must be {re.escape(option.rule)}") as refusal:
+                build(mechanism.name, role=role, d_model=32, heads=4, **{name: value})
+            assert mechanism.name in str(refusal.value)
+            assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [42, True, [1], {"clip": 3}, {"name": 3}], ids=str)
+@pytest.mark.parametrize("slot", ["positions", "projection", "merge", "regularizer"])
+def test_what_is_no_slot_is_refused(slot: str, value: Any) -> None:
+    with pytest.raises(MtkitError, match=f"{slot} = .* must be a name"):
+        build("full", role="encoder", d_model=32, heads=4, **{slot: value})
+
+
+@pytest.mark.parametrize(
+    ("slot", "value"),
+    [
+        ("positions", {"name": "shaw", "clip": "far"}),
+        ("positions", {"name": "rotary", "half": 2}),
+        ("projection", {"name": "grouped-query", "kv_heads": 0}),
+        ("merge", {"name": "em-routing", "iterations": 10**9}),
+        ("regularizer", {"name": "disagreement", "weight": "x"}),
+    ],
+)
+def test_options_of_slots_are_checked_alike(slot: str, value: dict[str, Any]) -> None:
+    option = list(value)[-1]
+    with pytest.raises(MtkitError, match=f"{slot} '{value['name']}': {option} = .* must be"):
+        build("full", role="encoder", d_model=32, heads=4, **{slot: value})
+
+
+def extremes(kind: type, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Each option at each of its limits, and sizes beyond the length as well: the largest may be too large to build."""
+    for name, option in declared(kind).items():
+        values = option.extremes
+        for value in [*values, *([40] if MOST in values else [])]:
+            if value != given.get(name, option.default):
+                yield name, value
+
+
+def run(case: Case) -> bool:
+    """Forward, backward and, in a role that steps, steps, all finite; whether it could be built."""
+    torch.manual_seed(0)
+    try:
+        stack = make(case, max_length=LENGTH).double()
+    except MtkitError as refusal:  # a rule of the site, or what takes more than the memory there is
+        if " must " not in str(refusal) and "memory" not in str(refusal):
+            raise
+        return False
+    query, memory = (tokens(2, LENGTH, dtype=torch.double).requires_grad_(), memory_for(case, 2, 7, dtype=torch.double))
+    output = stack.train()(query, memory)
+    output.square().sum().backward()
+    assert query.grad is not None
+    assert output.isfinite().all()
+    assert query.grad.isfinite().all()
+    assert all(each.grad is None or each.grad.isfinite().all() for each in stack.parameters())
+    for layer in stack.layers:
+        layer.after_update(1, 10)
+    if case.role != "encoder":
+        with torch.no_grad():
+            check_steps(stack.eval(), query.detach(), memory)
+    return True
+
+
+def check_steps(stack: Stack, query: Tensor, memory: Tensor | None) -> None:
+    stepped, _ = stack.walk(query.unsqueeze(1), stack.start(len(query), memory))
+    assert apart(stepped.squeeze(1), stack(query, memory)) < 1e-4
+
+
+@every_role
+def test_every_option_works_at_its_extremes_alone_and_in_pairs(
+    mechanism: Mechanism, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtkit.allocation.machine_bytes", lambda: 2.0**24)
+    given = small_options(mechanism.kind)
+    alone = [(option, value) for option, value in extremes(mechanism.kind, given)]
+    built = [each for each in alone if run(Case(mechanism.name, role, "small", given | dict([each])))]
+    assert len(built) >= len({name for name, _ in alone}) - 1
+    for pair in combinations([each for each in built if type(each[1]) not in (int, float) or each[1] <= 1], 2):
+        if pair[0][0] != pair[1][0]:  # names, switches and smallest numbers: large ones take long, and little else
+            run(Case(mechanism.name, role, "small", given | dict(pair)))
