@@ -29,6 +29,9 @@ class Slot(nn.Module):
         super().__init__()
         self.site = site
 
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Called after each optimiser update by the attention that the slot belongs to."""
+
 
 class Projection(Slot):
     """Queries, keys and values of the heads from the tokens; as it stands, the plain multi-head projection.

@@ -5,7 +5,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mtkit.attention import ROLES, Attended, build, mechanisms
+from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.registry import Mechanism
+from mtkit.attention.slots import SLOTS, Slot
 from mtkit.errors import MtkitError
 from tests.contract.cases import Case, each, plain, steps, valid_mask
 from tests.contract.stack import apart, make, memory_for, tokens
@@ -116,3 +118,17 @@ def test_the_next_layer_reads_what_is_carried(case: Case) -> None:
     other = tree_map(lambda part: torch.randn_like(part) if torch.is_tensor(part) else part, carry)
     outputs = [above(query, memory, carry=each_carry).output for each_carry in (carry, other)]
     assert apart(*outputs) > 1e-3
+
+
+@each(plain)
+def test_slots_hear_of_each_update_once(case: Case) -> None:
+    attention = case.build()
+    if not isinstance(attention, HeadAttention):
+        pytest.skip("it has no slots")
+    told = []
+    for slot in SLOTS:
+        part = getattr(attention, slot) or Slot(attention.site)
+        part.after_update = lambda *when, slot=slot: told.append((slot, *when))
+        setattr(attention, slot, part)
+    attention.after_update(3, 10)
+    assert sorted(told) == sorted((slot, 3, 10) for slot in SLOTS)

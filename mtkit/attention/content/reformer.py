@@ -142,6 +142,7 @@ class Reformer(HeadAttention):
 
     def after_update(self, update: int, total_updates: int) -> None:
         """New rotations for training."""
+        super().after_update(update, total_updates)
         self.training_rotations.copy_(to_device(self._drawn(update), self.training_rotations.device))
 
     def naive(

@@ -250,9 +250,8 @@ class Routing(HeadAttention):
         """The keys of each query, {i: [j, ...]}, in one head of one segment; a map for each cluster if balanced."""
         w, causal, cross = self.window, self.site.causal, self.site.role == "cross"
         if head < self.local:
-            return [
-                {i: [j for j in range(length) if abs(i - j) <= w and (j <= i or not causal)] for i in range(length)}
-            ]
+            steps = range(-w, 1 if causal else w + 1)
+            return [{i: [j for j in range(length) if j - i in steps] for i in range(length)}]
         scores_q, scores_k = (self.centroids.scores(x.unsqueeze(0))[0, head - self.local] for x in (xq, xk))
         if self.balanced:
             each = zip(scores_q[:length].unbind(1), scores_k[:length].unbind(1), strict=True)
@@ -277,6 +276,7 @@ class Routing(HeadAttention):
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Move the centroids by what was assigned to them since the last update."""
+        super().after_update(update, total_updates)
         self.centroids.update()
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:

@@ -194,6 +194,7 @@ class Sac(HeadAttention):
 
     def after_update(self, update: int, total_updates: int) -> None:
         """New noise for training."""
+        super().after_update(update, total_updates)
         self.updates.fill_(update)
 
     def naive(

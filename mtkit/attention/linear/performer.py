@@ -98,6 +98,7 @@ class Performer(FeatureAttention):
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Draws new directions after every `redraw` updates; between them, and in evaluation, they stay."""
+        super().after_update(update, total_updates)
         if self.redraw and update % self.redraw == 0:
             self.draws += 1
             self._draw()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.contract import Attention, Site
 from mtkit.attention.registry import fill
-from mtkit.attention.slots import Merge, Positions, Projection, Regularizer
+from mtkit.attention.slots import Merge, Positions, Projection, Regularizer, Slot
 from mtkit.errors import MtkitError
 
 
@@ -87,6 +87,12 @@ class HeadAttention(Attention):
     def regularizes_weights(self) -> bool:
         """Whether this call must compute attention weights for the regularizer's sake."""
         return self.training and self.regularizer is not None and self.regularizer.needs_weights
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Tells the slots; a mechanism with changes of its own calls this too."""
+        for part in self.children():
+            if isinstance(part, Slot):
+                part.after_update(update, total_updates)
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, converted by the projection where shapes differ."""
