@@ -74,11 +74,11 @@ class Own:
         ).to(world.device)
         self._updater = Updater(self.model, recipe, world, precision)
         self._schedule = build_schedule(recipe.training, recipe.model.d_model)
-        self._device = world.device
+        self._device, self._deterministic = world.device, recipe.training.deterministic
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """As in `mtkit train`."""
-        return fast_and_repeatable(self._device)
+        return fast_and_repeatable(self._device, deterministic=self._deterministic)
 
     def update(self, work: Work, number: int) -> None:
         """As in `mtkit train`, at the beginning of a training."""

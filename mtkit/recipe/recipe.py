@@ -135,6 +135,9 @@ class TrainingSettings(Settings):
     2018; 0.1 to 0.5 is usual); for unigram tokenizers; 0 takes the likeliest way."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of training's passes; auto takes bfloat16 where the hardware has it, float16 on older GPUs."""
+    deterministic: bool = False
+    """Let a resumed run equal an uninterrupted one bit for bit on a GPU too, as it does on a CPU: operations that sum
+    in an order that changes are replaced or refused, which takes longer."""
     ema: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Decay an update of the moving average of the weights that is validated and saved; 0 switches it off."""
     average_last: NonNegativeInt = 0

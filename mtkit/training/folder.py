@@ -20,10 +20,10 @@ from mtkit.runs import FORMAT, Run, vocabulary_of
 from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
-_LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every")
+_LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic")
 MAY_CHANGE = ("decoding.", "scoring.", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
 """How settings begin that say how long to train, how often to look, and how to translate and score then: they may
-change while a run goes on, for the weights' course does not depend on them."""
+change while a run goes on, for the weights' course does not depend on them, but for last digits on a GPU."""
 
 
 @contextmanager

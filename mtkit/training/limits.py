@@ -1,13 +1,29 @@
-"""When training stops: at its limits, or when it is told to."""
+"""When training stops: at its limits, or when it is told to; and how it ended."""
 
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 from mtkit.recipe import TrainingSettings
 from mtkit.training.checkpoint import Progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended."""
+
+    folder: Path
+    progress: Progress
+    limit: str | None
+    """The limit that ended it, as "max_updates = 500"; None where a signal did."""
+    trained: int
+    """Updates done by this call; 0 where the run was finished already."""
+    signal: int | None = None
+    """The signal that stopped it."""
 
 
 class Limits:

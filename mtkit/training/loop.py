@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -15,12 +15,12 @@ from mtkit.model.memory import GIVES_OUT, gave_out
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
-from mtkit.training.arithmetic import fast_and_repeatable
+from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, Progress, load_weights, read_progress, read_tensors
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, open_folder
-from mtkit.training.limits import Interruption, Limits
+from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say
@@ -29,20 +29,6 @@ from mtkit.training.validation import Validation, comparable, judged_by, rehears
 
 AGAIN = "the same command goes on from there"
 """What to do after a signal."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a training ended."""
-
-    folder: Path
-    progress: Progress
-    limit: str | None
-    """The limit that ended it, as "max_updates = 500"; None where a signal did."""
-    trained: int
-    """Updates done by this call; 0 where the run was finished already."""
-    signal: int | None = None
-    """The signal that stopped it."""
 
 
 def train(
@@ -66,7 +52,13 @@ def train(
     """
     # the data's own settings hold, whatever the recipe says of where the text comes from
     recipe = recipe.model_copy(update={"data": prepared.settings})
-    with World(device) as world, fast_and_repeatable(world.device), Interruption() as interruption:
+    exact = recipe.training.deterministic
+    with (
+        fixed_workspaces(exact),
+        World(device) as world,
+        fast_and_repeatable(world.device, deterministic=exact),
+        Interruption() as interruption,
+    ):
         if not world.first:
             say = _silent
         say(describe_attention(recipe))
@@ -204,6 +196,8 @@ class Training:
         )
         if too_long["valid"]:
             self.say(f"{too_long['valid']:,} validation segments are not in the validation loss: {limit}")
+        if doubt := why_not_exact(self.world.device, deterministic=self.recipe.training.deterministic):
+            self.say(doubt)
         if self.progress.update and not self.limits.reached(self.progress):
             self.say(f"going on in {self.folder} from update {self.progress.update}")
 

@@ -20,7 +20,8 @@ from mtkit.runs import Run
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, read_tensors
 from mtkit.training.folder import alone_in
-from mtkit.training.loop import Outcome, train
+from mtkit.training.limits import Outcome
+from mtkit.training.loop import train
 from mtkit.training.report import read_metrics
 from tests.training.conftest import tiny
 

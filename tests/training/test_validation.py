@@ -16,7 +16,8 @@ from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
 from mtkit.training import validation
 from mtkit.training.checkpoint import read_state
-from mtkit.training.loop import Outcome, train
+from mtkit.training.limits import Outcome
+from mtkit.training.loop import train
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.report import read_metrics
 from mtkit.training.update import Updater

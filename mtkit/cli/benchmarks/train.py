@@ -77,13 +77,14 @@ def train(
     from mtkit.cli.progress import steps
     from mtkit.comparison.entries import entries
     from mtkit.data.prepared import open_prepared
+    from mtkit.training.arithmetic import fixed_workspaces
     from mtkit.training.distributed import World
 
     if threads is not None:
         torch.set_num_threads(threads)
     prepared = open_prepared(settings.data.folder)
     settings = settings.model_copy(update={"data": prepared.settings})
-    with World(device) as world:
+    with fixed_workspaces(settings.training.deterministic), World(device) as world:
         chosen = list(entries(settings, _split(attention), options).values()) if attention else [settings]
         own = _own(chosen, prepared, world, precisions or [settings.training.precision])
         peers = _peers(settings, prepared, world, own) if programs else []
