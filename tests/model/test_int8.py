@@ -23,9 +23,9 @@ def test_whole_numbers_within_the_range_are_multiplied_exactly() -> None:
     weight[:, 0] = 63  # so that each output's scale is 1
     weight[1] = 63
     linear.weight.copy_(weight)
-    x = torch.randint(0, 256, (5, 7, 96)).float()
-    x[0, 0, :2] = torch.tensor([0.0, 255.0])
-    x[1] = 255.0  # the largest sums of pairs, which 16 bits must hold
+    x = torch.randint(-127, 128, (5, 7, 96)).float()
+    x[..., 0] = 127.0  # so that each row's scale is 1
+    x[1] = 127.0  # the largest sums of pairs, which 16 bits must hold
     expected = x.double() @ weight.double().t() + linear.bias.double()
     with int8_products(nn.Sequential(linear)):
         torch.testing.assert_close(linear(x).double(), expected, rtol=1e-6, atol=1e-2)
@@ -45,6 +45,32 @@ def test_a_step_is_near_that_in_float32(attention: str) -> None:
         rounded = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
     assert not torch.equal(exact, rounded)
     assert (exact - rounded).norm() < 0.05 * exact.norm()
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    linear, x = nn.Linear(32, 24), torch.randn(6, 9, 32)
+    x[1] *= 1000
+    x[2] = 0
+    with int8_products(nn.Sequential(linear)):
+        together = linear(x)
+        assert torch.equal(torch.stack([linear(each) for each in x]), together)
+    assert together.isfinite().all()
+    torch.testing.assert_close(together[2], linear.bias.expand(9, -1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["full", "linear", "average"])
+def test_a_segment_gives_alone_what_it_gives_in_any_batch(attention: str) -> None:
+    net, source, token = network(attention), torch.randint(4, 40, (6, 9)), torch.randint(4, 40, (6, 2))
+    source[3] = 39  # of another size after the embedding
+    next(net.parameters())[39] *= 50  # the table of pieces
+    with int8_products(net):
+        together = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
+        for each in range(6):
+            one = slice(each, each + 1)
+            alone = net.step(token[one], net.start(net.encode(source[one]), hypotheses=2))[0]
+            torch.testing.assert_close(alone, together[one], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
