@@ -46,12 +46,13 @@ def read_stored(
 
 
 def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError) -> Iterator[T]:
-    """The lines of a JSON lines file, as `read_stored`; a last one that a kill cut short is left out."""
+    """The lines of a JSON lines file, `kind` a TypedDict, as `read_stored`; a last one that a kill cut is left out."""
     adapter = TypeAdapter(kind)
     lines = _read(path, advice, error).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            yield adapter.validate_json(line, strict=True)
+            adapter.validate_json(line, strict=True)
+            yield from_json(line)  # its keys in their order
         except ValidationError as fault:
             if number < len(lines):
                 raise error(f"{path}, line {number:,}, is damaged ({explain(fault)}); {advice}") from fault

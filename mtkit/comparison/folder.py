@@ -7,18 +7,76 @@ logs/longformer.log     what training and decoding had to say
 compare.md, compare.json, compare.png
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import TypedDict
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
 from mtkit.files import write_json
 from mtkit.recipe import Recipe, differences, make_recipe
+from mtkit.stored import Count, read_stored, stored
 
 FORMAT = 1
 """Version of the folder's layout; a comparison of another one is refused."""
+
+
+@stored
+class _Settings(TypedDict):
+    """settings.json."""
+
+    format: int
+    recipe: dict[str, Any]
+    data: str
+    device: str
+    threads: Count
+    attentions: dict[str, dict[str, Any]]
+
+
+@stored
+class _Bleu(TypedDict):
+    value: float
+    low: float
+    high: float
+    signature: str
+
+
+@stored
+class _Training(TypedDict):
+    updates: Count
+    tokens_per_second: float
+
+
+@stored
+class _Decoding(TypedDict):
+    tokens_per_second: float
+    segments_per_second: float
+
+
+@stored
+class _Scored(TypedDict):
+    """A result."""
+
+    attention: str
+    bleu: _Bleu
+    side: str
+    training: _Training
+    decoding: _Decoding
+    parameters: Count
+    peak_bytes: Count
+
+
+@stored
+class _Failed(TypedDict):
+    """A result that is none."""
+
+    attention: str
+    failed: str
+
+
+_RESULT: Any = _Failed | _Scored
 
 
 class Folder:
@@ -63,26 +121,29 @@ class Folder:
 
     def settings(self) -> dict[str, Any]:
         """settings.json. Raises: MtkitError where it is damaged or of another version."""
-        settings = _read(self._settings_path)
-        if settings is None or settings.get("format") != FORMAT:
-            raise MtkitError(f"{self._settings_path} is damaged or of another mtkit; choose another --out")
-        return settings
+        settings = read_stored(self._settings_path, _Settings, "choose another --out", version=FORMAT)
+        recipe = make_recipe(settings["recipe"], origin=str(self._settings_path))
+        return {**settings, "recipe": recipe.model_dump(mode="json", exclude={"attention"})}
 
     def recipe(self, name: str) -> Recipe:
         """The whole recipe of a mechanism."""
         settings = self.settings()
+        if name not in settings["attentions"]:
+            raise MtkitError(f"{self._settings_path} has no mechanism {name}; choose another --out")
         attention = {"name": name, "options": settings["attentions"][name]}
         return make_recipe(settings["recipe"] | {"attention": attention}, origin=str(self._settings_path))
 
     def result(self, name: str) -> dict[str, Any] | None:
         """What a mechanism came to, or None where it is not done; a damaged file counts as not done."""
-        return _read(self._result_path(name))
+        path = self._result_path(name)
+        return _read(path) if path.exists() else None
 
     def results(self) -> list[dict[str, Any]]:
         """What all mechanisms came to that are done or failed, the best BLEU first, those that failed last."""
         found = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
         return sorted(
-            (each for each in found if each), key=lambda each: -each["bleu"]["value"] if "bleu" in each else 1
+            (each for each in found if each is not None),
+            key=lambda each: -each["bleu"]["value"] if "bleu" in each else 1,
         )
 
     def keep(self, name: str, **result: Any) -> None:
@@ -115,8 +176,8 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """A result; None where it is damaged: it is made again."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(read_stored(path, _RESULT, "it is made again"))
+    except MtkitError:
         return None
-    return content if isinstance(content, dict) else None

@@ -5,7 +5,6 @@ makes its peak memory its own.
 """
 
 import fcntl
-import json
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from mtkit.comparison.folder import Folder
 from mtkit.data.prepared import Prepared, open_prepared
@@ -26,6 +26,7 @@ from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.files import write_json
 from mtkit.runs import Run
+from mtkit.stored import Count, read_stored
 from mtkit.training.checkpoint import Progress
 from mtkit.training.loop import train
 
@@ -64,16 +65,26 @@ def compare_one(folder: Folder, name: str) -> int:
         say=lambda line: print(line, flush=True),
     )
     cost = folder.run(name) / "cost.json"
-    before = json.loads(cost.read_text(encoding="utf-8"))["peak_bytes"] if cost.exists() else 0
+    before = _peak_before(cost) if cost.exists() else 0
     if outcome.trained or not cost.exists():  # a training that went on in several processes: the most of all
         write_json(cost, {"peak_bytes": max(before, peak_bytes(device))})
     if outcome.signal is not None:
         return 128 + outcome.signal
     print("decoding", flush=True)
     result = _translate(Run(folder.run(name)), prepared, device)
-    peak = max(peak_bytes(device), json.loads(cost.read_text(encoding="utf-8"))["peak_bytes"])
+    peak = max(peak_bytes(device), _peak_before(cost))
     folder.keep(name, **result, training=_training(outcome.progress, outcome.limit), peak_bytes=peak)
     return 0
+
+
+class _Cost(TypedDict):
+    """cost.json."""
+
+    peak_bytes: Count
+
+
+def _peak_before(cost: Path) -> int:
+    return read_stored(cost, _Cost, "delete it, and the same command goes on")["peak_bytes"]
 
 
 def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, Any]:

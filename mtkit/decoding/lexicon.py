@@ -98,9 +98,12 @@ def load_lexicon(run: Run) -> Lexicon | None:
     try:
         found = read_tensors(path)
         lexicon = Lexicon(found["translations"], found["frequent"])
-        if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST):
+        if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST) or lexicon.frequent.dim() != 1:
             raise ValueError
-    except (RunError, KeyError, ValueError, IndexError) as error:
+        for pieces in (lexicon.translations, lexicon.frequent):
+            if pieces.dtype != torch.int32 or not ((pieces >= 0) & (pieces < run.tokenizers.target.size)).all():
+                raise ValueError
+    except (RunError, KeyError, ValueError) as error:
         raise RunError(f"{path} is damaged, or of another version; delete it, and it is learned anew") from error
     return lexicon
 

@@ -1,15 +1,17 @@
 """The files that several systems translated: found in run folders, read, and checked against each other."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired
+
+from typing_extensions import TypedDict
 
 from mtkit.data.readers import Lines
 from mtkit.errors import DataError, MtkitError, RunError, did_you_mean
 from mtkit.evaluation.scores import check_counts
 from mtkit.runs import Run
+from mtkit.stored import read_stored, stored
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,14 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
     )
 
 
+@stored
+class _About(TypedDict):
+    """What is known of a side's translations."""
+
+    finished: str
+    checkpoint: NotRequired[str]
+
+
 class _Side(NamedTuple):
     """A side that a run has translated."""
 
@@ -117,12 +127,8 @@ def _translations(run: Run, label: str) -> dict[str, _Side]:
         if not reference.exists():
             continue
         files = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
-        try:
-            about = json.loads(record.read_text(encoding="utf-8"))
-            side = _Side(str(about["finished"]), record.stem, about.get("checkpoint"), "ensemble" in about, files)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise RunError(f"{record} is damaged; run `mtkit translate` again") from None
-        found.append(side)
+        about = read_stored(record, _About, "run `mtkit translate` again", error=RunError)
+        found.append(_Side(about["finished"], record.stem, about.get("checkpoint"), "ensemble" in about, files))
     if not found:
         raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
     return {side.name: side for side in sorted(found, key=lambda each: (each.finished, each.name))}

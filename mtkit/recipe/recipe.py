@@ -231,14 +231,15 @@ def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 
 def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
     """The recipe of nested settings, the preset's filled in. Raises: RecipeError, beginning with `origin`."""
-    preset = given.get("preset", "tiny")
+    preset, where = given.get("preset", "tiny"), f"{origin}: " if origin else ""
     if preset not in get_args(Preset):
         names = list(get_args(Preset))
-        raise RecipeError(f"no preset '{preset}'{did_you_mean(str(preset), names)}; the presets are {', '.join(names)}")
+        hint = did_you_mean(str(preset), names)
+        raise RecipeError(f"{where}no preset '{preset}'{hint}; the presets are {', '.join(names)}")
     try:
         return Recipe.model_validate(merged(PRESETS[preset], given))
     except PydanticError as error:
-        raise RecipeError((f"{origin}: " if origin else "") + _explain(error)) from error
+        raise RecipeError(where + _explain(error)) from error
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,22 +8,26 @@ checkpoints/average/        model.safetensors and state.json of the average of t
 best.json                   the checkpoint with the highest validation BLEU
 """
 
-import json
 import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from mtkit import runs
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, json_text, write_json, writing
+from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 FORMAT = 1
 """Raised when the layout of a checkpoint changes so that older ones cannot be read."""
@@ -36,23 +40,23 @@ class Progress:
     The random state is not among it: the generators are seeded anew from seed, update and process for every update.
     """
 
-    update: int = 0
+    update: Count = 0
     """Updates done."""
-    epoch: int = 0
-    batch: int = 0
+    epoch: Count = 0
+    batch: Count = 0
     """Global batches of `epoch` that are used up."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """Time trained, before all interruptions too."""
-    training_seconds: float = 0.0
+    training_seconds: Seconds = 0.0
     """What of `seconds` went into updates: without validation and the writing of checkpoints."""
-    tokens: int = 0
+    tokens: Count = 0
     """Target tokens trained on."""
     validated: int = -1
     """The update of the last validation."""
     bleu: float | None = None
     """Validation BLEU, where this update was validated."""
     best_bleu: float | None = None
-    stale: int = 0
+    stale: Count = 0
     """Validations since the last better BLEU: what patience counts."""
     judged_by: str = ""
     """Fingerprint of the settings that these scores were made by: others do not compare with them."""
@@ -60,6 +64,21 @@ class Progress:
     """The moving mean of the rewards of what attentions sample, and the weight it has gathered."""
     scaler: dict[str, Any] | None = None
     """State of the loss scaling of float16."""
+
+
+_LATER = {"training_seconds": None, "judged_by": None}
+"""Keys that checkpoints had not always."""
+
+
+@stored
+class State(TypedDict):
+    """state.json, as far as all checkpoints have it."""
+
+    format: int
+    sha256: dict[str, str]
+    update: Count
+    bleu: NotRequired[float | None]
+    judged_by: NotRequired[str]
 
 
 class Checkpoints:
@@ -100,8 +119,8 @@ class Checkpoints:
     def averaged(self) -> int | None:
         """The update at which the last checkpoints were averaged and that judged as is done now, or None."""
         average = self.folder / "average"
-        state = read_state(average) if average.is_dir() else {}
-        return int(state["update"]) if state.get("judged_by") == self._judged_by else None
+        state = read_state(average) if average.is_dir() else None
+        return state["update"] if state is not None and state.get("judged_by") == self._judged_by else None
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
         """The mean of the weights of the last `count` validated checkpoints, averaged ones where kept; their updates.
@@ -141,9 +160,9 @@ class Checkpoints:
     def _ranked(self, paths: list[Path]) -> list[tuple[float, Path]]:
         """Those with a score, the best first; where some are judged as is done now, those alone."""
         states = [(read_state(path), path) for path in paths]
-        scored = [each for each in states if each[0].get("bleu") is not None]
-        alike = [each for each in scored if each[0].get("judged_by") == self._judged_by]
-        return sorted(((state["bleu"], path) for state, path in alike or scored), key=lambda pair: -pair[0])
+        scored = [(bleu, path, state) for state, path in states if (bleu := state.get("bleu")) is not None]
+        alike = [each for each in scored if each[2].get("judged_by") == self._judged_by]
+        return sorted(((bleu, path) for bleu, path, _ in alike or scored), key=lambda pair: -pair[0])
 
     def _let_go(self) -> None:
         every = self.all()
@@ -175,30 +194,23 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], st
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> State:
     """The state of a checkpoint folder. Raises: RunError where it is missing, damaged or of another version."""
-    try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        version = state["format"]
-    except FileNotFoundError as error:
-        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path / 'state.json'} is damaged; {_way_out(path)}") from error
-    if version != FORMAT:
-        raise RunError(f"{path} has checkpoint format {version}, this mtkit reads format {FORMAT}; train a new run")
-    return state
+    if not (path / "state.json").exists():
+        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json")
+    return read_stored(path / "state.json", State, _way_out(path), error=RunError, version=FORMAT)
 
 
 def read_progress(path: Path) -> Progress:
     """Where training stood when the checkpoint was written. Raises: RunError."""
-    state = read_state(path)
-    try:
-        state.setdefault("training_seconds", state["seconds"])  # in checkpoints from before it was counted
-        state.setdefault("judged_by", "")  # likewise
-        progress = Progress(**{name: state[name] for name in Progress.__dataclass_fields__})
-        return replace(progress, baseline=(float(progress.baseline[0]), float(progress.baseline[1])))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise RunError(f"{path / 'state.json'} is damaged; {_way_out(path)}") from error
+    state, file = read_state(path), path / "state.json"
+    missing = [name for name in Progress.__dataclass_fields__ if name not in {**state, **_LATER}]
+    if missing:
+        raise RunError(f"{file} is damaged ({missing[0]} is missing); {_way_out(path)}")
+    progress = read_stored(file, Progress, _way_out(path), error=RunError)
+    if path.name != f"update-{progress.update:08d}":
+        raise RunError(f"{file} is damaged (update = {progress.update}); {_way_out(path)}")
+    return progress if "training_seconds" in state else replace(progress, training_seconds=progress.seconds)
 
 
 def read_tensors(path: Path, name: str) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """What a training tells: a line of progress, metrics.jsonl, and TensorBoard where it is installed."""
 
 import importlib.util
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +8,29 @@ from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 from tqdm import tqdm
+from typing_extensions import TypedDict
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, RunError
 from mtkit.files import json_text, write_text
+from mtkit.stored import Count, read_stored_lines, stored
 
 Say = Callable[[str], None]
 """Takes one line for the user."""
+
+
+@stored
+class Row(TypedDict):
+    """A line of metrics.jsonl: a kind, an update, and what was measured; what the curves show has its type."""
+
+    kind: Literal["train", "validation"]
+    update: Count
+    nll: NotRequired[float | None]
+    bleu: NotRequired[float | None]
+    rate: NotRequired[float | None]
+    gradient_norm: NotRequired[float | None]
 
 
 class Metrics:
@@ -112,18 +125,14 @@ class Interval:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, empty where there is none; a last line cut short by a kill is left out."""
+    """The lines of a metrics.jsonl, empty where there is none; a last line cut short by a kill is left out.
+
+    Raises: RunError naming a line that is damaged.
+    """
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "update" in row:
-            rows.append(row)
-    return rows
+    advice = "take that line out, and the same command goes on"
+    return [dict(row) for row in read_stored_lines(path, Row, advice, error=RunError)]
 
 
 class ProgressLine:

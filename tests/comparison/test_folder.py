@@ -6,10 +6,12 @@ import pytest
 
 from mtkit.comparison.entries import entries
 from mtkit.comparison.folder import Folder
+from mtkit.comparison.report import table
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
 from tests.comparison.results import result
+from tests.damage import check_damages
 
 Tiny = Callable[..., Recipe]
 Opened = Callable[..., Folder]
@@ -78,3 +80,21 @@ def test_damaged_files(tiny: Tiny, opened: Opened, tmp_path: Path) -> None:
     (tmp_path / "out" / "settings.json").write_text("{")
     with pytest.raises(MtkitError, match=r"settings\.json is damaged"):
         opened(tiny(), "full")
+
+
+def test_damaged_settings_are_named_and_damaged_results_are_made_again(tiny: Tiny, opened: Opened) -> None:
+    folder = opened(tiny(), "full", "band")
+    folder.keep("full", **{key: value for key, value in result("full", 20.0).items() if key != "attention"})
+
+    def use() -> None:
+        settings = folder.settings()
+        assert table(settings, folder.results())
+        assert folder.recipe("full")
+
+    kept = {"data", "model", "training", "decoding", "scoring"}
+    assert check_damages(folder.path / "settings.json", use, whole_keys=kept) > 30
+    path = folder.path / "results" / "full.json"
+    for content in (b"\xff", b"[]", b'{"attention": "full"}', path.read_bytes().replace(b"20.0", b'"x"')):
+        path.write_bytes(content)
+        assert folder.result("full") is None
+        use()

@@ -15,6 +15,7 @@ from mtkit.training.checkpoint import (
     read_state,
     read_tensors,
 )
+from tests.damage import check_damages
 
 
 def save(checkpoints: Checkpoints, update: int, bleu: float | None = None) -> Path:
@@ -196,3 +197,18 @@ def test_weights_of_another_model_are_refused(weights: dict[str, torch.Tensor], 
         load_weights(nn.Linear(3, 2), weights, Path("there"))
     with pytest.raises(RunError, match=r"weight is \(2, 2\) there and \(2, 3\)"):
         load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 2)}, Path("there"))
+
+
+def test_damaged_states_are_named(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    path = save(checkpoints, 1, bleu=3.0)
+
+    def use() -> None:
+        assert read_progress(path).update == 1
+        checkpoints.mark_best()
+
+    assert check_damages(path / "state.json", use) > 60
+    other = json.loads((path / "state.json").read_text())
+    del other["training_seconds"], other["judged_by"]  # as it was once written
+    (path / "state.json").write_text(json.dumps(other))
+    assert read_progress(path).training_seconds == other["seconds"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.curves import draw_curves
 from mtkit.training.report import Interval, Metrics, ProgressLine, read_metrics
 
@@ -104,3 +104,17 @@ def test_only_the_process_that_is_shown_speaks() -> None:
     line.say("something")
     line.close()
     assert said == []
+
+
+def test_damaged_metrics_are_named_by_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = '{"kind": "train", "update": 4, "nll": NaN, "rate": 0.1, "epoch": 0}'
+    path.write_text(f"{good}\n{good}\n{good[:30]}")
+    assert [row["update"] for row in read_metrics(path)] == [4, 4]
+    for wrong in ("[]", "x", '{"update": 4}', good.replace("4", '"4"'), good.replace("0.1", '"x"'), "\x00"):
+        path.write_text(f"{good}\n{wrong}\n{good}\n")
+        with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is damaged .*take that line out"):
+            read_metrics(path)
+    path.write_bytes(b"\xff\n" + good.encode())
+    with pytest.raises(RunError, match="line 1"):
+        read_metrics(path)

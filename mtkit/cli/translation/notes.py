@@ -27,9 +27,11 @@ class Notes:
         return [[each.count, list(each.first)] for each in self._all]
 
     def restore(self, state: list[list[Any]]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave. Raises: ValueError for what it cannot have given."""
+        if len(state) != len(self._all) or any(len(each) != 2 for each in state):
+            raise ValueError("notes of another version")
         for each, (count, first) in zip(self._all, state, strict=True):
-            each.count, each.first = count, list(first)
+            each.count, each.first = int(count), [int(line) for line in first]
 
     def add(self, translations: "Sequence[Sequence[Translation]]", first: int) -> None:
         """Take in the translations of lines, the first of which is number `first` from 0."""
