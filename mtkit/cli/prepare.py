@@ -23,6 +23,10 @@ def prepare(
     target_language: Annotated[str | None, typer.Option(help="Language of the target, as in de.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Pieces at most; 8,000 if left out.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="bpe|unigram", help="How pieces are found.")] = None,
+    normalization: Annotated[
+        str | None,
+        typer.Option(metavar="nfkc|nmt_nfkc|identity", help="How the source is folded; the target stays as it is."),
+    ] = None,
     separate: Annotated[bool, typer.Option("--separate", help="A vocabulary for each side, not a joint one.")] = False,
     sentences: Annotated[int | None, typer.Option(help="Built-in corpus: sentences a document.")] = None,
     seed: Annotated[int | None, typer.Option(help="Built-in corpus: seed of the draw.")] = None,
@@ -60,7 +64,14 @@ def prepare(
         "target_language": target_language,
         "builtin": _present({"sentences": sentences, "seed": seed}),
         "cleaning": _present({"misaligned": keep_misaligned or None, "overlap": False if keep_overlap else None}),
-        "tokenizer": _present({"vocabulary": vocabulary, "kind": tokenizer, "joint": False if separate else None}),
+        "tokenizer": _present(
+            {
+                "vocabulary": vocabulary,
+                "kind": tokenizer,
+                "normalization": normalization,
+                "joint": False if separate else None,
+            }
+        ),
     }
     from tqdm import tqdm
 

@@ -58,6 +58,8 @@ class Encoded:
     hashes: np.ndarray
     identical: np.ndarray
     """(pairs,) bool."""
+    altered: np.ndarray
+    """(pairs,) bool: targets that do not come back from their pieces."""
     suspicious: int | None
     """Line of the input from where on the sides seem not to match."""
 
@@ -84,10 +86,9 @@ def _chunk(held: list[SegmentPair], corpus: int, direction: str, aligned: int) -
 def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Encoded:
     """The pieces of a chunk, without marks, by `threads` threads (-1: all processors)."""
     off = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
-    source, target = (
-        _ragged(tokenizer.encode_lines(texts, threads))
-        for tokenizer, texts in ((tokenizers.source, chunk.sources), (tokenizers.target, chunk.targets))
-    )
+    cut = tokenizers.target.encode_lines(chunk.targets, threads)
+    altered = tokenizers.target.altered(chunk.targets, cut, threads)
+    source, target = _ragged(tokenizers.source.encode_lines(chunk.sources, threads)), _ragged(cut)
     same = (one.strip() == other.strip() for one, other in zip(chunk.sources, chunk.targets, strict=True))
     return Encoded(
         source,
@@ -95,6 +96,7 @@ def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Enc
         words=(_words(source, tokenizers.source), _words(target, tokenizers.target)),
         hashes=pair_hashes(chunk.direction, source, target, chunk.sources, chunk.targets),
         identical=np.fromiter(same, dtype=bool, count=len(chunk.lines)),
+        altered=np.array(altered, dtype=bool),
         suspicious=None if off is None else chunk.lines[off - 1],
     )
 

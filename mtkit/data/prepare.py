@@ -18,7 +18,7 @@ from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import Progress, silent
 from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
 from mtkit.data.sides import SideWriter
-from mtkit.data.tokenizer import Tokenizer, Tokenizers, train_tokenizer
+from mtkit.data.tokenizer import Folding, Tokenizers, train_tokenizer
 from mtkit.errors import DataError, DiffersError
 from mtkit.files import json_text, write_json, writing
 from mtkit.recipe import differences
@@ -108,6 +108,7 @@ def prepare(
             "settings": settings.model_dump(mode="json", exclude={"folder"}),
             "identity": identity,
             "inputs": inputs,
+            "normalization": {"source": settings.tokenizer.normalization, "target": "identity"},
             "vocabulary": {"source": tokenizers.source.size, "target": tokenizers.target.size},
             "sides": {name: written[name] for name in sides},
             "seconds": round(time.monotonic() - started, 1),
@@ -184,7 +185,7 @@ def _check_contents(folder: Path, sides: Iterable[str]) -> None:
     """Raises: DataError where the folder holds what `prepare` did not write, by its record or these sides' names."""
     with suppress(DataError):  # there is none, or a damaged one
         sides = [*sides, *read_record(folder)["sides"]]
-    names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target"))}
+    names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target", "folding"))}
     names |= {f"{name}.arrow" for name in ("train", "valid", "test", *sides)}
     names |= {f"text/{name}.{language}" for name in ("train", "valid", "test") for language in ("en", "de")}
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
@@ -258,28 +259,32 @@ def _train_tokenizers(
     folder.mkdir()
     several = len(settings.directions) > 1
     languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
+    rule = settings.tokenizer.normalization
+    folding = None if rule == "identity" else Folding(rule)
+    if folding is not None:
+        (folder / "folding.model").write_bytes(folding.model)
     with TemporaryDirectory(dir=folder.parent) as place:
-        source, target = _write_sample(corpora, -(-size // _TOKENIZER_BYTES), Path(place), progress)
-
-        def train(name: str, *sides: Path) -> Tokenizer:
+        source, target = _write_sample(corpora, -(-size // _TOKENIZER_BYTES), folding, Path(place), progress)
+        trained = {"joint": [source, target]} if settings.tokenizer.joint else {"source": [source], "target": [target]}
+        for name, sides in trained.items():
             for _ in progress([name], f"training the {name} tokenizer", None):
-                tokenizer = train_tokenizer(folder / f"{name}.model", _Lines(sides), settings.tokenizer, languages)
-            return tokenizer
-
-        if settings.tokenizer.joint:
-            joint = train("joint", source, target)
-            return Tokenizers(joint, joint)
-        return Tokenizers(train("source", source), train("target", target))
+                train_tokenizer(folder / f"{name}.model", _Lines(sides), settings.tokenizer, languages)
+    return Tokenizers.load(folder)
 
 
-def _write_sample(corpora: Sequence[Corpus], every: int, folder: Path, progress: Progress) -> tuple[Path, Path]:
-    """Write both sides of every so many pairs: tokenizers go over their text several times, a stream comes once."""
+def _write_sample(
+    corpora: Sequence[Corpus], every: int, folding: Folding | None, folder: Path, progress: Progress
+) -> tuple[Path, Path]:
+    """Write both sides of every so many pairs, the source folded.
+
+    Tokenizers go over their text several times, a stream comes once.
+    """
     paths = folder / "source", folder / "target"
     pairs = (pair for corpus in corpora for pair in read_corpus(corpus))
     with paths[0].open("wb") as source, paths[1].open("wb") as target:
         for number, pair in enumerate(progress(pairs, "reading for the tokenizer", None)):
             if number % max(every, 1) == 0:
-                source.write(pair.source.encode() + b"\n")
+                source.write((pair.source if folding is None else folding(pair.source)).encode() + b"\n")
                 target.write(pair.target.encode() + b"\n")
     return paths
 

@@ -10,6 +10,9 @@ from mtkit.data.prepared import open_prepared
 NOTABLE = 0.001
 """Share of byte or unknown pieces from which on a side is named."""
 
+_SHOWN = 60
+"""Characters of a target that are shown."""
+
 
 def summary(report: Report, max_length: int) -> str:
     """Sides with their segments, words and pieces, what training leaves out and why, and the vocabulary.
@@ -31,7 +34,7 @@ def summary(report: Report, max_length: int) -> str:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
-    return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"])])
+    return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"]), *_altered(record)])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -126,7 +129,8 @@ def _vocabulary(record: dict[str, Any]) -> str:
     total = sum(sum(count["pieces"].values()) for count in sides) or 1
     shares = {what: sum(sum(count[what].values()) for count in sides) / total for what in ("bytes", "unknown")}
     return (
-        f"vocabulary: {size}, {settings['kind']}, normalisation {settings['normalization']}; "
+        f"vocabulary: {size}, {settings['kind']}, normalisation {settings['normalization']} "
+        f"{'of the source' if 'normalization' in record else 'of both sides'}; "
         f"bytes {shares['bytes']:.2%} of the pieces, unknown {shares['unknown']:.2%}"
     )
 
@@ -147,3 +151,29 @@ def _hard_to_spell(sides: dict[str, Any]) -> list[str]:
                 told = ", ".join(f"{what} {share:.2%}" for what, share in shares.items())
                 lines.append(f"  {name}, {which}: {told}")
     return lines
+
+
+def _altered(record: dict[str, Any]) -> list[str]:
+    """How many targets a model cannot write as they are, with one of them; data of earlier versions did not count."""
+    if "normalization" not in record:
+        told = (
+            "targets were normalised too, by an earlier mtkit, so that a model cannot write what that took away; "
+            "--overwrite prepares them as they are"
+        )
+        return [told] * (record["settings"]["tokenizer"]["normalization"] != "identity")
+    sides = record["sides"].items()
+    corpora = ((name, corpus) for name, side in sides for corpus in side["corpora"])
+    examples = [(name, line) for name, corpus in corpora if (line := corpus.get("altered_line"))]
+    if not examples:
+        return ["targets: all come back from their pieces, runs of spaces and spaces at the ends aside"]
+    found = [f"{side['altered']:,} in {name}" for name, side in sides if side.get("altered")]
+    name, example = examples[0]
+    text, back = example["text"], example["back"]
+    pairs = enumerate(zip(text, back, strict=False))
+    differs = next((place for place, (one, other) in pairs if one != other), min(len(text), len(back)))
+    begin = max(0, differs - _SHOWN // 2)
+    shown = [repr("..." * (begin > 0) + each[begin : begin + _SHOWN]) for each in (text, back)]
+    return [
+        f"targets that do not come back from their pieces: {', '.join(found)}; as line {example['line']:,} of {name}, "
+        f"{shown[0]}, which comes back as {shown[1]}"
+    ]

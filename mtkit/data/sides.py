@@ -50,6 +50,10 @@ class Count:
     found: dict[str, int] = field(default_factory=_reasons)
     """Lines that each reason applies to, kept or not."""
     left_out: dict[str, int] = field(default_factory=_reasons)
+    altered: int = 0
+    """Segments that were kept whose target does not come back from its pieces."""
+    altered_line: dict[str, Any] | None = None
+    """The first of them: its line, its text, and what comes back."""
     suspicious_line: int | None = None
     """The line from where on the two sides of the corpus seem not to match."""
 
@@ -59,6 +63,7 @@ class Count:
         """Count a chunk, of which the pairs that `keep` is True for stay."""
         self.lines += len(keep)
         self.segments += int(keep.sum())
+        self.altered += int((keep & encoded.altered).sum())
         for reason in REASONS:
             self.found[reason] += int(found[reason].sum())
             self.left_out[reason] += int(gone[reason].sum())
@@ -85,7 +90,7 @@ def total(counts: Sequence[Count]) -> dict[str, Any]:
         elif isinstance(value, dict):
             gathered: Callable[..., int] = max if name == "longest" else sum
             setattr(whole, name, {key: gathered([part[key] for part in parts]) for key in value})
-    return {name: value for name, value in vars(whole).items() if name != "suspicious_line"}
+    return {name: value for name, value in vars(whole).items() if name not in ("suspicious_line", "altered_line")}
 
 
 class SideWriter:
@@ -155,6 +160,8 @@ class SideWriter:
             self._held_out.add(encoded.hashes)
         count = self._counts[chunk.corpus]
         count.add(encoded, found, gone, keep)
+        if count.altered and count.altered_line is None:
+            count.altered_line = self._example(chunk, encoded, int((keep & encoded.altered).argmax()))
         if encoded.suspicious is not None and not cleaning.misaligned:
             raise _parted(self._corpora[chunk.corpus], encoded.suspicious, chunk.lines[0], self._matched[chunk.corpus])
         self._matched[chunk.corpus] = chunk.lines[: chunk.aligned][-1]
@@ -170,6 +177,13 @@ class SideWriter:
         count.add_pieces("source", segments.source, self._tokenizers.source.is_byte)
         count.add_pieces("target", segments.target, self._tokenizers.target.is_byte)
         return segments
+
+    def _example(self, chunk: Chunk, encoded: Encoded, place: int) -> dict[str, Any]:
+        """A target, and what comes back from its pieces."""
+        end = int(encoded.target.lengths[: place + 1].sum())
+        pieces = encoded.target.flat[end - int(encoded.target.lengths[place]) : end].tolist()
+        back = self._tokenizers.target.decode(pieces)
+        return {"line": chunk.lines[place], "text": chunk.targets[place], "back": back}
 
     def _numbered(self, chunk: Chunk) -> np.ndarray:
         """The running number of each pair's document; where a corpus has none, each pair is one."""

@@ -36,15 +36,40 @@ _LONGEST_LINE = 1 << 24
 """Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
 
 
+class Folding:
+    """Writes characters of the source text as others that stand for them, before it is cut: full-width ones, ligatures.
+
+    It is a sentencepiece model that only normalises, so what was folded in training is folded in the same way for ever.
+    """
+
+    def __init__(self, rule: str | bytes) -> None:
+        """A rule by its name, as nfkc, or a model. Raises: RuntimeError or ValueError where it is neither."""
+        given = {"rule_name": rule} if isinstance(rule, str) else {"model_proto": rule}
+        self._normalizer = sentencepiece.SentencePieceNormalizer(
+            **given, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
+        )
+
+    @property
+    def model(self) -> bytes:
+        """What another `Folding` is made of."""
+        proto: bytes = self._normalizer.serialized_model_proto()
+        return proto
+
+    def __call__(self, text: str) -> str:
+        folded: str = self._normalizer.normalize(text)
+        return folded
+
+
 class Tokenizer:
     """One sentencepiece model: text to pieces and back.
 
-    Encoding normalises as the model was trained to; a run of spaces becomes one space, and spaces at the ends go.
-    The character U+2581, by which sentencepiece marks a space, comes back as a space.
+    Text comes back as it was but for its spaces: a run of them becomes one, and those at the ends go. The character
+    U+2581, by which sentencepiece marks a space, comes back as a space. Models of earlier versions normalise besides.
     """
 
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
+    def __init__(self, processor: Any, folding: Folding | None = None) -> None:
+        """`folding`: what is done to text before it is cut."""
+        self._processor, self._folding = processor, folding
         self.size: int = processor.get_piece_size()
         """Pieces in the vocabulary, specials and bytes included; a multiple of 8."""
         self.is_byte = np.array([processor.is_byte(piece) for piece in range(self.size)])
@@ -53,7 +78,7 @@ class Tokenizer:
         """(size,) True for the pieces that begin with a space, as the first of each word does."""
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
+    def load(cls, path: Path, folding: Folding | None = None) -> "Tokenizer":
         """The tokenizer saved at `path`. Raises: DataError where there is none, or it is damaged or not mtkit's."""
         if not path.is_file():
             raise DataError(f"no tokenizer at {path}; run `mtkit prepare` first")
@@ -64,7 +89,7 @@ class Tokenizer:
             raise DataError(f"{path} is not a readable sentencepiece model; run `mtkit prepare` again") from error
         if ids != (PAD, UNK, BOS, EOS):
             raise DataError(f"{path} was not made by mtkit: its pad, unk, bos and eos are {ids}, not 0, 1, 2 and 3")
-        return cls(processor)
+        return cls(processor, folding)
 
     @property
     def processor(self) -> Any:
@@ -73,12 +98,13 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The pieces of any text, without beginning and end; no text gives a special."""
-        pieces: list[int] = self._processor.encode(text)
+        pieces: list[int] = self._processor.encode(text if self._folding is None else self._folding(text))
         return pieces
 
     def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
         """The pieces of each line, by all processors or by so many threads."""
-        pieces: list[list[int]] = self._processor.encode(list(lines), num_threads=threads)
+        folded = list(lines) if self._folding is None else [self._folding(line) for line in lines]
+        pieces: list[list[int]] = self._processor.encode(folded, num_threads=threads)
         return pieces
 
     def tag(self, direction: str) -> int:
@@ -104,10 +130,16 @@ class Tokenizer:
         text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
         return text.replace("\n", " ")
 
+    def altered(self, lines: Sequence[str], pieces: Sequence[list[int]], threads: int = -1) -> list[bool]:
+        """Whether each line does not come back from its pieces, its spaces aside."""
+        back: list[str] = self._processor.decode(list(pieces), num_threads=threads)
+        pairs = zip(lines, back, strict=True)
+        return [line != other and " ".join(filter(None, line.split(" "))) != other for line, other in pairs]
+
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of both sides: one object twice when the vocabulary is joint."""
+    """The tokenizers of both sides; with a joint vocabulary they differ in that source text may be folded."""
 
     source: Tokenizer
     target: Tokenizer
@@ -115,15 +147,24 @@ class Tokenizers:
     @property
     def joint(self) -> bool:
         """Whether both sides share one vocabulary."""
-        return self.source is self.target
+        return self.source.processor is self.target.processor
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
-        """From a folder with joint.model, or source.model and target.model. Raises: DataError."""
+        """From a folder with joint.model, or source.model and target.model; the source is folded by its folding.model.
+
+        Raises: DataError.
+        """
+        folding, path = None, folder / "folding.model"
+        if path.is_file():
+            try:
+                folding = Folding(path.read_bytes())
+            except (RuntimeError, ValueError) as error:
+                raise DataError(f"{path} is not a readable sentencepiece model; run `mtkit prepare` again") from error
         if (folder / "joint.model").is_file():
             joint = Tokenizer.load(folder / "joint.model")
-            return cls(joint, joint)
-        return cls(Tokenizer.load(folder / "source.model"), Tokenizer.load(folder / "target.model"))
+            return cls(joint if folding is None else Tokenizer(joint.processor, folding), joint)
+        return cls(Tokenizer.load(folder / "source.model", folding), Tokenizer.load(folder / "target.model"))
 
 
 def train_tokenizer(
@@ -186,7 +227,7 @@ def _attempt(
             model_writer=model,
             model_type=settings.kind,
             vocab_size=size,
-            normalization_rule_name=settings.normalization,
+            normalization_rule_name="identity",
             byte_fallback=settings.byte_fallback,
             character_coverage=_COVERAGE,
             pad_id=PAD,

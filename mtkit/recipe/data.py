@@ -75,7 +75,8 @@ class TokenizerSettings(Settings):
     vocabulary: PositiveInt = 8_000
     """Pieces at most; lowered to what a small corpus supports, and rounded to a multiple of 8."""
     normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "nfkc"
-    """How text is normalised before it is cut into pieces (sentencepiece's rule of that name)."""
+    """How source text is folded before it is cut into pieces (sentencepiece's rule of that name). Target text stays as
+    it is: what was folded away, a model could not write."""
     byte_fallback: bool = True
     """Write characters outside the vocabulary as bytes, so that nothing becomes unknown."""
 

@@ -58,11 +58,12 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
     pair, other = ("a.en", "a.fr"), ("b.en", "b.fr")
     done = run(
         tmp_path, "--train", *pair, "--valid", *other, "--test", *other, "--target-language", "fr", "--separate",
-        "--tokenizer", "unigram", "--vocabulary", "304", "--data", "own",
+        "--tokenizer", "unigram", "--vocabulary", "304", "--normalization", "identity", "--data", "own",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     prepared = open_prepared(tmp_path / "own")
     assert (prepared.settings.target_language, prepared.settings.tokenizer.kind) == ("fr", "unigram")
+    assert prepared.settings.tokenizer.normalization == "identity"
     assert not prepared.tokenizers.joint
     assert prepared.test is not None
     assert "--data own" in done.stdout

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
+from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Folding, Tokenizer, Tokenizers, train_tokenizer
 from mtkit.errors import DataError
 from mtkit.recipe.data import TokenizerSettings
 
@@ -75,8 +75,7 @@ def test_the_same_text_gives_the_same_file(tmp_path: Path, kind: str) -> None:
 def test_any_text_comes_back_and_holds_no_special(tokenizer: Tokenizer, text: str) -> None:
     pieces = tokenizer.encode(text)
     assert not {PAD, UNK, BOS, EOS, BREAK} & set(pieces)
-    # nfkc writes U+0085 and its like, and a tab, as they are or as a space, and a space at an end goes
-    assert tokenizer.decode(pieces).split() == text.split()
+    assert tokenizer.decode(pieces) == text
 
 
 def test_lines_are_encoded_as_each_alone(tokenizer: Tokenizer) -> None:
@@ -102,10 +101,32 @@ def test_tags_and_breaks_are_pieces_that_no_text_is_cut_into(tmp_path: Path) -> 
         made.tag("en-es")
 
 
-def test_normalisation_is_the_chosen_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    plain = train_tokenizer(tmp_path / "m", LINES, TokenizerSettings(normalization="identity"))
-    assert tokenizer.decode(tokenizer.encode("ﬁne")) == "fine"
-    assert plain.decode(plain.encode("ﬁne")) == "ﬁne"
+@pytest.mark.parametrize(
+    "text", ["，（）？！：…²½™", "他说：“好！”（笑）…", "ﬁne", "10\u00a0000 €", "e\u0301", "Ｗｉｄｅ　ｓｐａｃｅ"]
+)
+def test_text_comes_back_as_it_was_whatever_it_looks_like(tokenizer: Tokenizer, text: str) -> None:
+    pieces = tokenizer.encode(text)
+    assert tokenizer.decode(pieces) == text
+    assert tokenizer.altered([text], [pieces]) == [False]
+
+
+def test_text_that_does_not_come_back_is_told_from_text_with_other_spaces(tokenizer: Tokenizer) -> None:
+    lines = ["a  red   dog ", "a red dog", "a\u2581dog", ""]
+    assert tokenizer.altered(lines, tokenizer.encode_lines(lines)) == [False, False, True, False]
+
+
+def test_source_text_is_folded_before_it_is_cut(tokenizer: Tokenizer) -> None:
+    folded = Tokenizer(tokenizer.processor, Folding(Folding("nfkc").model))
+    for text, plain in (("ﬁne", "fine"), ("Ｔｈｅ　ｄｏｇ！", "The dog!"), ("², ½ (…) ", "2, 1⁄2 (...)")):
+        assert folded.encode(text) == folded.encode_lines([text])[0] == tokenizer.encode(plain)
+        assert tokenizer.encode(text) != tokenizer.encode(plain)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_punctuation_of_training_text_has_pieces_of_its_own(tmp_path: Path, kind: str) -> None:
+    lines = [line + "他说：好！（笑），对？…" for line in LINES]
+    made = train_tokenizer(tmp_path / "m", lines, TokenizerSettings.model_validate({"kind": kind}))
+    assert not made.is_byte[made.encode("：！（），？…")].any()
 
 
 def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path: Path) -> None:
@@ -117,6 +138,10 @@ def test_without_byte_fallback_a_strange_character_is_unknown(tmp_path: Path) ->
 def test_missing_and_damaged_models_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"joint\.model|source\.model"):
         Tokenizers.load(tmp_path)
+    (tmp_path / "folding.model").write_bytes(b"\x80\x04 no model")
+    with pytest.raises(DataError, match=r"folding\.model"):
+        Tokenizers.load(tmp_path)
+    (tmp_path / "folding.model").unlink()
     (tmp_path / "joint.model").write_bytes(b"\x80\x04 no model")
     with pytest.raises(DataError, match=r"joint\.model"):
         Tokenizers.load(tmp_path)

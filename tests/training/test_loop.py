@@ -75,7 +75,9 @@ def test_the_run_folder_holds_what_translation_and_people_need(finished: Path, p
     about = json.loads((finished / "run.json").read_text())
     assert about["commands"] == ["mtkit train 'it'\"'\"'s'"]
     assert {"format", "mtkit", "torch", "python", "data", "vocabularies"} <= about.keys()
-    assert Run(finished).tokenizers.source.encode("Das Haus") == prepared.tokenizers.source.encode("Das Haus")
+    for tokenizers in (Run(finished).tokenizers, prepared.tokenizers):
+        assert tokenizers.source.encode("Ｄａｓ Ｈａｕｓ") == prepared.tokenizers.target.encode("Das Haus")
+        assert tokenizers.target.decode(tokenizers.target.encode("Ｄａｓ")) == "Ｄａｓ"
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
     if importlib.util.find_spec("tensorboard"):
         assert list((finished / "tensorboard").iterdir())

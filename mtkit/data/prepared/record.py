@@ -24,6 +24,15 @@ class Sides(TypedDict):
 
 
 @stored
+class Altered(TypedDict):
+    """A target that does not come back from its pieces."""
+
+    line: int
+    text: str
+    back: str
+
+
+@stored
 class Counts(TypedDict):
     """What was counted in a side or a corpus; see `mtkit.data.sides`."""
 
@@ -34,6 +43,7 @@ class Counts(TypedDict):
     bytes: Sides
     found: dict[str, Count]
     left_out: dict[str, Count]
+    altered: NotRequired[Count]
 
 
 class CorpusCounts(Counts):
@@ -41,6 +51,7 @@ class CorpusCounts(Counts):
 
     direction: str
     suspicious_line: int | None
+    altered_line: NotRequired[Altered | None]
 
 
 class SideCounts(Counts):
@@ -79,6 +90,8 @@ class Record(TypedDict):
     settings: dict[str, Any]
     identity: Identity
     inputs: dict[str, Input]
+    normalization: NotRequired[dict[str, str]]
+    """Of source and target; earlier versions normalised both by `settings`."""
     vocabulary: Sides
     sides: dict[str, SideCounts]
     seconds: float
