@@ -83,6 +83,8 @@ def check(
         return Checked(head, [], [], outcome.signal)
     names = _translate(run, device, say, progress)
     sides = _score(run, names, [promise.metric for promise in wanted], progress)
+    for note in dict.fromkeys(note for each in sides for note in each.notes):
+        say(f"note: {note}")
     scores = {(side.name, each.name): each.value for side in sides for each in side.overall.scores[0]}
     checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
     write_json(folder / "check.json", _as_object(checked, recipe))
@@ -139,6 +141,7 @@ def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: Pr
             name,
             files,
             metrics=tuple(dict.fromkeys([*settings.metrics, *promised])),
+            language=run.target_language,
             tokenize=settings.tokenize,
             lowercase=settings.lowercase,
             progress=progress,

@@ -19,6 +19,7 @@ from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError, did_you_mean
+from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.stored import read_stored, stored
@@ -104,6 +105,12 @@ class Run:
     def directions(self) -> list[str]:
         """The translation directions that it was trained on, as en-de; most runs have one."""
         return self.about.get("directions") or self.recipe.data.directions
+
+    @property
+    def target_language(self) -> str | None:
+        """The language that it translates into; None where it was trained on several directions."""
+        first, *others = self.recipe.data.directions
+        return None if others else languages_of(first)[1]
 
     @property
     def document_pieces(self) -> int | None:

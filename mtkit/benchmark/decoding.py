@@ -244,6 +244,7 @@ def _score(recipe: Recipe, side: HeldOut, rows: Sequence[Measured]) -> str:
             bootstrap=0,
             tokenize=recipe.scoring.tokenize,
             lowercase=recipe.scoring.lowercase,
+            languages=side.target_languages,
         )
         row.bleu, signature = bleu.value, bleu.signature
         row.same = sum(a == b for a, b in zip(row.texts, first.texts, strict=True)) / len(row.texts)

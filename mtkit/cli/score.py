@@ -48,8 +48,13 @@ def score(
         typer.Option(metavar="NAME", help="For several systems: bootstrap or randomisation.  [default: both]"),
     ] = None,
     by_length: Annotated[bool, typer.Option("--by-length", help="Also scores by words in the source.")] = False,
+    target_language: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Language of the translations, as in zh.  [default: the run's, if any]"),
+    ] = None,
     tokenize: Annotated[
-        str | None, typer.Option(help="BLEU's tokenizer, as sacrebleu names it.  [default: 13a]")
+        str | None,
+        typer.Option(help="BLEU's tokenizer, as sacrebleu names it.  [default: that of the language, or 13a]"),
     ] = None,
     lowercase: Annotated[
         bool | None,
@@ -79,9 +84,13 @@ def score(
                 "--hypothesis, --reference and --source belong to no run; leave --run, --name and --side out"
             )
         sides = [(None, _files(hypothesis or [], reference or [], source))]
-        settings = load_recipe(recipe).scoring
+        chosen = load_recipe(recipe)
+        settings = chosen.scoring
+        if recipe is not None:
+            target_language = target_language or chosen.data.target_language
     else:
         runs = _runs(run or [], name or [])
+        target_language = target_language or runs[0].target_language
         sides = [*run_sides(runs, side or []).items()]
         settings = load_recipe(recipe).scoring if recipe else runs[0].recipe.scoring
     found = [
@@ -91,14 +100,15 @@ def score(
             metrics=metric or settings.metrics,
             tests=test or TESTS,
             lengths=by_length,
+            language=target_language,
             tokenize=settings.tokenize if tokenize is None else tokenize,
             lowercase=settings.lowercase if lowercase is None else lowercase,
             progress=_bar,
         )
         for side_name, files in sides
     ]
-    for path in dict.fromkeys(path for each in found for path in each.tokenised):
-        typer.echo(f"note: lines of {path} end in ' .' as tokenised text does; BLEU is meant for whole text", err=True)
+    for note in dict.fromkeys(note for each in found for note in each.notes):
+        typer.echo(f"note: {note}", err=True)
     if as_json:
         objects = [side_object(each) for each in found]
         first = objects[0]["systems"][0]

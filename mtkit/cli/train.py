@@ -52,6 +52,10 @@ def train(
     batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
     peak_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
+    tokenize: Annotated[
+        str | None,
+        typer.Option(help="Tokenizer of validation's BLEU, as sacrebleu names it.  [default: the target language's]"),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     precision: Annotated[
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: what the hardware is fast at]")
@@ -90,6 +94,7 @@ def train(
                 peak_rate=peak_rate,
                 precision=precision,
             ),
+            scoring=_given(tokenize=tokenize),
         ),
     )
 

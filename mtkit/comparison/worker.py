@@ -98,6 +98,7 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
         metrics=("BLEU",),
         tokenize=recipe.scoring.tokenize,
         lowercase=recipe.scoring.lowercase,
+        languages=side.target_languages,
     )
     return {
         "bleu": {"value": bleu.value, "low": bleu.low, "high": bleu.high, "signature": bleu.signature},

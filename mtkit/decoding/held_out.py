@@ -65,6 +65,11 @@ class HeldOut:
             taken,
         )
 
+    @property
+    def target_languages(self) -> list[str] | None:
+        """What each segment is translated into; None where that is not known."""
+        return None if self.directions is None else self.directions.targets_of_lines()
+
     def renamed(self, name: str) -> "HeldOut":
         """The same segments under another name."""
         return replace(self, name=name)

@@ -1,14 +1,17 @@
 """The metrics by name: sacrebleu's BLEU, chrF and TER, and exact match in the same form."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.metrics.base import Score as SacrebleuScore
+from sacrebleu.tokenizers.tokenizer_char import TokenizerChar
 
 from mtkit.errors import MtkitError, did_you_mean
+from mtkit.languages import bleu_tokenizer, has_spaces
 
 METRICS = ("BLEU", "chrF", "TER")
 """Those computed unless others are asked for. TER counts edits: lower is better."""
@@ -26,16 +29,22 @@ def metric_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(known[name.lower()] for name in names))
 
 
-def make_metric(name: str, *, tokenize: str | None = None, lowercase: bool = False) -> Any:
-    """The metric as a sacrebleu `Metric`. Raises: MtkitError for an unknown name, unknown or missing tokenizer."""
+def make_metric(name: str, *, language: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> Any:
+    """The metric as a sacrebleu `Metric`, which cuts text as the language is written, None being one with spaces.
+
+    `tokenize` names BLEU's tokenizer in place of the language's. Raises: MtkitError for an unknown name, unknown or
+    missing tokenizer.
+    """
     (name,) = metric_names([name])
     if name == "chrF":
         return _ChrF(lowercase=lowercase)
     if name == "TER":
-        return TER()
+        return _ter(language)
     if name == "exact":
         return ExactMatch(lowercase=lowercase)
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+    if tokenize is None:
+        tokenize = installed_tokenizer(language)
+    elif tokenize not in BLEU.TOKENIZERS:
         known = sorted(BLEU.TOKENIZERS)
         hint = did_you_mean(tokenize, known)
         raise MtkitError(f"no tokenizer '{tokenize}'{hint}; sacrebleu has: {', '.join(known)}")
@@ -45,6 +54,53 @@ def make_metric(name: str, *, tokenize: str | None = None, lowercase: bool = Fal
     except (ImportError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise MtkitError(f"sacrebleu cannot use the tokenizer '{tokenize}' here: {reason}") from error
+
+
+@cache
+def installed_tokenizer(language: str | None) -> str:
+    """BLEU's tokenizer for the language, `char` where its dictionary is not installed."""
+    wanted = bleu_tokenizer(language)
+    try:
+        BLEU(tokenize=wanted)
+    except (ImportError, RuntimeError):
+        return "char"
+    return wanted
+
+
+def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = None) -> str | None:
+    """What to tell of languages whose tokenizer is not installed; None where none is missed, or another is named."""
+    for language in languages:
+        wanted = bleu_tokenizer(language)
+        if tokenize is None and installed_tokenizer(language) != wanted:
+            extra = wanted.partition("-")[0]
+            return (
+                f"BLEU counts characters in {language}: its tokenizer {wanted} is not installed; "
+                f"pip install 'sacrebleu[{extra}]'"
+            )
+    return None
+
+
+def _ter(language: str | None) -> TER:
+    """TER between words, or characters where no spaces are between words.
+
+    sacrebleu's support of Asian scripts only works on normalised text. It parts ideographs, and leaves Thai, Lao, Khmer
+    and Burmese whole.
+    """
+    if has_spaces(language):
+        return TER()
+    return _CharacterTER() if bleu_tokenizer(language) == "char" else TER(normalized=True, asian_support=True)
+
+
+class _CharacterTER(TER):  # type: ignore[misc]
+    """TER between characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._characters = TokenizerChar()
+        self.tokenizer_signature = self._characters.signature()
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return str(self._characters(sent.rstrip().lower()))
 
 
 class _ChrF(CHRF):  # type: ignore[misc]

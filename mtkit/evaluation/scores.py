@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mtkit.data.progress import Progress, silent
 from mtkit.errors import DataError
 from mtkit.evaluation.metrics import METRICS, make_metric, metric_names
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 
 RESAMPLES = 1000
+
+NO_BLEU, SOME_CHRF = 0.5, 20.0
+"""BLEU below the one beside chrF above the other is that of words that are none."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +40,64 @@ def score_corpus(
     bootstrap: int = RESAMPLES,
     tokenize: str | None = None,
     lowercase: bool = False,
+    languages: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> list[Score]:
     """The scores of hypotheses against one or several references for each segment, as the sacrebleu command gives them.
 
     `references` holds lists as long as `hypotheses`. `bootstrap` is the number of resamples (Koehn, 2004) for the
-    confidence intervals, 0 for none; they are drawn from a fixed seed. `tokenize` names BLEU's tokenizer, 13a if left
-    out. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
+    confidence intervals, 0 for none; they are drawn from a fixed seed. `languages` are those that each segment was
+    translated into: BLEU and TER cut its text accordingly, by 13a where they are not known. `tokenize` names BLEU's
+    tokenizer for all of them. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
 
     Raises: DataError for unequal numbers of lines, or none; MtkitError for an unknown metric, and an unknown or missing
     tokenizer.
     """
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
     check_counts(len(hypotheses), [len(each) for each in references], names)
-    chosen = named_metrics(metrics, tokenize=tokenize, lowercase=lowercase)
-    statistics = gather(chosen, hypotheses, references, progress=progress)
+    several, kinds = told_apart(languages or [None] * len(hypotheses))
+    chosen = named_metrics(metrics, several, tokenize=tokenize, lowercase=lowercase)
+    statistics = gather(chosen, hypotheses, references, kinds=kinds, progress=progress)
     return with_intervals([statistics], bootstrap, progress=progress)[0][0]
 
 
+def doubt(scores: Sequence[Score], hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> str | None:
+    """What to tell where there is next to no BLEU among the scores, and yet much that both texts share."""
+    bleu = next((score for score in scores if score.name == "BLEU"), None)
+    if bleu is None or bleu.value >= NO_BLEU:
+        return None
+    (chrf,) = score_corpus(hypotheses, references, metrics=["chrF"], bootstrap=0)
+    if chrf.value <= SOME_CHRF:
+        return None
+    tokenizer = bleu.signature.partition("|tok:")[2].partition("|")[0]
+    return (
+        f"BLEU {bleu.value:.2f} beside chrF {chrf.value:.2f}: its tokenizer {tokenizer} does not seem to fit the "
+        "target text; name the target language (--target-language of mtkit prepare and mtkit score), or the tokenizer "
+        "(--tokenize, scoring.tokenize in a recipe), as zh"
+    )
+
+
+def told_apart(languages: Sequence[str | None]) -> tuple[list[str | None], NDArray[np.intp]]:
+    """Each language once, and for each segment the place of its own among them."""
+    places = {language: place for place, language in enumerate(dict.fromkeys(languages))}
+    return list(places), np.array([places[language] for language in languages], dtype=np.intp)
+
+
 def named_metrics(
-    names: Sequence[str], *, tokenize: str | None = None, lowercase: bool = False
-) -> list[tuple[str, Any]]:
-    """The metrics, for `gather`. Raises: MtkitError for an unknown one, and an unknown or missing tokenizer."""
-    return [(name, make_metric(name, tokenize=tokenize, lowercase=lowercase)) for name in metric_names(names)]
+    names: Sequence[str],
+    languages: Sequence[str | None] = (None,),
+    *,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+) -> list[tuple[str, list[Any]]]:
+    """The metrics, one for each language, for `gather`.
+
+    Raises: MtkitError for an unknown one, and an unknown or missing tokenizer.
+    """
+    return [
+        (name, [make_metric(name, language=each, tokenize=tokenize, lowercase=lowercase) for each in languages])
+        for name in metric_names(names)
+    ]
 
 
 def with_intervals(
@@ -69,8 +110,8 @@ def with_intervals(
     if bootstrap < 2:
         return [[score_of(each) for each in system] for system in systems], []
     resampled = resample(systems, bootstrap, progress=progress)
-    for statistics in (each for system in systems for each in system):
-        statistics.metric.n_bootstrap, statistics.metric.seed = bootstrap, str(seed()).lower()
+    for metric in (metric for system in systems for each in system for metric in each.metrics):
+        metric.n_bootstrap, metric.seed = bootstrap, str(seed()).lower()
     scores = [
         [score_of(*each) for each in zip(system, samples, strict=True)]
         for system, samples in zip(systems, resampled, strict=True)
@@ -86,7 +127,7 @@ def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
         result.estimate_ci(resampled)
         mean, margin = float(result._mean), float(result._ci)
         low, high = mean - margin, mean + margin
-    return Score(statistics.name, float(result.score), statistics.metric.get_signature().format(), low, high)
+    return Score(statistics.name, float(result.score), statistics.signature(), low, high)
 
 
 def check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str]) -> None:

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mtkit.data.progress import Progress, silent
 from mtkit.evaluation.by_length import LengthRow, by_length
-from mtkit.evaluation.metrics import METRICS
-from mtkit.evaluation.scores import named_metrics
+from mtkit.evaluation.metrics import METRICS, missing_tokenizer
+from mtkit.evaluation.scores import doubt, named_metrics, told_apart
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import gather
 from mtkit.evaluation.systems import Translated, read_texts
+from mtkit.languages import languages_of
 
 TOKENISED = 0.5
 """From this share of lines on that end in " ." a text looks tokenised."""
@@ -30,8 +32,8 @@ class SideScores:
     """Segments and scores of each, where there are several."""
     lengths: list[list[LengthRow]]
     """Of every system, where they were asked for."""
-    tokenised: list[str]
-    """Files whose lines end in " .", as text that was not put together again does: BLEU expects whole text."""
+    notes: list[str]
+    """What makes the scores doubtful: tokenised text, a tokenizer that is not installed, or does not seem to fit."""
 
 
 def score_side(
@@ -41,23 +43,32 @@ def score_side(
     metrics: Sequence[str] = METRICS,
     tests: Sequence[str] = TESTS,
     lengths: bool = False,
+    language: str | None = None,
     tokenize: str | None = None,
     lowercase: bool = False,
     progress: Progress = silent,
 ) -> SideScores:
     """Scores of the side's translations; `lengths` asks for scores by source length, which need the sources.
 
+    `language` is what all was translated into; None stands for what the directions beside the translations say, and
+    where there are none, for an unknown one.
+
     Raises: DataError and MtkitError as `read_texts`, `named_metrics` and `compare_systems` do.
     """
-    chosen = named_metrics(metrics, tokenize=tokenize, lowercase=lowercase)
-    bleu = named_metrics(["BLEU"], tokenize=tokenize, lowercase=lowercase) if lengths else []
+    named_metrics(metrics, tokenize=tokenize)  # what is unknown is said before anything is read
     texts = read_texts(files, sources=lengths)
-    systems = [gather(chosen, each, texts.references, progress=progress) for each in texts.hypotheses]
+    segments = len(texts.hypotheses[0])
+    ways = [None] * segments if texts.directions is None else [languages_of(each)[1] for each in texts.directions]
+    languages, kinds = told_apart(ways if language is None else [language] * segments)
+    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
+    chosen = named_metrics(metrics, languages, **how)
+    bleu = named_metrics(["BLEU"], languages, **how) if lengths else []
+    systems = [gather(chosen, each, texts.references, kinds=kinds, progress=progress) for each in texts.hypotheses]
     rows = []
     if texts.sources is not None:
         for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
             known = [each for each in system if each.name == "BLEU"]
-            (ratio,) = known or gather(bleu, hypotheses, texts.references, progress=progress)
+            (ratio,) = known or gather(bleu, hypotheses, texts.references, kinds=kinds, progress=progress)
             rows.append(by_length(texts.sources, system, ratio))
     by_direction = {}
     if texts.directions is not None and len(set(texts.directions)) > 1:
@@ -68,14 +79,22 @@ def score_side(
             by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
     written = {str(each.hypothesis): lines for each, lines in zip(files, texts.hypotheses, strict=True)}
     written |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
+    overall = compare_systems(systems, tests=tests, progress=progress)
+    notes = [missing_tokenizer(languages, tokenize) if any(name == "BLEU" for name, _ in chosen) else None]
+    for path, lines in written.items():
+        if _looks_tokenised(lines):
+            notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU is meant for whole text")
+    for each, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
+        told = doubt(scores, hypotheses, texts.references)
+        notes.append(told and f"{each.hypothesis}: {told}")
     return SideScores(
         name,
         list(files),
-        len(texts.hypotheses[0]),
-        compare_systems(systems, tests=tests, progress=progress),
+        segments,
+        overall,
         by_direction,
         rows,
-        [path for path, lines in written.items() if _looks_tokenised(lines)],
+        [note for note in notes if note],
     )
 
 

@@ -78,7 +78,11 @@ def compare_systems(
                     second.value - first.value,
                     _bootstrap_p(resampled[0][number], resampled[system][number], distance) if paired else None,
                     p_value(distances[system - 1][number], distance) if distances else None,
-                    _signature(statistics, resamples if paired else None, trials if distances else None),
+                    statistics.signature(
+                        bs=resamples if paired else None,
+                        ar=trials if distances else None,
+                        seed=str(seed()).lower(),
+                    ),
                 )
             )
         differences.append(found)
@@ -99,10 +103,3 @@ def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float
     """How often resamples move the two systems this much further apart than they are on average."""
     apart = np.abs(np.array([each.score for each in system]) - np.array([each.score for each in baseline]))
     return p_value(apart - apart.mean(), distance)
-
-
-def _signature(statistics: Statistics, resamples: int | None, trials: int | None) -> str:
-    signature = statistics.metric.get_signature()
-    for key, value in (("bs", resamples), ("ar", trials), ("seed", str(seed()).lower())):
-        signature.update(key, value)
-    return str(signature.format())

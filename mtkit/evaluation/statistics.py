@@ -35,10 +35,17 @@ class Statistics:
     """One metric's sufficient statistics of one system's translations."""
 
     name: str
-    metric: Any
-    """sacrebleu's `Metric`."""
+    metrics: Sequence[Any]
+    """sacrebleu's `Metric`, one for each language that is cut in a way of its own; their statistics add up."""
     rows: Numbers
     """(segments, numbers)."""
+    kinds: NDArray[np.intp]
+    """(segments,): which of the metrics the row of each segment is of."""
+
+    @property
+    def metric(self) -> Any:
+        """The one of them that the first segment is of: all compute scores alike."""
+        return self.metrics[self.kinds[0]]
 
     def result(self, chosen: NDArray[np.bool_] | None = None) -> Any:
         """sacrebleu's score of all segments, or of those chosen; at least one."""
@@ -48,28 +55,50 @@ class Statistics:
 
     def of(self, chosen: NDArray[np.bool_]) -> "Statistics":
         """Those of the chosen segments."""
-        return Statistics(self.name, self.metric, self.rows[chosen])
+        return Statistics(self.name, self.metrics, self.rows[chosen], self.kinds[chosen])
+
+    def signature(self, **about: int | str | None) -> str:
+        """sacrebleu's signature with `about` in it; where languages differ in one of its values, as tok:13a+zh."""
+        first, *others = (self.metrics[kind].get_signature() for kind in dict.fromkeys(self.kinds.tolist()))
+        for key, value in first.info.items():
+            values = dict.fromkeys([value, *(other.info[key] for other in others)])
+            if len(values) > 1:
+                first.info[key] = "+".join({"True": "yes", "False": "no"}.get(str(each), str(each)) for each in values)
+        for key, value in about.items():
+            first.update(key, value)
+        return str(first.format())
 
 
 def gather(
-    metrics: Sequence[tuple[str, Any]],
+    metrics: Sequence[tuple[str, Sequence[Any]]],
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     *,
+    kinds: NDArray[np.intp] | None = None,
     progress: Progress = silent,
 ) -> list[Statistics]:
-    """The statistics for named metrics, of at least one segment. `references` holds lists as long as `hypotheses`."""
+    """The statistics for named metrics, of at least one segment. `references` holds lists as long as `hypotheses`.
+
+    `kinds` (segments,) says which metric of each name's is for which segment; None stands for the first.
+    """
+    kinds = np.zeros(len(hypotheses), dtype=np.intp) if kinds is None else kinds
+    order = np.argsort(kinds, kind="stable")
+    cuts = np.flatnonzero(np.diff(kinds[order])) + 1
+    blocks = [
+        part[start : start + SEGMENTS] for part in np.split(order, cuts) for start in range(0, len(part), SEGMENTS)
+    ]
     found = []
-    for name, metric in metrics:
+    for name, ways in metrics:
         rows: list[Numbers] = []
-        starts = range(0, len(hypotheses), SEGMENTS)
-        for start in progress(starts, name, len(starts)):
-            part = slice(start, start + SEGMENTS)
+        for block in progress(blocks, name, len(blocks)):
             # the sacrebleu command drops spaces at the ends of lines too
-            given = [[line.rstrip() for line in each[part]] for each in references]
-            stripped = [line.rstrip() for line in hypotheses[part]]
+            given = [[each[line].rstrip() for line in block] for each in references]
+            stripped = [hypotheses[line].rstrip() for line in block]
+            metric = ways[kinds[block[0]]]
             rows.append(np.array(metric._extract_corpus_statistics(stripped, given), dtype=np.float64))
-        found.append(Statistics(name, metric, np.concatenate(rows)))
+        in_order = np.concatenate(rows)
+        in_order[order] = in_order.copy()
+        found.append(Statistics(name, ways, in_order, kinds))
     return found
 
 

@@ -193,7 +193,8 @@ class ScoringSettings(Settings):
     """Scores, in validation and by `score`."""
 
     tokenize: str | None = None
-    """BLEU's tokenizer, as sacrebleu names it; 13a if left out."""
+    """BLEU's tokenizer, as sacrebleu names it; if left out, that of the target language: zh, ja-mecab or ko-mecab where
+    installed, char for Thai, Lao, Khmer and Burmese, else 13a."""
     lowercase: bool = False
     """Ignore case in BLEU, chrF and exact match."""
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("BLEU", "chrF", "TER")

@@ -5,13 +5,15 @@ checkpoints/update-00000500/model.safetensors       weights and buffers
                             ema.safetensors         the moving average of the weights, where there is one
                             state.json              the place in training, and the checksums of the files above
 checkpoints/average/        model.safetensors and state.json of the average of the last ones
-best.json                   the checkpoint with the highest validation BLEU
+best.json                   the checkpoint with the highest validation BLEU, of equals with the lowest loss
 """
 
+import math
 import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -55,7 +57,11 @@ class Progress:
     """The update of the last validation."""
     bleu: float | None = None
     """Validation BLEU, where this update was validated."""
+    nll: float | None = None
+    """Validation loss, likewise."""
     best_bleu: float | None = None
+    best_nll: float | None = None
+    """The loss beside the best BLEU: of equal BLEU the lower loss is better."""
     stale: Count = 0
     """Validations since the last better BLEU: what patience counts."""
     judged_by: str = ""
@@ -65,8 +71,18 @@ class Progress:
     scaler: dict[str, Any] | None = None
     """State of the loss scaling of float16."""
 
+    def is_bettered_by(self, bleu: float, nll: float) -> bool:
+        """Whether a validation with these is better than the best so far."""
+        return self.best_bleu is None or rank(bleu, nll) > rank(self.best_bleu, self.best_nll)
 
-_LATER = {"training_seconds": None, "judged_by": None}
+    def after_validation(self, bleu: float, nll: float) -> "Progress":
+        """Where training stands after a validation; patience counts on until BLEU itself rises."""
+        stale = 0 if self.best_bleu is None or bleu > self.best_bleu else self.stale + 1
+        progress = replace(self, validated=self.update, bleu=bleu, nll=nll, stale=stale)
+        return replace(progress, best_bleu=bleu, best_nll=nll) if self.is_bettered_by(bleu, nll) else progress
+
+
+_LATER = {"training_seconds": None, "judged_by": None, "nll": None, "best_nll": None}
 """Keys that checkpoints had not always."""
 
 
@@ -78,6 +94,7 @@ class State(TypedDict):
     sha256: dict[str, str]
     update: Count
     bleu: NotRequired[float | None]
+    nll: NotRequired[float | None]
     judged_by: NotRequired[str]
 
 
@@ -133,14 +150,17 @@ class Checkpoints:
         mean = mean_weights((read_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
         return mean, [int(path.name.partition("-")[2]) for path in last]
 
-    def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float) -> None:
+    def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float, nll: float) -> None:
         """Write the average made at `update`; with the highest BLEU it is the best checkpoint."""
-        state = {"update": update, "bleu": bleu, "judged_by": self._judged_by}
+        state = {"update": update, "bleu": bleu, "nll": nll, "judged_by": self._judged_by}
         write_checkpoint(self.folder / "average", {"model": weights}, state)
         self.mark_best()
 
     def mark_best(self) -> None:
-        """Point best.json at the checkpoint with the highest BLEU, the earliest of equals, the average among them."""
+        """Point best.json at the checkpoint with the highest BLEU, the average among them.
+
+        Of equals it is the one with the lowest loss, and of these the earliest.
+        """
         average = self.folder / "average"
         ranked = self._ranked(self.all() + ([average] if average.is_dir() else []))
         if ranked:
@@ -160,9 +180,13 @@ class Checkpoints:
     def _ranked(self, paths: list[Path]) -> list[tuple[float, Path]]:
         """Those with a score, the best first; where some are judged as is done now, those alone."""
         states = [(read_state(path), path) for path in paths]
-        scored = [(bleu, path, state) for state, path in states if (bleu := state.get("bleu")) is not None]
+        scored = [
+            (rank(bleu, state.get("nll")), path, state)
+            for state, path in states
+            if (bleu := state.get("bleu")) is not None
+        ]
         alike = [each for each in scored if each[2].get("judged_by") == self._judged_by]
-        return sorted(((bleu, path) for bleu, path, _ in alike or scored), key=lambda pair: -pair[0])
+        return [(bleu, path) for (bleu, _), path, _ in sorted(alike or scored, key=itemgetter(0), reverse=True)]
 
     def _let_go(self) -> None:
         every = self.all()
@@ -173,6 +197,11 @@ class Checkpoints:
                 # renamed first: a kill in between leaves no half of a checkpoint under its name
                 doomed = path.rename(path.with_name(f".{path.name}.old"))
                 shutil.rmtree(doomed)
+
+
+def rank(bleu: float, nll: float | None) -> tuple[float, float]:
+    """What is larger for the better of two checkpoints; the loss is not known of old ones."""
+    return bleu, -math.inf if nll is None else -nll
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:

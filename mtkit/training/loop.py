@@ -10,6 +10,8 @@ import numpy as np
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
+from mtkit.evaluation.metrics import missing_tokenizer
+from mtkit.languages import languages_of
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.memory import GIVES_OUT, gave_out
 from mtkit.model.transformer import Transformer
@@ -112,6 +114,7 @@ class Training:
         self.say = say
         # epoch and rows of the updates since the losses were last looked at
         self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
+        self._doubted = False
         if world.first:
             rehearse(model, recipe, prepared)
 
@@ -198,6 +201,9 @@ class Training:
             self.say(f"{too_long['valid']:,} validation segments are not in the validation loss: {limit}")
         if doubt := why_not_exact(self.world.device, deterministic=self.recipe.training.deterministic):
             self.say(doubt)
+        languages = [languages_of(direction)[1] for direction in self.prepared.directions]
+        if note := missing_tokenizer(languages, self.recipe.scoring.tokenize):
+            self.say(f"note: {note}")
         if self.progress.update and not self.limits.reached(self.progress):
             self.say(f"going on in {self.folder} from update {self.progress.update}")
 
@@ -217,6 +223,7 @@ class Training:
             batch=batches.batch,
             tokens=self.progress.tokens + batches.tokens,
             bleu=None,
+            nll=None,
         )
         self.line.advance()
         if self.world.device.type == "cpu" or number % settings.log_every == 0:
@@ -267,21 +274,17 @@ class Training:
         self._check_losses()
         self._save()
         result = self._validation() if self.world.first else None
-        (bleu,) = self.world.agree(result.bleu if result else -1.0)
+        bleu, nll = self.world.agree(*((result.bleu, result.nll) if result else (-1.0, -1.0)))
         if bleu < 0:  # interrupted: it is made up for when the run goes on
             return
-        best = self.progress.best_bleu
-        better = best is None or bleu > best
-        self.progress = replace(
-            self.progress,
-            validated=self.progress.update,
-            bleu=bleu,
-            best_bleu=bleu if better else best,
-            stale=0 if better else self.progress.stale + 1,
-        )
+        better = self.progress.is_bettered_by(bleu, nll)
+        self.progress = self.progress.after_validation(bleu, nll)
         if result is not None and self.metrics is not None:
             for line in result.lines(f"update {self.progress.update}", better):
                 self.line.say(line)
+            if result.doubt and not self._doubted:
+                self.line.say(f"note: {result.doubt}")
+                self._doubted = True
             # before the checkpoint: when a kill comes between them, this line goes and is written again
             self.metrics.write("validation", self.progress.update, **result.numbers())
             self.metrics.draw()
@@ -317,8 +320,8 @@ class Training:
             result = validate(self.model, self.recipe, self.prepared, self.precision, self.interruption)
             stopped = result is None
             if result is not None:
-                better = result.bleu > (self.progress.best_bleu or 0.0)
-                self.checkpoints.save_average(weights, update=update, bleu=result.bleu)
+                better = self.progress.is_bettered_by(result.bleu, result.nll)
+                self.checkpoints.save_average(weights, update=update, bleu=result.bleu, nll=result.nll)
                 for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
                     self.line.say(line)
         (stopped_by,) = self.world.agree(self.interruption.signal or 0 if stopped else 0)  # all wait for the first

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from mtkit.data.batches import make_batch, plan
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.held_out import held_out
+from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
-from mtkit.evaluation.scores import Score, score_corpus
+from mtkit.evaluation.metrics import installed_tokenizer
+from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.files import json_text
+from mtkit.languages import languages_of
 from mtkit.model.memory import Halving
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
@@ -49,6 +52,8 @@ class Validation:
     """Unsmoothed negative log-likelihood per target token, in nats; its exponential is the perplexity."""
     bleu: float
     signature: str
+    doubt: str | None
+    """Why that is not to be relied on, if it seems so."""
     samples: list[Sample]
     seconds: float
 
@@ -99,10 +104,11 @@ def validate(
     finally:
         model.train(was_training)
     hypotheses = [each[0].text for each in translated]
-    bleu = _score(hypotheses, references, recipe)
+    bleu = _score(hypotheses, side, recipe)
     rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     shown = [Sample(sources[row], references[row], hypotheses[row]) for row in rows]
-    return Validation(nll, bleu.value, bleu.signature, shown, monotonic() - begin)
+    doubtful = doubt([bleu], hypotheses, [references])
+    return Validation(nll, bleu.value, bleu.signature, doubtful, shown, monotonic() - begin)
 
 
 def rehearse(model: Transformer, recipe: Recipe, prepared: Prepared) -> None:
@@ -118,12 +124,17 @@ def rehearse(model: Transformer, recipe: Recipe, prepared: Prepared) -> None:
         )
     side, settings = held_out(prepared, "valid").sample(1), recipe.decoding.model_copy(update={"max_pieces": 2})
     translated = translate_lines(model, prepared.tokenizers, side.sources, settings, **side.how(settings))
-    _score([each[0].text for each in translated], side.references, recipe)
+    _score([each[0].text for each in translated], side, recipe)
 
 
 def judged_by(recipe: Recipe) -> str:
     """Fingerprint of the settings of search and scores: validations by other ones do not compare."""
-    settings = [recipe.decoding.model_dump(exclude={"batch_tokens"}), recipe.scoring.model_dump(exclude={"metrics"})]
+    settings: list[Any] = [
+        recipe.decoding.model_dump(exclude={"batch_tokens"}),
+        recipe.scoring.model_dump(exclude={"metrics"}),
+    ]
+    if recipe.scoring.tokenize is None:  # what is installed may change
+        settings += [installed_tokenizer(languages_of(each)[1]) for each in recipe.data.directions]
     return hashlib.sha256(json_text(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -135,19 +146,20 @@ def comparable(progress: Progress, recipe: Recipe, say: Say) -> Progress:
             "earlier validations were made by other settings of decoding or scoring and do not compare: "
             "the best checkpoint and patience are counted anew"
         )
-        progress = replace(progress, validated=-1, bleu=None, best_bleu=None, stale=0)
+        progress = replace(progress, validated=-1, bleu=None, nll=None, best_bleu=None, best_nll=None, stale=0)
     return replace(progress, judged_by=judged)
 
 
-def _score(hypotheses: Sequence[str], references: Sequence[str], recipe: Recipe) -> Score:
+def _score(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> Score:
     scoring = recipe.scoring
     (bleu,) = score_corpus(
         hypotheses,
-        [references],
+        [side.references],
         metrics=("BLEU",),
         bootstrap=0,
         tokenize=scoring.tokenize,
         lowercase=scoring.lowercase,
+        languages=side.target_languages,
     )
     return bleu
 

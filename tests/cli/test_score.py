@@ -110,6 +110,32 @@ def test_metrics_are_chosen_by_option_or_recipe() -> None:
     assert values("--name", "two") == {"exact": 0}
 
 
+def test_the_target_language_says_how_text_is_cut() -> None:
+    def signature(*arguments: str) -> str:
+        scores = json.loads(typed(*arguments, "--json", "--metric", "BLEU").stdout)["scores"]
+        return str(scores[0]["signature"])
+
+    pair = ["--hypothesis", "hypothesis", "--reference", "reference"]
+    assert "tok:13a" in signature(*pair)
+    assert "tok:zh" in signature(*pair, "--target-language", "zh-CN")
+    assert "tok:13a" in signature(*pair, "--target-language", "zh", "--tokenize", "13a")
+    Path("mtkit-runs/two/recipe.yaml").write_text("data: {target_language: cmn}\n")
+    assert "tok:zh" in signature("--name", "two")
+    assert "tok:char" in signature("--name", "two", "--target-language", "th")
+    Path("mtkit-runs/two/recipe.yaml").write_text("{data: {target_language: zh}, scoring: {tokenize: 13a}}\n")
+    assert "tok:13a" in signature("--name", "two")
+    Path("recipe.yaml").write_text("data: {target_language: zh}\n")
+    assert "tok:zh" in signature(*pair, "--recipe", "recipe.yaml")
+
+
+def test_a_tokenizer_that_does_not_fit_is_noted() -> None:
+    Path("hypothesis").write_text("老猫在树下看见了一座大房子。\n请问，去飞机场怎么走？\n")
+    Path("reference").write_text("老狗在树下看见了一座小房子。\n请问，去火车站怎么走？\n")
+    pair = ["--hypothesis", "hypothesis", "--reference", "reference"]
+    assert typed(*pair).stderr.startswith("note: hypothesis: BLEU 0.00 beside chrF ")
+    assert "note" not in typed(*pair, "--target-language", "zh").stderr
+
+
 def test_tokenised_text_is_noted() -> None:
     Path("hypothesis").write_text("an old dog .\ntwo birds .\n")
     result = typed("--hypothesis", "hypothesis", "--reference", "reference")

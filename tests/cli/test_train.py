@@ -14,7 +14,7 @@ from mtkit.recipe.data import DataSettings
 OPTIONS = {
     "recipe", "data", "name", "preset", "attention", "encoder-attention", "decoder-attention", "cross-attention",
     "attention-option", "init-from", "max-updates", "max-epochs", "max-minutes", "batch-tokens", "accumulate",
-    "peak-rate", "seed", "precision", "device", "threads", "reversible", "help",
+    "peak-rate", "tokenize", "seed", "precision", "device", "threads", "reversible", "help",
 }  # fmt: skip
 
 

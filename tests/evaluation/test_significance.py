@@ -25,7 +25,9 @@ def test_p_values_and_signatures_are_sacrebleus(test: str, several: bool) -> Non
     references = [corpus(SEGMENTS, 0)] + ([corpus(SEGMENTS, 0.1, 9)] if several else [])
     kind, times = {"bootstrap": ("bs", 300), "randomisation": ("ar", 500)}[test]
     # sacrebleu's results are found by its scores' names
-    signatures, expected = PairedTest([*SYSTEMS.items()], dict(named_metrics(ALL_METRICS)), references, kind, times)()
+    signatures, expected = PairedTest(
+        [*SYSTEMS.items()], {name: metric for name, (metric,) in named_metrics(ALL_METRICS)}, references, kind, times
+    )()
     found = compare_systems(statistics(references), tests=[test], resamples=300, trials=500)
     surely: list[float] = []
     for system, differences in enumerate(found.differences, start=1):

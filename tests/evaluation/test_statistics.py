@@ -60,8 +60,9 @@ def test_the_size_of_the_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_memory_does_not_grow_with_resamples_times_segments() -> None:
     segments, draws = 200_000, 64
     (pattern,) = of(corpus(100, 0.3), ["BLEU"])
-    one = Statistics("BLEU", pattern.metric, np.tile(pattern.rows, (segments // 100, 1)))
-    other = Statistics("BLEU", pattern.metric, one.rows[::-1])
+    kinds = np.zeros(segments, dtype=np.intp)
+    one = Statistics("BLEU", pattern.metrics, np.tile(pattern.rows, (segments // 100, 1)), kinds)
+    other = Statistics("BLEU", pattern.metrics, one.rows[::-1], kinds)
     tracemalloc.start()
     resample([[one], [other]], draws)
     shuffle([one], [[other]], draws)

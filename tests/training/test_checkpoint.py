@@ -18,8 +18,9 @@ from mtkit.training.checkpoint import (
 from tests.damage import check_damages
 
 
-def save(checkpoints: Checkpoints, update: int, bleu: float | None = None) -> Path:
-    return checkpoints.save(Progress(update=update, bleu=bleu), {"model": {"w": torch.full((3,), float(update))}})
+def save(checkpoints: Checkpoints, update: int, bleu: float | None = None, nll: float | None = None) -> Path:
+    tensors = {"model": {"w": torch.full((3,), float(update))}}
+    return checkpoints.save(Progress(update=update, bleu=bleu, nll=nll), tensors)
 
 
 def kept(checkpoints: Checkpoints) -> list[int]:
@@ -29,7 +30,7 @@ def kept(checkpoints: Checkpoints) -> list[int]:
 def test_a_checkpoint_gives_back_exactly_what_was_saved(tmp_path: Path) -> None:
     progress = Progress(
         update=7, epoch=2, batch=5, seconds=1 / 3, training_seconds=1 / 7, tokens=99, validated=7, bleu=0.1,
-        best_bleu=0.3, stale=4, baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
+        nll=1 / 9, best_bleu=0.3, best_nll=0.7, stale=4, baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
     )  # fmt: skip
     tensors = {"model": {"w": torch.randn(4, 3), "n": torch.tensor(3)}, "optimizer": {"m/w": torch.randn(4, 3).t()}}
     path = Checkpoints(tmp_path, keep_last=1, keep_best=1).save(progress, tensors)
@@ -61,6 +62,24 @@ def test_the_last_few_and_the_best_few_are_kept(tmp_path: Path) -> None:
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
+def test_of_equal_bleu_the_lowest_loss_is_the_best_and_of_equal_losses_the_first(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=2)
+    for update, nll in enumerate([None, 5.0, 3.0, 4.0, 3.0, 6.0, None], start=1):
+        save(checkpoints, update, bleu=0.0, nll=nll)
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "update-00000003"
+    assert kept(checkpoints) == [3, 5, 6, 7]
+    checkpoints.save_average({"w": torch.ones(3)}, update=7, bleu=0.0, nll=2.0)
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+
+
+def test_checkpoints_from_before_losses_were_kept_are_read(tmp_path: Path) -> None:
+    path = save(Checkpoints(tmp_path, keep_last=1, keep_best=1), 1, bleu=3.0, nll=1.0)
+    state = json.loads((path / "state.json").read_text())
+    del state["nll"], state["best_nll"]
+    (path / "state.json").write_text(json.dumps(state))
+    assert read_progress(path).nll is None
+
+
 def test_without_a_score_there_is_no_best(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path, keep_last=2, keep_best=1), 1)
     assert not (tmp_path / "best.json").exists()
@@ -84,7 +103,7 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     weights, updates = checkpoints.mean_of_last(2, {"w"})
     assert updates == [2, 6]
     assert torch.equal(weights["w"], torch.full((3,), 4.0))
-    checkpoints.save_average(weights, update=6, bleu=9.0)
+    checkpoints.save_average(weights, update=6, bleu=9.0, nll=1.0)
     assert checkpoints.averaged() == 6
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
@@ -103,7 +122,7 @@ def test_what_a_signal_left_is_gone_on_from_and_counts_for_nothing_else(tmp_path
 def test_cleaning_puts_back_an_average_whose_successor_never_came_and_finds_the_best(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     save(checkpoints, 1, bleu=1.0)
-    checkpoints.save_average({"w": torch.ones(3)}, update=1, bleu=9.0)
+    checkpoints.save_average({"w": torch.ones(3)}, update=1, bleu=9.0, nll=1.0)
     left = tmp_path / "checkpoints" / ".average.0123456789abcdef.tmp"
     left.mkdir()
     (tmp_path / "checkpoints" / "average").rename(left / "average.replaced")
