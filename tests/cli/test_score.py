@@ -15,6 +15,7 @@ from mtkit.errors import MtkitError
 from mtkit.runs import FORMAT, Run
 
 REFERENCES = ["the old dog sees a house", "two birds sing in the tree"]
+ABOUT = {"format": FORMAT, "vocabularies": {"source": 8, "target": 8}}
 OTHERS = ["an old dog sees a house", "two birds sing"]
 
 
@@ -25,7 +26,7 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = Run(Path("mtkit-runs") / name)
         translations = [[Translation(text, 0.0, 0.0, (3,))] for text in hypotheses]
         save(run, HeldOut("test", ["x", "y"], REFERENCES), translations, Speed(1, 2, 2), {})
-        (run.folder / "run.json").write_text(json.dumps({"format": FORMAT}))
+        (run.folder / "run.json").write_text(json.dumps(ABOUT))
         (run.folder / "recipe.yaml").write_text("scoring: {lowercase: false}\n")
     Path("hypothesis").write_text("".join(f"{line}\n" for line in OTHERS))
     Path("reference").write_text("".join(f"{line}\n" for line in REFERENCES))
@@ -193,9 +194,9 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     Path("longer").write_text("a\nb\nc")
     other = HeldOut("test", ["x", "y"], [REFERENCES[0], "others"])
     save(Run(Path("mtkit-runs/other")), other, [[Translation("x", 0, 0, ())]] * 2, Speed(1, 2, 2), {})
-    Path("mtkit-runs/other/run.json").write_text(json.dumps({"format": FORMAT}))
+    Path("mtkit-runs/other/run.json").write_text(json.dumps(ABOUT))
     Path("mtkit-runs/three").mkdir()
-    Path("mtkit-runs/three/run.json").write_text(json.dumps({"format": FORMAT}))
+    Path("mtkit-runs/three/run.json").write_text(json.dumps(ABOUT))
     Path("mtkit-runs/three/recipe.yaml").write_text("")
     with pytest.raises(MtkitError, match=message) as raised:
         typed(*arguments)
