@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
-from mtkit.data.encode import Chunk, Encoded, Encoder, chunks
+from mtkit.data.encode import Chunk, Encoded, Encoder, chunks, sampled
 from mtkit.data.progress import Progress
 from mtkit.data.readers import name_of, read_corpus
 from mtkit.data.segments import Ragged, Segments
@@ -26,9 +26,16 @@ _ALIGNED_IN_CHUNK = 1_000
 _NEAR = 50
 """Lines within which the first one that is off is found."""
 
+MOST_SENTENCES = 20
+"""Sentences of a segment from which on they are not told apart."""
+
 
 def _both() -> dict[str, int]:
     return {"source": 0, "target": 0}
+
+
+def _sentences() -> dict[str, int]:
+    return {str(number): 0 for number in range(1, MOST_SENTENCES + 1)}
 
 
 def _reasons() -> dict[str, int]:
@@ -47,6 +54,8 @@ class Count:
     unknown: dict[str, int] = field(default_factory=_both)
     bytes: dict[str, int] = field(default_factory=_both)
     longest: dict[str, int] = field(default_factory=_both)
+    sentences: dict[str, int] = field(default_factory=_sentences)
+    """How many of the sources that were looked at have how many sentences."""
     found: dict[str, int] = field(default_factory=_reasons)
     """Lines that each reason applies to, kept or not."""
     left_out: dict[str, int] = field(default_factory=_reasons)
@@ -71,6 +80,10 @@ class Count:
             self.suspicious_line = encoded.suspicious
         for side, words in zip(("source", "target"), encoded.words, strict=True):
             self.words[side] += int(words[keep].sum())
+        sentences = encoded.sentences[keep[sampled(len(keep))]]
+        counted = np.bincount(sentences.clip(1, MOST_SENTENCES), minlength=MOST_SENTENCES + 1)
+        for number in self.sentences:
+            self.sentences[number] += int(counted[int(number)])
 
     def add_pieces(self, side: str, pieces: Ragged, is_byte: np.ndarray) -> None:
         """Count the pieces of the segments that were kept."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mtkit.data import encode
-from mtkit.data.encode import Encoder, chunks, encode_chunk
+from mtkit.data.encode import Encoder, chunks, encode_chunk, sampled
 from mtkit.data.readers import SegmentPair
 from mtkit.data.tokenizer import Tokenizers, train_tokenizer
 from mtkit.recipe.data import TokenizerSettings
@@ -105,3 +105,23 @@ def _runs(process: int) -> bool:
         return False
     status = Path(f"/proc/{process}/stat")
     return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_sentences_of_the_sources_are_counted_in_their_language(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["Hier ist z. B. Dr. Maier.", "Ja. Nein! Wer?", "", "Am 3. Oktober."]
+    pairs = [SegmentPair(line, text, "x. Y. Z.") for line, text in enumerate(texts, start=1)]
+    tokenizers = Tokenizers.load(folder)
+
+    def counted(direction: str) -> list[int]:
+        return encode_chunk(next(chunks(pairs, 0, direction, 0)), tokenizers).sentences.tolist()
+
+    assert counted("de-en") == [1, 3, 0, 1]
+    assert counted("xx-en") == [1, 3, 0, 2]
+    monkeypatch.setattr(encode, "_SAMPLE", 2)
+    assert counted("xx-en") == [1, 0]
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 999, 1000, 1001, 10_000])
+def test_no_more_than_a_sample_is_counted(pairs: int) -> None:
+    chosen = range(pairs)[sampled(pairs)]
+    assert min(pairs, 500) <= len(chosen) <= 1000

@@ -11,6 +11,7 @@ import pytest
 from mtkit.data import encode
 from mtkit.data import prepare as module
 from mtkit.data.documents import joined
+from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
@@ -87,6 +88,24 @@ def test_corpora_directions_and_named_sides_are_told_apart(several: DataSettings
     assert record["sides"]["train"]["left_out"] == {
         "empty": 1, "overlap": 1, "duplicates": 0, "identical": 0, "length_ratio": 0, "over_long": 0,
     }  # fmt: skip
+
+
+def test_lengths_are_those_of_each_direction(several: DataSettings, tmp_path: Path) -> None:
+    more = [_corpus(tmp_path, "d", ["A dog. A cat. An ox.", "Oh! No."], ["Chien", "Oh"], direction="en-fr")]
+    settings = several.model_copy(update={"train": DataSettings.model_validate({
+        **several.model_dump(), "train": [*(each.model_dump() for each in several.train), *more]
+    }).train})  # fmt: skip
+    prepare(settings)
+    opened = open_prepared(settings.folder)
+    found = lengths_of(opened, 1024)
+    assert {name: each.sentences for name, each in found.items()} == {"en-de": {1: 61}, "en-fr": {1: 40, 2: 1, 3: 1}}
+    assert {name: sum(each.pairs for each in found[name].bins) for name in found} == {"en-de": 61, "en-fr": 42}
+    assert found["en-de"].percentiles[100] == opened.train.source.lengths[:60].max() + 1
+    longest = int(opened.train.source.lengths[60:].max())
+    assert sum(each.pairs for each in lengths_of(opened, longest)["en-fr"].bins) < 42
+    for each in opened.record["sides"]["train"]["corpora"]:
+        del each["sentences"]
+    assert {each.sentences for each in lengths_of(opened, 1024).values()} == {None}  # prepared before they were counted
 
 
 def test_the_table_shows_corpora_directions_and_what_was_left_out(several: DataSettings) -> None:

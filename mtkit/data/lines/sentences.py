@@ -1,0 +1,85 @@
+"""Where sentences end: by marks, and by what stands around them."""
+
+import re
+from itertools import pairwise
+from unicodedata import category
+
+from mtkit.data.lines.abbreviations import ABBREVIATIONS, BEFORE_NUMBERS, CODES, ORDINALS
+
+_WIDE = "。！？｡।॥؟։።፧။។៕"
+"""Marks that end a sentence whether or not a space follows."""
+
+_CLOSING = r"\"'”’»«›‹“)\]}」』）】》〉〕］｝＂＇"
+_OPENING = r"\"'“‘„‚«»‹›(\[{「『（【《〈〔［｛＂＇¿¡–—#@*-"
+_END = re.compile(rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔]++|[;\u037e])(?P<closing>[{_CLOSING}]*+)(?P<space>\s*+)")
+_OPENED = re.compile(rf"(?:[{_OPENING}]\s*+)*+")
+_SPACED_QUOTE = re.compile(r"»\s*+")
+_HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
+_INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
+_ORDINAL = re.compile(r"\d{1,2}|[IVXL]+")
+
+_MARKS = frozenset(_WIDE + ".!?…۔;\u037e")
+_AT_THE_END = "".join(_MARKS) + "\"'”’»«›‹“)]}」』）】》〉〕］｝＂＇ \u00a0\n"
+
+_BEFORE_NUMBERS, _ORDINALS = frozenset(BEFORE_NUMBERS.split()), frozenset(ORDINALS.split())
+
+_LONGEST_WORD = 20
+"""Characters before a full stop that may be an abbreviation."""
+
+
+def sentences(text: str, language: str | None) -> list[str]:
+    """The sentences of a text, each with the spaces behind it; joined they are the text. None: a language not known.
+
+    A sentence ends at . ! ? … and the marks of other scripts, closing quotes and brackets included. Behind marks of
+    Latin script there must be a space, and no lower-case letter, unless the text has no others. A full stop ends
+    nothing behind an abbreviation, initials, the number of a list's item, or an ordinal where those are written so.
+    """
+    if _MARKS.isdisjoint(text.rstrip(_AT_THE_END)):  # as of most segments: no mark but at its end
+        return [text] if text else []
+    main = re.split("[-_]", (language or "").strip().lower())[0]
+    code, lowercase = CODES.get(main, main), text.islower()
+    cuts, position = [0], 0
+    while (end := _END.search(text, position)) is not None:
+        position = end.end()
+        if code == "fr" and end["space"] and (quote := _SPACED_QUOTE.match(text, position)) is not None:
+            position = quote.end()
+        if position < len(text) and _is_end(text, end, position, cuts[-1], code, lowercase):
+            cuts.append(position)
+    return [text[start:stop] for start, stop in pairwise([*cuts, len(text)]) if start < stop]
+
+
+def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str, lowercase: bool) -> bool:
+    """Whether a sentence that begins at `begin` ends with a mark, and another one begins at `position`."""
+    opened = _OPENED.match(text, position)
+    following = text[opened.end() : opened.end() + 1] if opened is not None else ""
+    quoted = bool(end["closing"]) and _HIRAGANA.match(following) is not None  # 「はい。」と言う
+    if not following:
+        return False
+    if not end["space"]:
+        wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?") == "" and _JAPANESE_OR_CHINESE.match(following))
+        return bool(wide) and not quoted
+    if end["mark"][0] in _WIDE:
+        return True
+    if end["mark"] in (";", "\u037e") and code != "el":
+        return False
+    if category(following)[0] == "P" or (following.islower() and not lowercase):
+        return False
+    before = text[max(begin, end.start() - _LONGEST_WORD) : end.start()]
+    return end["mark"] != "." or bool(end["closing"]) or not _goes_on(before, following, code)
+
+
+def _goes_on(before: str, following: str, code: str) -> bool:
+    """Whether a full stop between these is an abbreviation's, or behind a number that ends no sentence."""
+    words = before.split()
+    if not words or before[-1].isspace():
+        return False
+    word = words[-1].strip("\"'“‘„«»([{-–—")
+    lower = word.lower()
+    return (
+        _INITIALS.fullmatch(word) is not None
+        or (word.isdigit() and word == before.strip())
+        or (code in _ORDINALS and _ORDINAL.fullmatch(word) is not None)
+        or lower in ABBREVIATIONS[""]
+        or lower in ABBREVIATIONS.get(code, ())
+        or (lower in _BEFORE_NUMBERS and following.isdigit())
+    )
