@@ -1,7 +1,7 @@
 """Run folders: what one training leaves behind, and all that translation needs. A run folder can be moved.
 
 recipe.yaml          every setting, resolved
-run.json             versions, the exact command, sizes of the vocabularies, directions
+run.json             versions, the exact command, sizes of the vocabularies, directions, lengths of the training pairs
 tokenizer/           the sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
 best.json            which checkpoint translates best
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
+from mtkit.data.lines.lengths import Lengths
 from mtkit.errors import RunError, did_you_mean
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
@@ -54,6 +55,7 @@ class About(TypedDict):
     data: NotRequired[str]
     directions: NotRequired[list[str]]
     document_pieces: NotRequired[int | None]
+    lengths: NotRequired[dict[str, Lengths]]
     init_from: NotRequired[str | None]
     commands: NotRequired[list[str]]
 
@@ -117,6 +119,19 @@ class Run:
         """Source pieces that lines of a document may have together; None where it was trained on single segments."""
         documents = self.recipe.data.documents
         return self.about.get("document_pieces", documents.pieces if documents else None)
+
+    @property
+    def lengths(self) -> list[Lengths] | None:
+        """The lengths of the training pairs of each direction; None where an earlier version did not keep them.
+
+        Raises: RunError where those of a direction are missing.
+        """
+        kept = self.about.get("lengths")
+        if kept is None:
+            return None
+        if missing := [each for each in self.directions if each not in kept]:
+            raise RunError(f"{self.folder / 'run.json'} has no lengths of {missing[0]}; choose another --run")
+        return [kept[direction] for direction in self.directions]
 
     @property
     def vocabulary(self) -> str:

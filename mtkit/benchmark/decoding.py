@@ -14,6 +14,7 @@ from mtkit.benchmark.operations import decoding_operations
 from mtkit.decoding.arithmetic import find_dtype
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
@@ -75,12 +76,21 @@ class Own:
         self._lexicon = lexicon
         self.sizes: Sequence[int] = list(sizes) or [settings.batch_tokens]
         self._model, self._tokenizers, self._settings = model, run.tokenizers, settings
+        self._trained_on = TrainedOn.of([run])
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """With the run's own settings but for beam and batch size."""
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
-        found = translate_lines(self._model, self._tokenizers, lines, settings, dtype=self.dtype, lexicon=self._lexicon)
+        found = translate_lines(
+            self._model,
+            self._tokenizers,
+            lines,
+            settings,
+            trained_on=self._trained_on,
+            dtype=self.dtype,
+            lexicon=self._lexicon,
+        )
         return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
 
 

@@ -75,7 +75,7 @@ def translate(
     ] = None,
     coverage_penalty: Annotated[float | None, typer.Option(help="Weight of source pieces left unattended.")] = None,
     max_pieces: Annotated[
-        int | None, typer.Option(help="Longest translation.  [default: twice its source, and 20 pieces]")
+        int | None, typer.Option(help="Longest translation.  [default: as in the training data]")
     ] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Let no sequence of this many pieces repeat.")] = None,
     n_best: Annotated[int | None, typer.Option(help="Translations a line, as number, score and text.")] = None,
@@ -184,7 +184,7 @@ class _Job:
         from mtkit.decoding.held_out import n_best_lines
         from mtkit.decoding.lines.documents import parted_by_blank_lines
 
-        notes = Notes(self.translator.model.longest_source)
+        notes = Notes()
         items = zip(read(name)) if ids is None else with_ids(name, ids)
 
         def work(first: int, chunk: "list[Item]") -> Iterable[str]:
@@ -249,7 +249,7 @@ class _Job:
                 note(f"the side {side.name} has no documents, so its lines are translated one by one")
             with _progress(len(side.sources), side.name) as advance:
                 found, speed, path = self.translator.held_out(side, joined=self.joined, on_progress=advance)
-            notes = Notes(self.translator.model.longest_source)
+            notes = Notes()
             notes.add(found, 0)
             notes.say()
             if self.output is not None:

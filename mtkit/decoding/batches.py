@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import BREAK, PAD
+from mtkit.data.tokenizer import PAD
 from mtkit.decoding.lines.segments import Segment
 from mtkit.decoding.search import SourceBatch
 
@@ -43,24 +43,14 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
     return batches
 
 
-def make_batch(
-    segments: Sequence[Segment],
-    longest_target: int | None,
-    device: torch.device,
-    first: int = 0,
-    max_pieces: int | None = None,
-) -> SourceBatch:
-    """The segments, padded, on the device; `first` is the number of the first line among all, from 0.
+def make_batch(segments: Sequence[Segment], limits: Sequence[int], device: torch.device, first: int = 0) -> SourceBatch:
+    """The segments, padded, on the device, with the pieces that the translation of each may have at most.
 
-    A translation has `max_pieces` at most, of joined lines so many for each.
+    `first` is the number of the first line among all, from 0.
     """
     source = padded([segment.pieces for segment in segments], device)
     keys = torch.tensor([(first + segment.line << 24) + segment.part for segment in segments], device=device)
-    limits = [
-        target_limit(len(each.pieces), longest_target, max_pieces and max_pieces * (each.pieces.count(BREAK) + 1))
-        for each in segments
-    ]
-    return SourceBatch(source, limits, keys, tasks_of([segment.task for segment in segments], device))
+    return SourceBatch(source, list(limits), keys, tasks_of([segment.task for segment in segments], device))
 
 
 def tasks_of(tasks: Sequence[int | None], device: torch.device) -> Tensor | None:
@@ -75,9 +65,3 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     for row, pieces in zip(rows, sequences, strict=True):
         row[: len(pieces)] = pieces
     return torch.from_numpy(rows).to(device)
-
-
-def target_limit(source_pieces: int, longest_target: int | None, max_pieces: int | None = None) -> int:
-    """The pieces that the translation of so many source pieces may have at most, EOS counted on both sides."""
-    limit = 2 * source_pieces + 20 if max_pieces is None else max_pieces
-    return limit if longest_target is None else min(limit, longest_target)

@@ -12,6 +12,7 @@ from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import make_batch, plan
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents, apart, joined
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions, Segment, Source
 from mtkit.decoding.search import Hypotheses, Model
 from mtkit.decoding.search.beam import beam_search
@@ -43,7 +44,7 @@ class Translation:
     pieces: tuple[int, ...]
     """Target pieces, EOS included."""
     parts: int = 1
-    """In how many parts the line was translated: above 1 it was too long for the model, 0 means it was blank."""
+    """In how many parts the line was translated: above 1 it held more than is usual, 0 means it was blank."""
     together: int = 1
     """How many lines of its document were joined, this one among them, to be translated at once."""
     cut: bool = False
@@ -63,6 +64,7 @@ def translate_lines(
     *,
     directions: Directions | None = None,
     documents: Documents | None = None,
+    trained_on: TrainedOn | None = None,
     first: int = 0,
     dtype: torch.dtype | None = None,
     lexicon: Lexicon | None = None,
@@ -70,10 +72,12 @@ def translate_lines(
 ) -> list[list[Translation]]:
     """The translations of each line, best first: one, or `settings.n_best`.
 
-    Blank lines never reach the model. Lines that are too long for it are cut at sentence ends, and the translations of
-    the parts are joined: by a space, but where the target language has none (`Translation.parts` tells). In float32 a
-    line's result does not depend on others, but for a `lexicon`, and for `documents`, whose lines are translated
-    together; a line falls back to itself where that does not give as many lines (`Translation.fell_back`).
+    Blank lines never reach the model. Lines that are too long for it are cut at sentence ends, and so are those that
+    hold more than the lines it was `trained_on` (`mtkit.decoding.lines.splitting.parted` has the rule); translations of
+    the parts are joined: by a space, but where the target language has none (`Translation.parts` tells). `trained_on`
+    also says how long a translation may be. In float32 a line's result does not depend on others, but for a `lexicon`,
+    and for `documents`, whose lines are translated together; a line falls back to itself where that does not give as
+    many lines (`Translation.fell_back`).
     `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
     that are translated, from 0; sampling draws by it. `dtype` is the arithmetic of the matrix products; None stands for
     float32. With a `lexicon`, only pieces on its shortlist of a batch may come, so that a line's result depends on its
@@ -88,9 +92,10 @@ def translate_lines(
             f"decoding.n_best = {settings.n_best} is for lines that are translated one by one; "
             "set it to 1, or translate without documents (--sentences)"
         )
-    source = Source(tokenizers.source, model.longest_source, directions)
+    trained_on = trained_on or TrainedOn()
+    source = Source(tokenizers.source, model.longest_source, directions, trained_on)
     encoded = source.encode(lines)
-    work = _Work(model, tokenizers.target, settings, first, on_progress or (lambda lines: None), lexicon)
+    work = _Work(model, tokenizers.target, settings, trained_on, first, on_progress or (lambda lines: None), lexicon)
     results: list[list[Translation] | None] = [None if pieces else [BLANK] * settings.n_best for pieces in encoded]
     work.on_progress(sum(translations is not None for translations in results))
     with decoding_with(model, dtype) as device:
@@ -138,6 +143,7 @@ class _Work:
     model: Model
     tokenizer: Tokenizer
     settings: DecodingSettings
+    trained_on: TrainedOn
     first: int
     on_progress: OnProgress
     lexicon: Lexicon | None = None
@@ -149,13 +155,8 @@ class _Work:
         lengths = [len(segment.pieces) for segment in segments]
 
         def translated(indices: Sequence[int]) -> list[tuple[int, list[Translation]]]:
-            batch = make_batch(
-                [segments[index] for index in indices],
-                self.model.longest_target,
-                device,
-                self.first,
-                self.settings.max_pieces,
-            )
+            chosen = [segments[index] for index in indices]
+            batch = make_batch(chosen, [self._limit(each) for each in chosen], device, self.first)
             if self.lexicon is not None:
                 batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
             found = SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
@@ -164,6 +165,10 @@ class _Work:
         plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings), at_once(device))
         for parts in side_by_side(partial(Halving(lengths).run, translated), plans, device):
             yield from parts
+
+    def _limit(self, segment: Segment) -> int:
+        longest = self.model.longest_target
+        return self.trained_on.limit(segment.pieces, segment.task, longest, self.settings.max_pieces)
 
     def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:
         """For each line, the translations of each of its parts."""

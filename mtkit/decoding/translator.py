@@ -14,6 +14,7 @@ from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, Speed, save, timed
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.search import Model
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
@@ -44,6 +45,7 @@ class Translator:
         """
         self.runs, self.settings = runs, settings
         self._lexicon: Lexicon | None = None
+        self._trained_on = TrainedOn.of(runs)
         self._dtype, where = find_dtype(dtype), find_device(device)
         if self._dtype == torch.int8:
             check_int8(where)  # before models and text are read
@@ -85,6 +87,7 @@ class Translator:
         return {
             "weights": [digest(path) for path in self._weights],
             "vocabulary": self.runs[0].vocabulary,
+            "trained_on": self._trained_on.fingerprint,
             "device": str(self.about["device"]).partition(":")[0],
             "dtype": self.about["dtype"],
             "lexicon": self._lexicon and self._lexicon.fingerprint,
@@ -122,6 +125,7 @@ class Translator:
             self.settings,
             directions=self.directions(direction, len(lines)),
             documents=None if documents is None or pieces is None else Documents(documents, pieces),
+            trained_on=self._trained_on,
             first=first,
             dtype=self._dtype,
             lexicon=self._lexicon,
@@ -168,6 +172,7 @@ class Translator:
             side,
             self.settings,
             joined=joined,
+            trained_on=self._trained_on,
             dtype=self._dtype,
             lexicon=self._lexicon,
             on_progress=on_progress,

@@ -165,7 +165,8 @@ class DecodingSettings(Settings):
     coverage_penalty: NonNegativeFloat = 0.0
     """Weight of the penalty for source pieces that got little attention; needs a cross attention that has weights."""
     max_pieces: PositiveInt | None = None
-    """Pieces that a translation may have at most, its end counted; if left out, twice those of its source and 20."""
+    """Pieces that a translation may have at most, its end counted; if left out, what the training pairs with about as
+    long a source have at most, and a few more."""
     no_repeat_ngram: NonNegativeInt = 0
     """Forbid a sequence of this many pieces to appear twice; 0 allows all."""
     n_best: PositiveInt = 1

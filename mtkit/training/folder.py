@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import mtkit
+from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
@@ -48,6 +49,7 @@ def open_folder(
     prepared: Prepared,
     *,
     too_long: Mapping[str, int],
+    longest: int,
     command: Sequence[str],
     init_from: Run | None,
 ) -> None:
@@ -55,7 +57,8 @@ def open_folder(
 
     Without a checkpoint there is nothing to go on with, and the folder is made anew.
 
-    `too_long` is kept there: the segments of each side that the model does not take.
+    `too_long` is kept there, the segments of each side that have over the `longest` pieces that the model takes, and
+    the lengths of the training pairs.
 
     Raises: RunError listing what differs from the run that is there.
     """
@@ -68,6 +71,9 @@ def open_folder(
         "directions": prepared.directions,
         "document_pieces": source_budget(prepared),
         "too_long": dict(too_long),
+        "lengths": {
+            direction: each.model_dump(mode="json") for direction, each in lengths_of(prepared, longest).items()
+        },
         "init_from": None if init_from is None else init_from.folder.name,
         "vocabularies": {
             "source": prepared.tokenizers.source.size,

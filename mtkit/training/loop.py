@@ -74,7 +74,15 @@ def train(
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
         with alone_in(folder) if world.first else nullcontext():
             if world.first:
-                open_folder(folder, recipe, prepared, too_long=training.too_long, command=command, init_from=init_from)
+                open_folder(
+                    folder,
+                    recipe,
+                    prepared,
+                    too_long=training.too_long,
+                    longest=training.longest,
+                    command=command,
+                    init_from=init_from,
+                )
             world.agree()  # the others look into the folder once it stands
             return training.run(init_from)
 
@@ -293,7 +301,7 @@ class Training:
     def _validation(self) -> Validation | None:
         """With the averaged weights where there are any; None where a signal came before it was done."""
         with self.updater.average.in_place() if self.updater.average else nullcontext():
-            return validate(self.model, self.recipe, self.prepared, self.precision, self.interruption)
+            return validate(self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
 
     def _save(self) -> None:
         """Keep a checkpoint, if this is the process that writes."""
@@ -317,7 +325,7 @@ class Training:
             names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
             weights, updates = self.checkpoints.mean_of_last(count, names)
             load_weights(self.model, weights, self.folder)
-            result = validate(self.model, self.recipe, self.prepared, self.precision, self.interruption)
+            result = validate(self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
             stopped = result is None
             if result is not None:
                 better = self.progress.is_bettered_by(result.bleu, result.nll)

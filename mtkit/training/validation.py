@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from mtkit.data.batches import make_batch, plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.held_out import HeldOut, held_out
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
 from mtkit.evaluation.metrics import installed_tokenizer
@@ -23,6 +25,7 @@ from mtkit.languages import languages_of
 from mtkit.model.memory import Halving
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
+from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress
 from mtkit.training.feed import to_device
 from mtkit.training.limits import Interruption
@@ -81,10 +84,14 @@ def validate(
     model: Transformer,
     recipe: Recipe,
     prepared: Prepared,
+    folder: Path,
     precision: Precision,
     interruption: Interruption,
 ) -> Validation | None:
-    """Loss and BLEU with the weights that the model has; leaves it in the mode it was in. None if interrupted."""
+    """Loss and BLEU with the weights that the model has; leaves it in the mode it was in. None if interrupted.
+
+    `folder` is the run's: what it keeps of the training pairs decides here as in `translate`.
+    """
 
     def go_on(lines: int) -> None:
         if interruption.signal is not None:
@@ -97,7 +104,13 @@ def validate(
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         sources, references = side.sources, side.references
         translated = translate_lines(
-            model, prepared.tokenizers, sources, recipe.decoding, on_progress=go_on, **side.how(recipe.decoding)
+            model,
+            prepared.tokenizers,
+            sources,
+            recipe.decoding,
+            trained_on=TrainedOn.of([Run(folder)]),
+            on_progress=go_on,
+            **side.how(recipe.decoding),
         )
     except _InterruptedError:
         return None

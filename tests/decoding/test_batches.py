@@ -2,8 +2,8 @@
 
 import torch
 
-from mtkit.data.tokenizer import BREAK, EOS, PAD
-from mtkit.decoding.batches import make_batch, plan, target_limit
+from mtkit.data.tokenizer import EOS, PAD
+from mtkit.decoding.batches import make_batch, plan
 from mtkit.decoding.lines.segments import Segment
 
 
@@ -30,16 +30,10 @@ def test_batches_that_are_worked_on_at_once_end_together() -> None:
     assert plan([], 100, 1, at_once=2) == []
 
 
-def test_limits_are_the_segments_own_and_the_models() -> None:
+def test_segments_are_padded_each_with_its_limit() -> None:
     segments = [Segment(0, 0, [5, 6, 7, EOS]), Segment(7, 1, [EOS])]
-    batch = make_batch(segments, None, torch.device("cpu"))
+    batch = make_batch(segments, [28, 22], torch.device("cpu"))
     assert batch.limits == [28, 22]
     assert batch.source.tolist() == [[5, 6, 7, EOS], [EOS, PAD, PAD, PAD]]
     assert batch.valid.tolist() == [[True] * 4, [True, False, False, False]]
     assert len(set(batch.keys.tolist())) == 2
-    assert target_limit(100, 24) == 24
-    assert target_limit(9, None, 256) == 256
-    assert target_limit(100, 24, 256) == 24
-    assert make_batch(segments, None, torch.device("cpu"), max_pieces=5).limits == [5, 5]
-    joined = [Segment(0, 0, [5, BREAK, 6, BREAK, 7, EOS])]
-    assert make_batch(joined, None, torch.device("cpu"), max_pieces=5).limits == [15]

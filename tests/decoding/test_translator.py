@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.data.lines.lengths import lengths_of
 from mtkit.decoding.held_out import held_out
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translator import Translator, document_pieces
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, RunError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from tests.decoding.trained import Trained, make_run, sentences
@@ -62,10 +64,25 @@ def test_what_decides_a_translation_is_its_identity(trained: Trained, tmp_path: 
     one = Translator([trained.run], DecodingSettings()).identity
     assert Translator([twin(trained.run, tmp_path / "moved")], DecodingSettings()).identity == one
     assert Translator([trained.run], DecodingSettings(beam=2)).identity != one
+    lengths = {name: each.model_dump(mode="json") for name, each in lengths_of(trained.prepared, 24).items()}
+    assert Translator([twin(trained.run, tmp_path / "new", lengths=lengths)], DecodingSettings()).identity != one
     assert Translator([trained.run], DecodingSettings(batch_tokens=50)).identity == one
     assert Translator([trained.run], DecodingSettings(), dtype="bfloat16").identity != one
     other = make_run(tmp_path / "other", directions=("en-de", "en-fr"), documents=20, seed=2).run
     assert Translator([other], DecodingSettings()).identity != one
+
+
+def test_an_ensemble_knows_its_training_pairs_where_all_do(trained: Trained, tmp_path: Path) -> None:
+    lengths = {name: each.model_dump(mode="json") for name, each in lengths_of(trained.prepared, 24).items()}
+    one, two = (twin(trained.run, tmp_path / name, lengths=lengths) for name in ("one", "two"))
+    assert one.lengths == list(lengths_of(trained.prepared, 24).values())
+    assert TrainedOn.of([one, two]).models == [one.lengths, two.lengths]
+    assert TrainedOn.of([one]).documents
+    assert not TrainedOn.of([one, twin(trained.run, tmp_path / "three", document_pieces=None)]).documents
+    assert TrainedOn.of([one, trained.run]) == TrainedOn(documents=True)  # which is of an earlier version
+    for damaged in ({"en-de": lengths["en-de"]}, {"en-de": 3, "en-fr": 4}, [1]):
+        with pytest.raises(RunError, match="lengths"):
+            TrainedOn.of([twin(trained.run, tmp_path / f"damaged {len(str(damaged))}", lengths=damaged)])
 
 
 def test_the_first_line_counts_for_sampling(trained: Trained) -> None:

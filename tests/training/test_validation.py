@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import Score, score_corpus
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe
+from mtkit.runs import Run
 from mtkit.training import validation
 from mtkit.training.checkpoint import read_state
 from mtkit.training.limits import Outcome
@@ -143,3 +147,19 @@ def test_the_loss_of_batches_that_memory_does_not_hold_is_summed_over_their_halv
     monkeypatch.setattr(Transformer, "forward", short)
     assert validation.validation_loss(model, tiny(), prepared, precision) == pytest.approx(whole)
     assert max(sizes) > 2
+
+
+def test_translations_go_by_the_training_pairs_as_those_of_the_tool_do(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[TrainedOn] = []
+
+    def translated(*parts: Any, trained_on: TrainedOn | None = None, **how: Any) -> Any:
+        seen.extend([] if trained_on is None else [trained_on])
+        return translate_lines(*parts, trained_on=trained_on, **how)
+
+    monkeypatch.setattr(validation, "translate_lines", translated)
+    run(tiny(training={"max_updates": 1, "validate_every": 1, "average_last": 1}), prepared, tmp_path / "run")
+    assert (
+        seen == [TrainedOn([[*lengths_of(prepared, 1024).values()]])] * 2 == [TrainedOn.of([Run(tmp_path / "run")])] * 2
+    )

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from mtkit.benchmark.decoding import Decoded
 from mtkit.benchmark.peers.weights import Weights, check_plain
 from mtkit.data.tokenizer import EOS, PAD
-from mtkit.decoding.batches import target_limit
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -53,6 +53,7 @@ class CTranslate2:
         self.arithmetic = arithmetic
         self.shortlist = 0 if lexicon is None else lexicon.each
         self._tokenizers, self._settings = run.tokenizers, settings
+        self._trained_on = TrainedOn.of([run])
         self._longest = (model.longest_source, model.longest_target)
         with TemporaryDirectory() as folder:
             convert(run, model, Path(folder) / "model")
@@ -72,9 +73,10 @@ class CTranslate2:
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """Its batches are sorted by length, as it does by itself."""
-        encoded = self._tokenizers.source.encode_lines(lines)
-        sources = [[*map(str, pieces[: self._longest[0] - 1]), SPECIALS[EOS]] for pieces in encoded]
-        limit = target_limit(max(map(len, sources)), self._longest[1], self._settings.max_pieces)
+        encoded = [pieces[: self._longest[0] - 1] for pieces in self._tokenizers.source.encode_lines(lines)]
+        sources = [[*map(str, pieces), SPECIALS[EOS]] for pieces in encoded]
+        most = self._settings.max_pieces
+        limit = max(self._trained_on.limit([*pieces, EOS], None, self._longest[1], most) for pieces in encoded)
         found = self._translator.translate_batch(
             sources,
             beam_size=beam,

@@ -13,7 +13,8 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusC
 from mtkit.benchmark.decoding import Decoded
 from mtkit.benchmark.peers.weights import Weights, check_plain
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.batches import padded, target_limit
+from mtkit.decoding.batches import padded
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.errors import MtkitError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings, ModelSettings
@@ -40,27 +41,29 @@ class HuggingFace:
             raise MtkitError("--beside huggingface takes models with model.tie = all and no swiglu; leave it out")
         self.arithmetic = arithmetic
         self._tokenizers, self._settings = run.tokenizers, settings
+        self._trained_on = TrainedOn.of([run])
         self._longest = (model.longest_source, model.longest_target)
         self._device = model.output_weight.device
         self._model: Any = convert(run.recipe.model, model).to(self._device, getattr(torch, arithmetic)).eval()
 
     @torch.no_grad()
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
-        """Longest segments first; the limit of pieces is that of a batch's longest one."""
+        """Longest segments first; the limit of pieces is the greatest in a batch."""
         encoded = [pieces[: self._longest[0] - 1] for pieces in self._tokenizers.source.encode_lines(lines)]
         order = sorted(range(len(lines)), key=lambda line: -len(encoded[line]))
         found: dict[int, Decoded] = {}
         for first in range(0, len(order), size):
             chosen = order[first : first + size]
-            source = padded([[*encoded[line], EOS] for line in chosen], self._device)
-            generated = self._generate(source, beam).tolist()
+            sources = [[*encoded[line], EOS] for line in chosen]
+            most = self._settings.max_pieces
+            limit = max(self._trained_on.limit(pieces, None, self._longest[1], most) for pieces in sources)
+            generated = self._generate(padded(sources, self._device), beam, limit).tolist()
             for line, row in zip(chosen, generated, strict=True):
                 pieces = row[1 : row.index(EOS)] if EOS in row else row[1:]
                 found[line] = Decoded(self._tokenizers.target.decode(pieces), len(pieces) + 1)
         return [found[line] for line in range(len(lines))]
 
-    def _generate(self, source: Tensor, beam: int) -> Tensor:
-        limit = target_limit(source.shape[1], self._longest[1], self._settings.max_pieces)
+    def _generate(self, source: Tensor, beam: int, limit: int) -> Tensor:
         how = GenerationConfig(
             num_beams=beam,
             do_sample=False,

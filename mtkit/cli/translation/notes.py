@@ -15,9 +15,7 @@ NAMED = 10
 class Notes:
     """Gathers, chunk by chunk, the lines that a user should know about."""
 
-    def __init__(self, longest: int | None) -> None:
-        """`longest` pieces are what the model takes at most."""
-        self._longest = longest
+    def __init__(self) -> None:
         self._parted, self._cut, self._failed = _Listed(), _Listed(), _Listed()
         self._joined, self._fell_back = _Listed(), _Listed()
         self._all = (self._parted, self._cut, self._failed, self._joined, self._fell_back)
@@ -45,11 +43,14 @@ class Notes:
     def say(self) -> None:
         """Print what there is to say."""
         if self._parted.count:
-            note(f"lines longer than the model's {self._longest:,} pieces were translated in parts: {self._parted}")
+            note(
+                "lines were cut at sentence ends and translated in parts, as they hold more than training lines, or "
+                f"than the model takes ({self._parted.count:,}): {self._parted}"
+            )
         if self._cut.count:
             note(
-                "translations that may lack their end, as they are as long as they may be "
-                f"(--max-pieces, or the model's max_length): {self._cut}"
+                "translations that may lack their end, as they are as long as they may be (--max-pieces, or as those "
+                f"of the training data, or the model's max_length): {self._cut}"
             )
         if self._failed.count:
             note(f"the model gave no finite probabilities, so these lines are empty: {self._failed}")

@@ -3,11 +3,15 @@
 import math
 from collections import Counter
 from itertools import pairwise
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveInt, model_validator
 
-from mtkit.data.prepared import Prepared, Side
+from mtkit.stored import Count
+
+if TYPE_CHECKING:
+    from mtkit.data.prepared import Prepared, Side
 
 TOGETHER = 1 << 20
 """Rows that are looked at together."""
@@ -33,28 +37,34 @@ _EDGES = np.unique([round(2 ** (half / 2)) for half in range(2, 60)])
 class Bin(BaseModel):
     """Pairs whose sources are about equally long. Lengths count tags and ends of segments, here and below."""
 
-    model_config = ConfigDict(frozen=True)
-    longest: int
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    longest: PositiveInt
     """Source pieces at most; the last bin also stands for longer ones, the first one for shorter ones."""
-    pairs: int
-    mean: float
+    pairs: PositiveInt
+    mean: NonNegativeFloat
     """Of the ratio of target to source pieces."""
-    spread: float
+    spread: NonNegativeFloat
     """Its standard deviation."""
-    most: float
+    most: NonNegativeFloat
     """The greatest one."""
 
 
 class Lengths(BaseModel):
     """The lengths of the training pairs of one direction."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     bins: tuple[Bin, ...]
     """By rising length; none where there is no pair."""
-    percentiles: dict[int, int]
+    percentiles: dict[int, Count]
     """Source pieces that so many per cent of the pairs have at most."""
-    sentences: dict[int, int] | None = None
+    sentences: dict[int, Count] | None = None
     """How many sources have how many sentences; None where `prepare` did not count them yet."""
+
+    @model_validator(mode="after")
+    def _percentiles_go_with_pairs(self) -> Self:
+        if self.bins and not set(PERCENTILES) <= set(self.percentiles):
+            raise ValueError(f"lengths have the percentiles {', '.join(map(str, PERCENTILES))}")
+        return self
 
     @property
     def pieces_at_once(self) -> int:
@@ -88,7 +98,7 @@ class Lengths(BaseModel):
         return math.ceil(ratio * source_pieces - 1e-6) + ROOM
 
 
-def lengths_of(prepared: Prepared, longest: int) -> dict[str, Lengths]:
+def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
     """The lengths of each direction of prepared data, without the pairs that have over `longest` pieces on a side."""
     found = dict(zip(prepared.directions, measure(prepared.train, len(prepared.directions), longest), strict=True))
     corpora = prepared.record["sides"]["train"]["corpora"]
@@ -100,7 +110,7 @@ def lengths_of(prepared: Prepared, longest: int) -> dict[str, Lengths]:
     return {name: each.model_copy(update={"sentences": dict(counted[name])}) for name, each in found.items()}
 
 
-def measure(side: Side, directions: int, longest: int) -> list[Lengths]:
+def measure(side: "Side", directions: int, longest: int) -> list[Lengths]:
     """The lengths of each direction of a training side, without the pairs that have over `longest` pieces on a side."""
     counted = [_Counted() for _ in range(directions)]
     for first in range(0, len(side), TOGETHER):

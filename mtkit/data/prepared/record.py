@@ -1,8 +1,9 @@
 """prepared.json: what is known of prepared data, read back."""
 
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
+from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.errors import DataError
@@ -44,6 +45,7 @@ class Counts(TypedDict):
     found: dict[str, Count]
     left_out: dict[str, Count]
     altered: NotRequired[Count]
+    sentences: NotRequired[dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,3}$")], Count]]
 
 
 class CorpusCounts(Counts):

@@ -1,10 +1,11 @@
-"""What is translated at once: a line, a part of one that is too long for the model, or several of a document."""
+"""What is translated at once: a line, a part of one that holds more than is usual, or several of a document."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mtkit.data.tokenizer import EOS, Tokenizer
-from mtkit.decoding.lines.splitting import split
+from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.splitting import parted, split
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.languages import languages_of
 
@@ -75,9 +76,16 @@ class Directions:
 class Source:
     """Source lines as pieces: what stands before them, and how long they may be."""
 
-    def __init__(self, tokenizer: Tokenizer, longest: int | None, directions: Directions | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        longest: int | None,
+        directions: Directions | None,
+        trained_on: TrainedOn | None = None,
+    ) -> None:
         """`longest` pieces are what the model takes at most, tag and EOS counted."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._trained_on = tokenizer, trained_on or TrainedOn()
+        self._languages = [languages_of(name)[0] for name in directions.names] if directions is not None else [None]
         self._directions = directions if directions is not None and len(directions.names) > 1 else None
         names = self._directions.names if self._directions is not None else ()
         self._tags = [tokenizer.tag(name) for name in names]
@@ -103,16 +111,25 @@ class Source:
         return [pieces if line.strip() else [] for line, pieces in zip(lines, encoded, strict=True)]
 
     def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
-        """What there is to translate of the lines of these numbers: nothing of a blank one, parts of one too long."""
-
-        def count(texts: Sequence[str]) -> list[int]:
-            return [len(pieces) for pieces in self._tokenizer.encode_lines(texts)]
-
+        """What to translate of the lines of these numbers: nothing of a blank one, parts of one that is cut."""
         for number in which:
             if not encoded[number]:
                 continue
-            parts = [encoded[number]]
-            if self.longest is not None and len(encoded[number]) > self.longest:
-                parts = self._tokenizer.encode_lines(split(lines[number], self.longest, count))
+            texts = self._parts(lines[number], len(encoded[number]), self.task(number))
+            parts = self._tokenizer.encode_lines(texts) if len(texts) > 1 else [encoded[number]]
             for part, pieces in enumerate(filter(None, parts)):
                 yield self.segment(number, pieces, part)
+
+    def _parts(self, line: str, pieces: int, task: int | None) -> list[str]:
+        """A line of so many pieces, or what it is cut into."""
+
+        def count(texts: Sequence[str]) -> list[int]:
+            return [len(each) for each in self._tokenizer.encode_lines(texts)]
+
+        language, texts, usual = self._languages[task or 0], [line], self._trained_on.usual(task)
+        if usual is not None:
+            room = usual.pieces - 1 - len(self._tags[:1])
+            texts = parted(line, language, count, most=usual.sentences, pieces=room)
+        if self.longest is None or (len(texts) == 1 and pieces <= self.longest):
+            return texts
+        return [part for text in texts for part in split(text, self.longest, count, language)]

@@ -1,28 +1,50 @@
-"""Cutting text that is too long for the model where it hurts least."""
+"""Cutting text that holds more than a model has learned to translate at once, or more than it takes."""
 
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+
+from mtkit.data.lines.sentences import sentences
 
 Count = Callable[[Sequence[str]], list[int]]
 """The pieces of each text."""
 
 CLOSING = r"[\"')\]}»”’」』）]*"
 BOUNDARIES = (
-    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？]+{CLOSING}\s*"),  # sentence ends
+    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？]+{CLOSING}\s*"),  # what may be the end of a sentence
     re.compile(rf"[,;:]+{CLOSING}\s+|\s[–—-]\s+|[，、；：]\s*"),  # clauses
     re.compile(r"\s+"),
 )
-"""Where to cut, best first; each match belongs to the text before it."""
+"""Where to cut what is longer than a sentence, best first; each match belongs to the text before it."""
 
 
-def split(text: str, longest: int, count: Count) -> list[str]:
+def parted(text: str, language: str | None, count: Count, *, most: int | None, pieces: int) -> list[str]:
+    """The text, or where it holds more than is usual, its sentences in as few parts as hold no more, in order.
+
+    More than is usual is more than `most` sentences: as many as, or more than, one training line in twenty has, so that
+    a model has seen that all of them are to be translated (None: nobody has counted). And it is more than `pieces`
+    pieces: what one training line in a hundred has. It is cut only where a sentence ends, so a sentence by itself is
+    never cut, however long. A model that was trained on single sentences translates one sentence of several, and loses
+    the others.
+    """
+    units = sentences(text, language)
+    few = most is None or len(units) <= most
+    if len(units) < 2 or (few and count([text])[0] <= pieces):
+        return [text]
+    return [part.strip() for part in _grouped(units, pieces, count, most)]
+
+
+def split(text: str, longest: int, count: Count, language: str | None = None) -> list[str]:
     """The text in parts of at most `longest` pieces, in order, blank ones left out.
 
     Cut at sentence ends, where a sentence is too long at its clauses, then at spaces, and at last between any two
     characters. A single character that has too many pieces is a part of its own.
     """
-    return [part for part in _split(text, longest, count, level=0) if part]
+    text = text.strip()
+    if count([text])[0] <= longest:
+        return [text] if text else []
+    groups = _grouped(sentences(text, language), longest, count)
+    return [part for group in groups for part in _split(group, longest, count, level=0) if part]
 
 
 def _split(text: str, longest: int, count: Count, level: int) -> list[str]:
@@ -44,15 +66,15 @@ def _units(text: str, boundary: re.Pattern[str]) -> list[str]:
     return [text[start:end] for start, end in pairwise(cuts) if start < end]
 
 
-def _grouped(units: list[str], longest: int, count: Count) -> list[str]:
-    """Neighbouring units joined as long as their pieces add up to at most `longest`."""
+def _grouped(units: list[str], longest: int, count: Count, most: int | None = None) -> list[str]:
+    """Neighbouring units joined, `most` at most, as long as their pieces add up to at most `longest`."""
     groups: list[str] = []
-    size = longest + 1
+    size, joined = longest + 1, 0
     for unit, pieces in zip(units, count(units), strict=True):
-        if size + pieces <= longest:
+        if size + pieces <= longest and (most is None or joined < most):
             groups[-1] += unit
-            size += pieces
+            size, joined = size + pieces, joined + 1
         else:
             groups.append(unit)
-            size = pieces
+            size, joined = pieces, 1
     return groups

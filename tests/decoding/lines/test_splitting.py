@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mtkit.decoding.lines.splitting import split
+from mtkit.decoding.lines.splitting import parted, split
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -51,3 +51,41 @@ def test_pieces_that_differ_at_the_seams_still_fit() -> None:
     parts = split("aa. bb. cc. dd. ee. ff.", 10, count)
     assert max(count(parts)) <= 10
     assert "".join(parts).replace(" ", "") == "aa.bb.cc.dd.ee.ff."
+
+
+FIVE = "A man sleeps. A dog barks! Who sees it? Nobody. The end."
+
+
+def test_a_line_of_more_sentences_than_usual_is_cut() -> None:
+    assert parted(FIVE, "en", words, most=1, pieces=99) == [
+        "A man sleeps.",
+        "A dog barks!",
+        "Who sees it?",
+        "Nobody.",
+        "The end.",
+    ]
+    assert parted(FIVE, "en", words, most=2, pieces=99) == [
+        "A man sleeps. A dog barks!",
+        "Who sees it? Nobody.",
+        "The end.",
+    ]
+    assert parted(FIVE, "en", words, most=5, pieces=99) == [FIVE]
+
+
+def test_a_line_with_more_pieces_than_usual_is_cut_at_sentence_ends_alone() -> None:
+    for most in (5, None):
+        parts = parted(FIVE, "en", words, most=most, pieces=6)
+        assert parts == ["A man sleeps.", "A dog barks!", "Who sees it? Nobody.", "The end."]
+    long = "A man, who sleeps; and a dog that barks " * 5
+    assert parted(long, "en", words, most=1, pieces=8) == [long]
+    assert parted(f"Yes. {long}", "en", words, most=2, pieces=8) == ["Yes.", long.strip()]
+
+
+def test_what_is_no_end_of_a_sentence_cuts_no_line() -> None:
+    text = "Das ist z. B. Herr Dr. Maier am 3. Oktober, um 3.14 Uhr."
+    assert parted(text, "de", words, most=1, pieces=3) == [text]
+    assert split(f"{text} Und er geht.", 16, words, "de") == [text, "Und er geht."]
+    assert parted("今日は晴れ。「はい。」と言う。", "ja", words, most=1, pieces=99) == [
+        "今日は晴れ。",
+        "「はい。」と言う。",
+    ]

@@ -1,0 +1,71 @@
+"""What the training pairs say of other text: how long its translations may be, and how much of it is usual at once."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from mtkit.data.lines.lengths import Lengths
+from mtkit.data.tokenizer import BREAK
+from mtkit.runs import Run
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What a model has learned to translate at once."""
+
+    sentences: int | None
+    """At most; None where those of its training lines were not counted."""
+    pieces: int
+    """At most, tag and end of the segment counted."""
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The lengths of the training pairs of a model, or of several that translate together."""
+
+    models: Sequence[Sequence[Lengths]] = ()
+    """Of each model, those of each direction; none at all where one is not known."""
+    documents: bool = False
+    """Whether all were trained on documents, whose lines are joined."""
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "TrainedOn":
+        """Those of runs; runs of earlier versions have none. Raises: RunError."""
+        known = [run.lengths for run in runs if run.lengths is not None]
+        documents = all(run.document_pieces is not None for run in runs)
+        return cls(known if len(known) == len(runs) else (), documents)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same lengths."""
+        text = "\n".join(each.model_dump_json() for model in self.models for each in model)
+        return hashlib.sha256(f"{len(self.models)} {self.documents}\n{text}".encode()).hexdigest()
+
+    def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
+        """The pieces that the translation of a segment may have at most, its end counted.
+
+        That is `most` where it is given; else what `Lengths.limit` says of the training pairs of its direction, for an
+        ensemble the greatest; else, where nothing is known of these, twice the pieces of the source and 20. Lines that
+        are joined by breaks have a limit each. It is never more than `longest`, what the model takes.
+        """
+        lines = [len(list(line)) + 1 for is_break, line in groupby(pieces, BREAK.__eq__) if not is_break]
+        lines[-1:] = [each - 1 for each in lines[-1:]]  # the end of the segment is there already
+        if most is not None:
+            limit = most * len(lines)
+        elif self._known(task):
+            limit = sum(max(each.limit(line) or 0 for each in self._known(task)) for line in lines)
+        else:
+            limit = 2 * len(pieces) + 20
+        return limit if longest is None else min(limit, longest)
+
+    def usual(self, task: int | None) -> Usual | None:
+        """What is usual in all training sides, of a direction; None where that is not known, or documents were."""
+        known = () if self.documents else self._known(task)
+        counted = [each.sentences_at_once for each in known if each.sentences_at_once is not None]
+        return Usual(min(counted, default=None), min(each.pieces_at_once for each in known)) if known else None
+
+    def _known(self, task: int | None) -> list[Lengths]:
+        """The lengths of a direction, where each model has some."""
+        known = [model[task or 0] for model in self.models]
+        return known if all(each.bins for each in known) else []
