@@ -1,5 +1,6 @@
 """Relative positions for the `positions` slot: rotary, ALiBi, and Shaw's relative keys and values."""
 
+from copy import copy
 from typing import ClassVar
 
 import torch
@@ -45,10 +46,22 @@ class Alibi(Positions):
     symmetric form. The penalty is not divided by the square root of the head width.
     """
 
+    def __init__(self, site: Site, width: int) -> None:
+        super().__init__(site, width)
+        self.some = range(site.heads)
+
+    def of_heads(self, some: range) -> Positions:
+        """With the slopes of these heads."""
+        group = copy(self)
+        group.some = some
+        return group
+
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
         """(H, ..., T, S), in float32 whatever the queries are: bfloat16 has no 257."""
         distance = (query_position.unsqueeze(-1) - key_position.unsqueeze(-2)).abs()
-        return -_slopes(self.site.heads, q.device).view(-1, *[1] * distance.dim()) * distance
+        slopes = _slopes(self.site.heads, q.device)[self.some.start : self.some.stop]
+        by_head = distance.dim() == q.dim()  # its second axis is that of the heads
+        return -slopes.view(-1, *[1] * (distance.dim() - 2 * by_head)) * distance
 
 
 class Shaw(Positions):

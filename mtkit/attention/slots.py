@@ -141,7 +141,7 @@ class Positions(Slot):
     """Relative positions in self-attention.
 
     In all methods q and k are (B, H, ..., K) with any block axes between, and positions are integers of the block axes
-    and length, (..., T) and (..., S).
+    and length, (..., T) and (..., S); the keys' may differ from head to head, (B or 1, H, ..., S).
     """
 
     roles: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder"})
@@ -153,6 +153,10 @@ class Positions(Slot):
         if site.role not in self.roles:
             raise MtkitError("relative positions need one axis for queries and keys: the cross role has none")
         self.width = width
+
+    def of_heads(self, some: range) -> "Positions":
+        """The same for some of the heads, whose queries alone are then passed in."""
+        return self
 
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
         """Queries or keys (..., T, K) as they enter the score."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band as BandPattern
+from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.options import NaturalByLayer, of_layer
 
@@ -30,7 +31,7 @@ class Band(PatternAttention):
     def __init__(self, site: Site, *, window_radius: NaturalByLayer = 128) -> None:
         super().__init__(site)
         self.radius = of_layer("window_radius", window_radius, site)
-        self.pattern = BandPattern(self.radius, self.radius)
+        self.groups = by_head([BandPattern(self.radius, self.radius)] * site.heads)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| <= r."""

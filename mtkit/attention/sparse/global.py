@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
+from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.engines.softmax.dot_product import (
     attend,
@@ -74,7 +75,7 @@ class Global(PatternAttention):
         self.count = of_layer("global_tokens", (8 if cross else 1) if global_tokens is None else global_tokens, site)
         self.external = mode == "external"
         if not self.external:
-            self.pattern = Band(0, 0) | Columns(self.count) | Rows(self.count)
+            self.groups = by_head([Band(0, 0) | Columns(self.count) | Rows(self.count)] * site.heads)
             return
         if self.positions is not None:
             raise MtkitError("external global nodes have no positions: leave positions out, or take mode=internal")

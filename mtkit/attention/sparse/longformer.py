@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
-from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, visible_pairs
-from mtkit.attention.engines.cache.step_cache import append, written
+from mtkit.attention.engines.blocks.pattern import Band, Columns, Pattern, Rows
+from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
+from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, scores_of, weighted
 from mtkit.attention.options import NaturalByLayer, PositiveByLayer, of_layer
@@ -65,17 +66,18 @@ class Longformer(PatternAttention):
         default = 0 if site.causal else 1
         self.globals = of_layer("global_tokens", default if global_tokens is None else global_tokens, site)
         self.separate = global_separate_proj and self.globals > 0
-        self.pattern = Band(self.radius, self.radius, self.dilation)
+        pattern: Pattern = Band(self.radius, self.radius, self.dilation)
         if self.globals:
-            self.pattern = self.pattern | Columns(self.globals)
+            pattern = pattern | Columns(self.globals)
+        if self.globals and not self.separate:
+            pattern = pattern | Rows(self.globals)
+        self.groups = by_head([pattern] * site.heads)
         if self.separate:
             for name in PROJECTIONS:
                 local = getattr(self, name)
                 copy = nn.Linear(local.in_features, local.out_features)
                 copy.load_state_dict(local.state_dict())
                 self.add_module(f"global_{name}", copy)
-        elif self.globals:
-            self.pattern = self.pattern | Rows(self.globals)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         """A multiple of the dilation away, at most r steps; or one of the two is global."""
@@ -100,18 +102,7 @@ class Longformer(PatternAttention):
             return super().forward(query, query_valid=query_valid, need_weights=need_weights)
         weighing = need_weights or self.regularizes_weights
         k, v = self.keys_values(query)
-        heads, weights = sparse_attend(
-            self.queries(query),
-            k,
-            v,
-            self.pattern,
-            scale=self.scale,
-            causal=self.site.causal,
-            valid=query_valid,
-            positions=self.positions,
-            dropout=self.dropout,
-            need_weights=weighing,
-        )
+        heads, weights = self.attended(self.queries(query), k, v, valid=query_valid, need_weights=weighing)
         first, first_weights = self._global_rows(query, query_valid, weighing)
         heads = torch.cat([first, heads[:, :, self.globals :]], dim=2)
         if weights is not None and first_weights is not None:
@@ -186,8 +177,9 @@ class Longformer(PatternAttention):
         """An empty ring, and as many places for the global tokens' second keys and values."""
         state, _ = super().start(batch_size, hypotheses=hypotheses)
         if self.separate:
-            second, _ = super().start(batch_size, hypotheses=hypotheses)
-            state["global"] = second
+            p = self.projection
+            shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+            state["global"] = start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes)
         return state, None
 
     def step(

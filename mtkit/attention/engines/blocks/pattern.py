@@ -2,17 +2,17 @@
 
 A pattern is a pure function of positions, never of content nor of how long the batch is. It knows nothing of roles:
 whoever runs it adds that a causal query sees no later key, and that nobody sees padding. Besides the exact predicate
-`sees`, each says what is needed to lay it out in blocks (`tiles`) and to keep its keys while decoding (`kept`).
+`sees`, each says what is needed to lay it out in blocks (`tiles`, `pattern_lists`) and to keep its keys while decoding
+(`kept`). Patterns that are drawn at random, and so differ from head to head, are in `random_pattern`.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 
 import torch
 from torch import Tensor
-
-from mtkit.attention.hashing import hashed
 
 
 class Pattern:
@@ -24,15 +24,18 @@ class Pattern:
         return (self,)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether the query at i sees the key at j, for integer positions that broadcast."""
+        """Whether the query at i sees the key at j, for integer positions that broadcast; (B or 1, H, ...) by head."""
         raise NotImplementedError
 
     def covers(self, length: int, causal: bool) -> bool:
         """Whether each of the first `length` queries sees all of as many keys: up to its own where causal."""
         raise NotImplementedError
 
-    def keys(self, i: int) -> Collection[int]:
-        """The keys that a causal query at i sees, each once."""
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """The keys that neighbouring queries see of the first `length`, each once: one list for all heads, or one each.
+
+        For several queries there may be more; one query at i sees all of `keys(range(i, i + 1), length)`.
+        """
         raise NotImplementedError
 
     @property
@@ -64,9 +67,11 @@ class Union(Pattern):
         """Whether one part alone covers everything."""
         return any(part.covers(length, causal) for part in self.parts)
 
-    def keys(self, i: int) -> Collection[int]:
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
         """Those of all parts, in order."""
-        return sorted({key for part in self.parts for key in part.keys(i)})
+        parts = [part.keys(queries, length) for part in self.parts]
+        heads = range(max(len(lists) for lists in parts))
+        return [sorted({key for lists in parts for key in lists[head % len(lists)]}) for head in heads]
 
     @property
     def kept(self) -> tuple[int, int | None]:
@@ -109,10 +114,14 @@ class Band(Window):
         far = all(side is None or side >= length - 1 for side in self.reach(causal)[: 1 if causal else 2])
         return far and (self.dilation == 1 or length == 1)
 
-    def keys(self, i: int) -> range:
-        """Steps back from i, i among them."""
-        steps = i // self.dilation if self.back is None else min(self.back, i // self.dilation)
-        return range(i - steps * self.dilation, i + 1, self.dilation)
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """Steps back and ahead; every position in reach where there are as many queries as positions in a step."""
+        d = self.dilation
+        back, ahead = ((length if side is None else side) * d for side in (self.back, self.ahead))
+        if len(queries) >= d:
+            return [range(max(queries[0] - back, 0), min(queries[-1] + ahead + 1, length))]
+        each = [range(max(i - back, i % d), min(i + ahead + 1, length), d) for i in queries]
+        return [sorted(chain(*each))]
 
     @property
     def kept(self) -> tuple[int, int | None]:
@@ -148,9 +157,10 @@ class Blocks(Window):
         others = (length - 1) // self.size
         return self.back >= others and (causal or self.ahead >= others)
 
-    def keys(self, i: int) -> range:
-        """From the first block in reach up to i."""
-        return range(max(i // self.size - self.back, 0) * self.size, i + 1)
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """From the first block in reach to the last."""
+        first, last = queries[0] // self.size - self.back, queries[-1] // self.size + self.ahead
+        return [range(max(first, 0) * self.size, min((last + 1) * self.size, length))]
 
     @property
     def kept(self) -> tuple[int, int | None]:
@@ -176,13 +186,13 @@ class Columns(Pattern):
         """Whether all keys are among the first."""
         return self.count >= length
 
-    def keys(self, i: int) -> range:
-        """Those up to i."""
-        return range(min(self.count, i + 1))
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """The same for all queries."""
+        return [range(min(self.count, length))]
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """Themselves."""
+        """The first keys."""
         return self.count, 1
 
 
@@ -200,9 +210,9 @@ class Rows(Pattern):
         """Whether all queries are among the first."""
         return self.count >= length
 
-    def keys(self, i: int) -> range:
-        """All up to i for the first queries, none for others."""
-        return range(i + 1 if i < self.count else 0)
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """All for the first queries, none for others."""
+        return [range(length if queries[0] < self.count else 0)]
 
     @property
     def kept(self) -> tuple[int, int | None]:
@@ -210,49 +220,31 @@ class Rows(Pattern):
         return self.count, 1
 
 
-@dataclass(frozen=True, eq=False)
-class Random(Pattern):
-    """`count` keys for each query and head, drawn once and for all: slot s of query i takes floor(u * candidates).
+@dataclass(frozen=True)
+class Comb(Pattern):
+    """The keys at places `first` to `first + count - 1` of every `stride` positions, for every query."""
 
-    u is a hash of key, head, position and slot. Candidates are the keys up to the query's own where causal, else the
-    first `lengths` (B,) of each segment. Where there are no more of them than slots, all are taken; a key drawn twice
-    counts once. `key` stands for whatever else the draw depends on (`random_key`).
-    """
-
+    stride: int
+    first: int
     count: int
-    heads: int
-    key: int
-    lengths: Tensor | None = None
-
-    def picks(self, i: Tensor) -> Tensor:
-        """The keys of queries at i, (B or 1, H, *i.shape, count) in ascending order; -1 for an empty slot."""
-        head = torch.arange(self.heads, device=i.device).view(-1, *[1] * (i.dim() + 1))
-        slot = torch.arange(self.count, device=i.device)
-        draw = hashed(hashed(hashed(head + self.key) + i.unsqueeze(-1)) + slot)  # (H, *i.shape, count), 32 bits each
-        candidates = (i + 1).unsqueeze(-1)
-        if self.lengths is not None:
-            candidates = self.lengths.view(-1, *[1] * draw.dim())
-        chosen = (draw * candidates) >> 32
-        chosen = torch.where(candidates <= self.count, slot.where(slot < candidates, -1), chosen)
-        chosen = chosen.view(-1, *draw.shape).sort(dim=-1).values
-        again = chosen[..., 1:] == chosen[..., :-1]
-        return torch.cat([chosen[..., :1], chosen[..., 1:].masked_fill(again, -1)], dim=-1)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether j was picked for i, (B or 1, H, ...)."""
-        return (self.picks(i) == j.unsqueeze(-1)).any(-1)
+        """Whether j is at one of these places."""
+        place = j % self.stride - self.first
+        return ((place >= 0) & (place < self.count)).expand(torch.broadcast_shapes(i.shape, j.shape))
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether there are slots for all."""
-        return self.count >= length
+        """Whether these are all places that there are."""
+        return self.first == 0 and self.count >= min(self.stride, length)
 
-    def keys(self, i: int) -> Collection[int]:
-        """What any of the heads picked."""
-        return {key for key in self.picks(torch.tensor(i)).flatten().tolist() if key >= 0}
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """The same for all queries."""
+        teeth = (range(start, min(start + self.count, length)) for start in range(self.first, length, self.stride))
+        return [list(chain(*teeth))]
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """All keys."""
+        """All keys, of which few are read."""
         return 0, None
 
 

@@ -1,8 +1,8 @@
 """The engine that runs any sparse position pattern in blocks: each key counted once, and never a T x T tensor.
 
 Beside each block of queries lie the keys it may see (`tiles`); one fused softmax runs over all blocks of a group. What
-needs another layout (another dilation, random keys) is a part of its own that leaves out what parts before it have
-seen, and the parts' softmaxes are joined by their log-sum-exp.
+needs another layout (another dilation, a comb, random keys) is a part of its own that leaves out what parts before it
+have seen, and the parts' softmaxes are joined by their log-sum-exp.
 """
 
 from itertools import groupby
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.blocks.pattern import Columns, Pattern, Random, Rows, Union, Window
-from mtkit.attention.engines.blocks.tiles import RandomLayout, Tiles, WindowLayout
+from mtkit.attention.engines.blocks.pattern import Columns, Comb, Pattern, Rows, Union, Window
+from mtkit.attention.engines.blocks.picked_tiles import CombLayout, DrawnLayout
+from mtkit.attention.engines.blocks.random_pattern import Drawn
+from mtkit.attention.engines.blocks.tiles import Tiles, WindowLayout
 from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread, weigh, weighted
 from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.engines.softmax.joining import join_parts, softmax_with_sum
 from mtkit.attention.slots import Positions
 
-Part = tuple[WindowLayout | RandomLayout, list[Tiles]]
+Part = tuple[WindowLayout | CombLayout | DrawnLayout, list[Tiles]]
 """What shares a layout, laid out."""
 
 
@@ -38,10 +40,10 @@ def sparse_attend(
     """What `attend` gives where each query sees only the keys of the pattern.
 
     q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
-    (B, H, T, T) are formed only when asked for. Relative positions do not go with random keys.
+    (B, H, T, T) are formed only when asked for. Relative positions do not go with random keys. Keys drawn at random may
+    be those of another sequence, (B, G, S, K) and valid (B, S), where the pattern has no other members.
     """
-    length = q.shape[2]
-    if pattern.covers(length, causal):
+    if pattern.covers(k.shape[2], causal):
         return attend(
             q,
             k,
@@ -54,27 +56,45 @@ def sparse_attend(
             need_weights=need_weights,
         )
     if need_weights:
-        at = torch.arange(length, device=q.device)
+        i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
         return dense_attend(
-            q, k, v, visible_pairs(pattern.sees(at[:, None], at), causal, valid), scale, positions, dropout
+            q, k, v, visible_pairs(pattern.sees(i.unsqueeze(-1), j), causal, valid), scale, positions, dropout
         )
-    heads = _by_parts(q, k, v, pattern, scale, causal, None if causal else valid, positions, dropout)
-    rows = max((member.count for member in pattern.members if isinstance(member, Rows)), default=0)
-    if rows:
-        seen = rows if causal else length  # no key behind the last row is seen by any of them
-        first, _ = attend(
-            q[:, :, :rows],
-            k[:, :, :seen],
-            v[:, :, :seen],
-            scale=scale,
-            causal=causal,
-            valid=valid,
-            positions=positions,
-            dropout=dropout,
-            need_weights=True,  # few queries: the fused kernel is slow for them
-        )
+    parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
+    if len(parts) == 1:
+        only, tiles = parts[0]
+        heads = only.joined([_attend(each, scale, positions, dropout) for each in tiles])
+    else:
+        heads, _ = join_parts(_attended_parts(parts, scale, positions, dropout))
+    if rows := _rows(pattern):
+        first, _ = _attend_rows(q[:, :, :rows], k, v, scale, causal, valid, positions, dropout)
         heads = torch.cat([first, heads[:, :, rows:]], dim=2)
     return heads, None
+
+
+def sparse_attend_part(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    *,
+    scale: float,
+    causal: bool = False,
+    valid: Tensor | None = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """What `attend_part` gives where each query sees only the keys of the pattern: for other keys to be joined.
+
+    Takes what `sparse_attend` takes; outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) for `join_parts`.
+    """
+    parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
+    attended = join_parts(_attended_parts(parts, scale, positions, dropout))
+    if rows := _rows(pattern):
+        first = _attend_rows(q[:, :, :rows], k, v, scale, causal, valid, positions, dropout)
+        heads, log_sum = (torch.cat([one, every[:, :, rows:]], 2) for one, every in zip(first, attended, strict=True))
+        return heads, log_sum
+    return attended
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
@@ -93,8 +113,8 @@ def dense_attend(
     positions: Positions | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The heads' outputs and the weights (B, H, T, T), through all scores and a mask."""
-    at = torch.arange(q.shape[2], device=q.device)
+    """The heads' outputs and the weights (B, H, T, S), through all scores and a mask."""
+    query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
     return weigh(
         scores_of(q, k, scale),
         q,
@@ -102,29 +122,37 @@ def dense_attend(
         scale=scale,
         visible=visible,
         positions=positions,
-        query_position=at,
-        key_position=at,
+        query_position=query_position,
+        key_position=key_position,
         dropout=dropout,
     )
 
 
-def _by_parts(
+def _rows(pattern: Pattern) -> int:
+    """How many of the first queries see all keys."""
+    return max((member.count for member in pattern.members if isinstance(member, Rows)), default=0)
+
+
+def _attend_rows(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern,
     scale: float,
     causal: bool,
     valid: Tensor | None,
     positions: Positions | None,
     dropout: float,
-) -> Tensor:
-    """All but the rows of the pattern."""
-    parts = _parts(q, k, v, pattern, causal, valid, positions is not None)
-    if len(parts) == 1:
-        only, tiles = parts[0]
-        return only.joined([_attend(each, scale, positions, dropout) for each in tiles])
-    return join_parts(_attended_parts(parts, scale, positions, dropout))[0]
+) -> tuple[Tensor, Tensor]:
+    """The first queries q (B, H, rows, K) over all keys: outputs and log-sum-exp; the fused kernel is slow for few."""
+    if causal:  # no key behind the last row is seen by any of them
+        k, v = (x[:, :, : q.shape[2]] for x in (k, v))
+    i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+    seen = torch.ones(len(i), len(j), dtype=torch.bool, device=q.device)
+    visible = visible_pairs(seen, causal, valid).expand(1 if causal or valid is None else len(q), 1, -1, -1)
+    q, k, v, visible = (x[:, :, None, None] for x in (q, k, v, visible))  # one block
+    tile = Tiles(q, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))
+    heads, log_sum = _attend_part(tile, scale, positions, dropout)
+    return heads[:, :, 0, 0], log_sum[:, :, 0, 0]
 
 
 def _parts(
@@ -137,15 +165,21 @@ def _parts(
     columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
     parts: list[Part] = []
     earlier: Pattern = Union(())
-    for windows in _by_dilation(pattern) or ([[]] if columns.count else []):
+    others = any(isinstance(member, Comb | Drawn) for member in pattern.members)
+    for windows in _by_dilation(pattern) or ([] if others and not columns.count else [[]]):
         layout = WindowLayout(windows, length=length, causal=causal, columns=columns.count, elsewhere=bool(parts))
         tiles = layout.tiles(q, k, v, valid=valid, earlier=earlier, relative=relative)
         parts.append((layout, tiles))
         earlier = Union((*earlier.members, *windows, columns))
+    combs = tuple(member for member in pattern.members if isinstance(member, Comb))
+    if combs:
+        comb = CombLayout(Union(combs), length=length, causal=causal)
+        parts.append((comb, comb.tiles(q, k, v, valid=valid, earlier=earlier)))
+        earlier = Union((*earlier.members, *combs))
     for member in pattern.members:
-        if isinstance(member, Random):
-            picked = RandomLayout(member, length=length)
-            parts.append((picked, picked.tiles(q, k, v, valid=valid, earlier=earlier)))
+        if isinstance(member, Drawn):
+            drawn = DrawnLayout(member, length=length, causal=causal)
+            parts.append((drawn, drawn.tiles(q, k, v, valid=valid, earlier=earlier)))
             earlier = earlier | member
     return parts
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.blocks.pattern import Pattern, Random, Union, Window
-from mtkit.attention.engines.softmax.dot_product import spread
+from mtkit.attention.engines.blocks.pattern import Pattern, Union, Window
 
 LONGEST_BLOCK = 128
 """Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time."""
@@ -161,31 +160,3 @@ class WindowLayout:
         visible = (near ^ column) & (j >= 0) & (j < self.length) & ~earlier.sees(i, j)
         visible = visible & (j <= i) if self.causal else visible
         return visible.expand(1, 1, *torch.broadcast_shapes(i.shape, j.shape))
-
-
-class RandomLayout:
-    """Each query beside the keys picked for it."""
-
-    def __init__(self, pattern: Random, *, length: int) -> None:
-        self.pattern, self.length = pattern, length
-
-    def tiles(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[Tiles]:
-        """One group: blocks of one query; what `earlier` sees is left out."""
-        i = torch.arange(self.length, device=q.device)
-        picks = self.pattern.picks(i)  # (B or 1, H, T, count)
-        visible = (picks >= 0) & ~earlier.sees(i.unsqueeze(-1), picks)
-        index = picks.clamp(min=0).expand(len(q), -1, -1, -1)
-        if valid is not None:
-            visible = visible & valid[:, None, None].expand(-1, *index.shape[1:3], -1).gather(-1, index)
-        k, v = (self._gathered(spread(x, q.shape[1]), index) for x in (k, v))
-        rows = q[:, :, None, :, None]
-        return [Tiles(rows, k, v, visible[:, :, None, :, None], i.view(1, -1, 1), picks.unsqueeze(2))]
-
-    def joined(self, outputs: list[Tensor]) -> Tensor:
-        """(B, H, T, V)."""
-        return outputs[0][:, :, 0, :, 0]
-
-    def _gathered(self, x: Tensor, index: Tensor) -> Tensor:
-        """(B, H, 1, T, count, K)."""
-        flat = index.flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
-        return x.gather(2, flat).unflatten(2, index.shape[2:]).unsqueeze(2)

@@ -5,6 +5,7 @@ Beam search copies whole caches when it moves hypotheses, so room that is not us
 Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
 """
 
+import torch
 from torch import Tensor
 
 from mtkit.attention.contract import State
@@ -57,3 +58,18 @@ def written(state: State, name: str, *, window: int | None = None, first: int = 
     length = state["count"] if window is None else min(state["count"], first + window)
     cache: Tensor = state[name]
     return cache[:, :, :, :length]
+
+
+def picked(cache: Tensor, place: Tensor) -> Tensor:
+    """Rows of a cache (B, N, G, capacity, K): (B, N, G, L, K) at places (L,), the same for all heads.
+
+    Where heads differ, at places (B or 1, h, L) or (B, N, h, L), those of h heads, in G groups of neighbours:
+    (B, N, h, L, K).
+    """
+    if place.dim() == 1:
+        return cache.index_select(3, place)
+    place = place if place.dim() == 4 else place.unsqueeze(1)
+    heads = place.shape[2]
+    segment, hypothesis, head = (torch.arange(n, device=place.device) for n in (*cache.shape[:2], heads))
+    group = head * cache.shape[2] // heads
+    return cache[segment[:, None, None, None], hypothesis[:, None, None], group[:, None], place]

@@ -1,30 +1,32 @@
 """Attention over a sparse position pattern: all that its mechanisms have in common besides the pattern itself."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended, State
-from mtkit.attention.engines.blocks.pattern import Pattern
-from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, visible_pairs
-from mtkit.attention.engines.cache.step_cache import append, ring_place, start_cache, written
+from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend_step
-from mtkit.device import to_device
+from mtkit.attention.engines.heads.head_groups import HeadGroup
 
 
 class PatternAttention(HeadAttention):
-    """Softmax attention over the keys of `pattern`, which a mechanism sets; `naive` needs its `sees`.
+    """Softmax attention over the keys of position patterns, one for all heads or one for each.
 
-    Weights are formed, T x T, where they are asked for or a regularizer reads them, and only there.
+    A mechanism sets `groups` (`by_head`); `naive` needs its `sees`. Weights are formed, T x T, where they are asked for
+    or a regularizer reads them, and only there.
     """
 
     weights = True
-    pattern: Pattern
+    groups: Sequence[HeadGroup]
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """The paper's equation: whether the query at i sees the key at j, padding and future aside."""
+        """The paper's equation: whether the query at i sees the key at j, padding and future aside.
+
+        (H, ...) where heads differ.
+        """
         raise NotImplementedError
 
     def forward(
@@ -40,22 +42,30 @@ class PatternAttention(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """Softmax over the pattern's keys, in blocks."""
-        q = self.queries(query)
         k, v = self.keys_values(query)
-        heads, weights = sparse_attend(
-            q,
-            k,
-            v,
-            self.pattern,
-            scale=self.scale,
-            causal=self.site.causal,
-            valid=query_valid,
-            positions=self.positions,
-            dropout=self.dropout,
-            need_weights=need_weights or self.regularizes_weights,
+        heads, weights = self.attended(
+            self.queries(query), k, v, valid=query_valid, need_weights=need_weights or self.regularizes_weights
         )
         losses = self.losses(heads, v, weights, query_valid)
         return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+
+    def attended(
+        self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs (B, H, T, V), and the weights (B, H, T, T) if asked for."""
+        outputs = [
+            group.attend(
+                *(group.of(x) for x in (q, k, v)),
+                scale=self.scale,
+                causal=self.site.causal,
+                valid=valid,
+                positions=self.positions,
+                dropout=self.dropout,
+                need_weights=need_weights,
+            )
+            for group in self.groups
+        ]
+        return _together(outputs, 1)
 
     def start(
         self,
@@ -68,10 +78,13 @@ class PatternAttention(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """An empty cache for the keys that later queries may still see."""
-        p = self.projection
-        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-        return start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes), None
+        """Empty caches for the keys that later queries may still see, one for each group of heads."""
+        p, groups = self.projection, []
+        for group in self.groups:
+            keys, values = len(group.rows(p.key_heads)), len(group.rows(p.value_heads))
+            widths = {"keys": (keys, p.key_width), "values": (values, p.value_width)}
+            groups.append(group.start(batch_size, hypotheses, self.q_proj.weight, **widths))
+        return {"groups": groups, "count": 0}, None
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
@@ -88,24 +101,17 @@ class PatternAttention(HeadAttention):
         here = torch.full((1,), t, device=query.device) if self.positions is not None else None
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         k, v = self.keys_values(rows, here)
-        k, v, q = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in (k, v, self.queries(rows, here)))
-        first, window = self.pattern.kept
-        state = append(state, window=window, first=first, keys=k, values=v)
-        keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
-        seen, where = self.pattern.keys(t), None
-        if len(seen) < keys.shape[3]:
-            index = to_device(torch.tensor([ring_place(position, window, first) for position in seen]), query.device)
-            keys, values = keys.index_select(3, index), values.index_select(3, index)
-        elif here is not None or need_weights:  # all that is kept, in the order of its places
-            seen = sorted(seen, key=lambda position: ring_place(position, window, first))
-        if here is not None or need_weights:  # else nobody asks which positions they are
-            where = to_device(torch.tensor(list(seen)), query.device)
-        heads, weights = attend_step(
-            q, keys, values, scale=self.scale, positions=self.positions, query_position=t, key_position=where
-        )
-        if where is None or not need_weights:
-            return heads, None, state
-        return heads, weights.new_zeros(*weights.shape[:3], t + 1).index_copy(-1, where, weights), state
+        own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in (self.queries(rows, here), k, v)]
+        outputs, states = [], []
+        for group, before in zip(self.groups, state["groups"], strict=True):
+            q, k, v = (group.of(x, 2) for x in own)
+            heads, weights, after = group.step(
+                q, k, v, before, scale=self.scale, positions=self.positions, need_weights=need_weights
+            )
+            outputs.append((heads, weights))
+            states.append(after)
+        heads, weights = _together(outputs, 2)
+        return heads, weights, {**state, "groups": states, "count": t + 1}
 
     def naive(
         self,
@@ -121,3 +127,11 @@ class PatternAttention(HeadAttention):
         k, v = self.keys_values(query)
         heads, weights = dense_attend(self.queries(query), k, v, visible, self.scale, self.positions)
         return Attended(self.joined(heads), weights=weights)
+
+
+def _together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tuple[Tensor, Tensor | None]:
+    """The outputs of all groups of heads, along `axis`, and their weights (B, H, ...) if they have any."""
+    if len(outputs) == 1:
+        return outputs[0]
+    weights = [each for _, each in outputs if each is not None]
+    return torch.cat([heads for heads, _ in outputs], axis), torch.cat(weights, 1) if weights else None

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Pattern, Random, global_tokens
-from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend
+from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Pattern, Rows, global_tokens
+from mtkit.attention.engines.blocks.random_pattern import Random, RandomBlocks
+from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, sparse_attend_part
 from mtkit.attention.engines.softmax.dot_product import attend
+from mtkit.attention.engines.softmax.joining import attend_part, join_parts
 from mtkit.attention.positions import POSITIONS
 from tests.contract.counting import count, exponent
 
@@ -33,6 +35,12 @@ def dense(pattern: Pattern, length: int, causal: bool, valid: Tensor | None) -> 
     return seen if valid is None else seen & valid[:, None, None]
 
 
+def random_blocks(draw: random.Random, lengths: Tensor | None) -> Pattern:
+    last = 0 if lengths is None else draw.randint(0, 1)
+    blocks = draw.choice([2, 8])
+    return RandomBlocks(2, HEADS, draw.randint(0, 99), blocks, draw.randint(0, 2), draw.randint(0, 1), last, lengths)
+
+
 def random_pattern(draw: random.Random, causal: bool, lengths: Tensor) -> Pattern:
     """A union of one to four members of any kinds."""
     kinds: list[Callable[[], Pattern]] = [
@@ -41,7 +49,10 @@ def random_pattern(draw: random.Random, causal: bool, lengths: Tensor) -> Patter
         lambda: Blocks(draw.choice([1, 3, 8, 32, 40]), draw.randint(0, 2), draw.randint(0, 2)),
         lambda: Columns(draw.randint(1, 3)),
         lambda: global_tokens(draw.randint(1, 3)),
+        lambda: Rows(draw.randint(1, 3)),
+        lambda: Comb(draw.choice([3, 7]), draw.randint(0, 2), draw.randint(1, 2)),
         lambda: Random(4, HEADS, draw.randint(0, 99), None if causal else lengths),
+        lambda: random_blocks(draw, None if causal else lengths),
     ]
     pattern = draw.choice(kinds)()
     for _ in range(draw.randint(0, 3)):
@@ -70,6 +81,45 @@ def test_any_union_gives_what_a_dense_mask_gives(seed: int) -> None:
             torch.testing.assert_close(one, other, atol=1e-10, rtol=0, msg=message)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_part_is_joined_with_keys_from_elsewhere(seed: int) -> None:
+    """One softmax over the pattern's keys and others, forward and backward, also where the pattern shows nothing."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    length, causal = draw.choice(LENGTHS), draw.random() < 0.5
+    lengths = torch.tensor([length, max(length - 3, 1)])
+    valid = torch.arange(length) < lengths.unsqueeze(1)
+    pattern = random_pattern(draw, causal, lengths)
+    q, k, v = inputs(2, 2, length)
+    _, other_k, other_v = inputs(2, HEADS, 3)
+    part = sparse_attend_part(q, k, v, pattern, scale=0.3, causal=causal, valid=valid)
+    heads, _ = join_parts([part, attend_part(q, other_k, other_v, scale=0.3)])
+    seen = dense(pattern, length, causal, valid).expand(2, HEADS, -1, -1)
+    visible = torch.cat([seen, torch.ones(2, HEADS, length, 3, dtype=torch.bool)], dim=-1)
+    both = [torch.cat([x.repeat_interleave(2, 1), y], dim=2) for x, y in ((k, other_k), (v, other_v))]
+    wanted, _ = dense_attend(q, *both, visible, 0.3)
+    weight = torch.randn_like(heads) * valid[:, None, :, None]
+    given = [q, k, v, other_k, other_v]
+    gradients = (torch.autograd.grad((each * weight).sum(), given) for each in (heads, wanted))
+    torch.testing.assert_close(heads * weight, wanted * weight, atol=1e-10, rtol=0)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+def test_drawn_keys_may_be_those_of_another_sequence() -> None:
+    lengths = torch.tensor([17, 6])
+    valid = torch.arange(17) < lengths.unsqueeze(1)
+    q, (_, k, v) = inputs(2, HEADS, 9)[0], inputs(2, 2, 17)
+    for pattern in (Random(3, HEADS, 5, lengths), RandomBlocks(2, HEADS, 5, block=3, lengths=lengths)):
+        heads, _ = sparse_attend(q, k, v, pattern, scale=0.3, valid=valid)
+        seen = pattern.sees(torch.arange(9).unsqueeze(-1), torch.arange(17))
+        wanted, _ = dense_attend(q, k, v, seen & valid[:, None, None], 0.3)
+        torch.testing.assert_close(heads, wanted)
+        torch.testing.assert_close(
+            sparse_attend(q, k, v, pattern, scale=0.3, valid=valid, need_weights=True)[0], wanted
+        )
+
+
 @pytest.mark.parametrize("length", [130, 257, 700])
 @pytest.mark.parametrize("causal", [False, True])
 def test_wide_windows_cross_every_block_border(length: int, causal: bool) -> None:
@@ -90,7 +140,15 @@ def test_a_key_of_several_members_counts_once() -> None:
 
 @pytest.mark.parametrize("name", POSITIONS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", [Band(5, 3), Band(2, 2, dilation=3) | global_tokens(2)], ids=["band", "dilated"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Band(5, 3),
+        Band(2, 2, dilation=3) | global_tokens(2),
+        Band(1, 1) | Comb(6, 4, 2) | Random(2, HEADS, 3, torch.tensor([150, 113])),
+    ],
+    ids=["band", "dilated", "random"],
+)
 def test_relative_positions_are_those_of_the_tokens(name: str, causal: bool, pattern: Pattern) -> None:
     positions = POSITIONS[name](Site("encoder", HEADS * WIDTH, HEADS), WIDTH).double()
     for parameter in positions.parameters():
@@ -103,6 +161,8 @@ def test_relative_positions_are_those_of_the_tokens(name: str, causal: bool, pat
     wanted, _ = dense_attend(q, k, v, dense(pattern, 150, causal, valid), 0.3, positions)
     torch.testing.assert_close(heads[0], wanted[0])
     torch.testing.assert_close(heads[1, :, :113], wanted[1, :, :113])
+    part, _ = sparse_attend_part(q, k, v, pattern, scale=0.3, causal=causal, valid=valid, positions=positions)
+    torch.testing.assert_close(part[0], wanted[0])
 
 
 def test_weights_are_those_of_the_outputs() -> None:
@@ -141,9 +201,10 @@ def test_dropout_acts_on_the_probabilities(parts: Pattern) -> None:
         Band(9, 9),
         Band(9, 9, dilation=3) | global_tokens(2),
         Blocks(8, 1, 1),
+        Blocks(8, 1, 1) | RandomBlocks(2, HEADS, 1, block=8),
         Band(2, 2) | Band(3, 3, dilation=5) | Random(3, HEADS, 1),
     ],
-    ids=["band", "dilated-global", "blocks", "merged"],
+    ids=["band", "dilated-global", "blocks", "random-blocks", "merged"],
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_is_linear_in_the_length(pattern: Pattern, causal: bool) -> None:

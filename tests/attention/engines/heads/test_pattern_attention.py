@@ -21,7 +21,7 @@ def test_a_state_holds_what_can_still_be_seen_and_no_more(name: str, options: di
     state, _ = attention.start(2, hypotheses=3)
     for _ in range(50):
         _, state = attention.step(torch.randn(2, 3, 16), state)
-    assert state["keys"].shape[3] == max(kept, FIRST_CAPACITY)
+    assert state["groups"][0]["keys"].shape[3] == max(kept, FIRST_CAPACITY)
 
 
 @pytest.mark.parametrize("options", [{"window_radius": 3, "dilation": 4, "global_tokens": 2}, {"window_radius": 5}])

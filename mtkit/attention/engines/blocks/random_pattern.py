@@ -1,0 +1,132 @@
+"""Patterns drawn at random for each head: single keys for each query, or blocks of keys for each block of queries.
+
+A draw is a hash of key, head, position and slot: the same in training, evaluation and decoding, for any batch. `key`
+stands for whatever else it depends on (`random_key`).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.engines.blocks.pattern import Pattern
+from mtkit.attention.hashing import hashed
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Pattern):
+    """What is drawn: `count` slots for each block of queries and each head."""
+
+    count: int
+    heads: int
+    key: int
+
+    @property
+    def size(self) -> int:
+        """Queries of a block, which see the same keys."""
+        return 1
+
+    def picks(self, block: Tensor) -> Tensor:
+        """The blocks of keys drawn for blocks of queries, (B or 1, H, *block.shape, count); -1 for an empty slot."""
+        raise NotImplementedError
+
+    def beside(self, block: Tensor) -> Tensor:
+        """The keys that blocks of queries see, (B or 1, H, *block.shape, count * size); negative for an empty slot."""
+        return (self.picks(block).unsqueeze(-1) * self.size + torch.arange(self.size, device=block.device)).flatten(-2)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether j was picked for i, (B or 1, H, ...)."""
+        picks = self.picks(i.div(self.size, rounding_mode="floor"))
+        return (picks == j.div(self.size, rounding_mode="floor").unsqueeze(-1)).any(-1)
+
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """What each of the heads picked."""
+        blocks = torch.arange(queries[0] // self.size, queries[-1] // self.size + 1)
+        heads = self.beside(blocks).transpose(0, 1).flatten(1).tolist()
+        return [sorted({key for key in keys if 0 <= key < length}) for keys in heads]
+
+    @property
+    def kept(self) -> tuple[int, int | None]:
+        """All keys."""
+        return 0, None
+
+    def _draws(self, block: Tensor) -> Tensor:
+        """32 bits for each slot, (H, *block.shape, count)."""
+        head = torch.arange(self.heads, device=block.device).view(-1, *[1] * (block.dim() + 1))
+        slot = torch.arange(self.count, device=block.device)
+        return hashed(hashed(hashed(head + self.key) + block.unsqueeze(-1)) + slot)
+
+
+@dataclass(frozen=True, eq=False)
+class Random(Drawn):
+    """`count` keys for each query and head: slot s of query i takes floor(u * candidates), where u is the hash.
+
+    Candidates are the keys up to the query's own where causal, else the first `lengths` (B,) of each segment, which may
+    be those of another sequence (the cross role). Where there are no more of them than slots, all are taken; a key
+    drawn twice counts once.
+    """
+
+    lengths: Tensor | None = None
+
+    def picks(self, block: Tensor) -> Tensor:
+        """The keys of queries at `block`, in ascending order."""
+        draw, slot = self._draws(block), torch.arange(self.count, device=block.device)
+        candidates = (block + 1).unsqueeze(-1)
+        if self.lengths is not None:
+            candidates = self.lengths.view(-1, *[1] * draw.dim())
+        chosen = (draw * candidates) >> 32
+        chosen = torch.where(candidates <= self.count, slot.where(slot < candidates, -1), chosen)
+        chosen = chosen.view(-1, *draw.shape).sort(dim=-1).values
+        again = chosen[..., 1:] == chosen[..., :-1]
+        return torch.cat([chosen[..., :1], chosen[..., 1:].masked_fill(again, -1)], dim=-1)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether there are slots for all."""
+        return self.count >= length
+
+
+@dataclass(frozen=True, eq=False)
+class RandomBlocks(Drawn):
+    """`count` blocks of `block` keys for each block of as many queries and each head, none twice; all if no more.
+
+    Candidates are blocks at least `apart` blocks away from the queries' own, where 0 counts this one in: those before
+    it where causal, else those of the first `lengths` (B,) keys of each segment. The `first` blocks of all, and the
+    `last` of each segment, are left out.
+    """
+
+    block: int
+    apart: int = 0
+    first: int = 0
+    last: int = 0
+    lengths: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """The block."""
+        return self.block
+
+    def picks(self, block: Tensor) -> Tensor:
+        """Slot s takes one of the candidates that slots before it have left, in the order in which they are drawn."""
+        end = block + 1
+        if self.lengths is not None:
+            end = (-(-self.lengths // self.size) - self.last).view(-1, *[1] * (block.dim() + 1))
+        # the blocks that are too near are a hole of `gone` among the candidates
+        hole, behind = ((block + side).clamp(min=self.first).minimum(end) for side in (1 - self.apart, self.apart))
+        gone = (behind - hole).clamp(min=0)
+        count = (end - self.first - gone).clamp(min=0)
+        taken: list[Tensor] = []
+        for slot, draw in enumerate(self._draws(block).unbind(-1)):
+            place = (draw * (count - slot).clamp(min=0)) >> 32  # among those that are left
+            for other in torch.stack(taken, -1).sort(-1).values.unbind(-1) if taken else ():
+                place = place + (place >= other)
+            taken.append(place)
+        places = torch.stack(taken, -1)
+        chosen = self.first + places
+        chosen = chosen + gone.unsqueeze(-1) * (chosen >= hole.unsqueeze(-1))
+        chosen = chosen.masked_fill(places >= count.unsqueeze(-1), -1)
+        return chosen.view(-1, self.heads, *block.shape, self.count)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether there are slots for all, and none is left out."""
+        return not (self.apart or self.first or self.last) and self.count * self.size >= length

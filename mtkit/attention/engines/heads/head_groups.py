@@ -1,0 +1,147 @@
+"""Heads in groups of neighbours: in one layer each may have another pattern, another width or another attention.
+
+A group sees the keys of a position pattern and has a cache of its own, which holds what later queries of these heads
+can still see. Beside it the other heads of the layer may be further groups, or do something else.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import State
+from mtkit.attention.engines.blocks.pattern import Pattern
+from mtkit.attention.engines.blocks.sparse import sparse_attend
+from mtkit.attention.engines.cache.step_cache import append, picked, ring_place, start_cache, written
+from mtkit.attention.engines.softmax.dot_product import attend_step
+from mtkit.attention.slots import Positions
+from mtkit.device import to_device
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """Some neighbouring heads out of `heads` in a layer, over the keys of one pattern.
+
+    Its queries, keys and values are its share of those of all heads (`of`), or made for it alone, of any width; its
+    heads may share keys in turn.
+    """
+
+    some: range
+    heads: int
+    pattern: Pattern
+
+    def rows(self, shared: int) -> Sequence[int]:
+        """Which of `shared` rows the group reads, where neighbouring heads share one: each of its heads, or fewer."""
+        share = self.heads // shared
+        first, last = self.some.start // share, (self.some.stop - 1) // share
+        if first == last or not (self.some.start % share or self.some.stop % share):
+            return range(first, last + 1)
+        return [head // share for head in self.some]
+
+    def of(self, x: Tensor, axis: int = 1) -> Tensor:
+        """Its share of queries, keys or values of all heads, along `axis`; a view unless its border parts a share."""
+        rows = self.rows(x.shape[axis])
+        if isinstance(rows, range):
+            return x.narrow(axis, rows.start, len(rows))
+        return x.index_select(axis, to_device(torch.tensor(rows), x.device))
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        valid: Tensor | None = None,
+        positions: Positions | None = None,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The outputs (B, h, T, V), and the weights (B, h, T, T) if asked for.
+
+        Its own q (B, h, T, K), k (B, g, T, K), v (B, g, T, V); positions are those of all heads.
+        """
+        return sparse_attend(
+            q,
+            k,
+            v,
+            self.pattern,
+            scale=scale,
+            causal=causal,
+            valid=valid,
+            positions=None if positions is None else positions.of_heads(self.some),
+            dropout=dropout,
+            need_weights=need_weights,
+        )
+
+    def start(
+        self, batch_size: int, hypotheses: int, like: Tensor, *, keys: tuple[int, int], values: tuple[int, int]
+    ) -> State:
+        """An empty cache for the keys that later queries may still see; keys and values: (heads, width) of its own."""
+        return start_cache(batch_size, hypotheses, like, keys=keys, values=values)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        *,
+        scale: float,
+        positions: Positions | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, State]:
+        """The newest token reads the keys of its pattern and no others.
+
+        Its own q (B, N, h, K), k (B, N, g, K), v (B, N, g, V). Outputs (B, N, h, V), the weights (B, h, N, t) if asked
+        for, and the state with the new token.
+        """
+        t = state["count"]
+        first, window = self.pattern.kept
+        state = append(state, window=window, first=first, keys=k, values=v)
+        keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
+        seen, visible = self.pattern.keys(range(t, t + 1), t + 1), None
+        most = max(len(each) for each in seen)
+        asked = positions is not None or need_weights  # else nobody wants to know which positions they are
+        if len(seen) > 1:  # a list for each head, filled up with the newest token
+            there = torch.arange(most) < torch.tensor([[len(each)] for each in seen])
+            visible = to_device(there.view(1, 1, *there.shape), q.device)
+            seen = [[*each, *[t] * (most - len(each))] for each in seen]
+        if len(seen) > 1 or most < keys.shape[3]:
+            index = [[ring_place(position, window, first) for position in each] for each in seen]
+            keys, values = (picked(x, _on(index, q)) for x in (keys, values))
+        elif asked:  # all that is kept, in the order of its places
+            seen = [sorted(seen[0], key=lambda position: ring_place(position, window, first))]
+        where = _on(seen, q) if asked else None
+        heads, weights = attend_step(
+            q,
+            keys,
+            values,
+            scale=scale,
+            visible=visible,
+            positions=None if positions is None else positions.of_heads(self.some),
+            query_position=t,
+            key_position=where,
+        )
+        if where is None or not need_weights:
+            return heads, None, state
+        by_position = weights.new_zeros(*weights.shape[:3], t + 1)
+        return heads, by_position.scatter_add(-1, where.unsqueeze(-2).expand_as(weights), weights), state
+
+
+def _on(lists: Sequence[Collection[int]], like: Tensor) -> Tensor:
+    """Lists of positions or places as a tensor: (L,) where there is one for all heads, else (1, h, L)."""
+    index = to_device(torch.tensor([list(each) for each in lists], dtype=torch.long), like.device)
+    return index.squeeze(0) if len(lists) == 1 else index.unsqueeze(0)
+
+
+def by_head(patterns: Sequence[Pattern]) -> list[HeadGroup]:
+    """The groups of heads that see each the keys of one of the patterns; neighbours of equal patterns are one group."""
+    groups: list[HeadGroup] = []
+    for pattern, alike in groupby(patterns):
+        first = groups[-1].some.stop if groups else 0
+        groups.append(HeadGroup(range(first, first + len(list(alike))), len(patterns), pattern))
+    return groups
