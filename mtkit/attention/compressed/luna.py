@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.cache.running_sums import add_rows, start_sums
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.attention.engines.softmax.dropout import seeded_dropout
@@ -152,8 +153,7 @@ class Luna(HeadAttention):
             packed, keys, values = self._unpackable(packed, rows)
             shared = {"keys": keys, "values": values, "seen": self._seen(packed, memory, memory_valid)}
             return {"shared": shared}, self._carried(packed)
-        sums = widened(packed).new_zeros(batch_size, hypotheses, *asks.shape[1:])  # (B, N, H, l, K)
-        return {"shared": {"asks": asks}, "keys": sums, "values": sums.clone(), "count": 0}, self._carried(packed)
+        return {"shared": {"asks": asks}, **start_sums("keys", "values")}, self._carried(packed)
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
@@ -165,15 +165,15 @@ class Luna(HeadAttention):
             visible = None if seen is None else seen[:, None, None, :]
             heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
             return Attended(self.joined(heads.transpose(1, 2))), state
-        count = state["count"] + 1
         q, k, v, a = (x.transpose(1, 2) for x in self._tokens(query, state["shared"]["asks"]))  # each (B, N, H, ...)
         with torch.autocast(query.device.type, enabled=False):
-            keys = state["keys"].add_(a.unsqueeze(-1) * k.unsqueeze(-2))
-            values = state["values"].add_(a.unsqueeze(-1) * v.unsqueeze(-2))
+            a = a.unsqueeze(-1)
+            state = add_rows(state, keys=a * k.unsqueeze(-2), values=a * v.unsqueeze(-2))  # (B, N, H, l, K)
+            keys, values, count = state["keys"], state["values"], state["count"]
             weights = (keys @ (q * (self.scale / count)).unsqueeze(-1)).squeeze(-1).softmax(-1)
             heads = (weights.unsqueeze(-2) @ values).squeeze(-2) / count
         output = self.joined(heads.transpose(1, 2).type_as(query))
-        return Attended(output), {**state, "keys": keys, "values": values, "count": count}
+        return Attended(output), state
 
     def naive(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Attention, Site, State
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
 from mtkit.attention.options import Positive
 
 
@@ -55,8 +55,7 @@ class Average(Attention):
         need_weights: bool = False,
     ) -> Attended:
         """The mean of the tokens up to each one; padding stands on the right, where no real token looks."""
-        count = torch.arange(1, query.shape[1] + 1, device=query.device).unsqueeze(-1)  # (T, 1)
-        return Attended(self._mixed(query, widened(query).cumsum(1) / count))
+        return Attended(self._mixed(query, prefix_means(query)))
 
     def start(
         self,
@@ -70,14 +69,14 @@ class Average(Attention):
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
         """A sum over nothing yet."""
-        return {"total": 0.0, "count": 0}, None
+        return start_sums("total"), None
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """The same mean for the newest token; the sum is kept, since a mean updated in place drifts."""
-        total, count = state["total"] + widened(query), state["count"] + 1
-        return Attended(self._mixed(query, total / count)), {"total": total, "count": count}
+        """The same mean for the newest token."""
+        state = add_rows(state, total=query)
+        return Attended(self._mixed(query, state["total"] / state["count"])), state
 
     def naive(self, query: Tensor, memory: Tensor | None = None, **_: Any) -> Attended:
         """Equation 1 for one position after the other."""

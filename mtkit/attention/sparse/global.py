@@ -28,10 +28,8 @@ from mtkit.attention.engines.softmax.dot_product import (
     scores_of,
     spread,
     weighted,
-    widened,
 )
-from mtkit.attention.engines.softmax.joining import join
-from mtkit.attention.engines.softmax.running_softmax import running_softmax
+from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.options import OneOf, PositiveByLayer, of_layer, refused
 from mtkit.errors import MtkitError
 
@@ -111,12 +109,7 @@ class Global(PatternAttention):
         valid = query_valid if memory is None else memory_valid
         if self.site.causal:
             scores = scores_of(self._node_queries(), k, self.scale)  # (B, H, g, T)
-            each = spread(v, q.shape[1]).unsqueeze(2)
-            gathered = running_softmax(scores, each.expand(-1, -1, self.count, -1, -1)).type_as(v)
-            # every position is from here on a segment of one token with nodes of its own
-            nodes = self._node_heads(gathered.movedim(3, 1).flatten(0, 1))
-            q, k, own = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
-            heads = self._own_and_nodes(q, k, own, *nodes).squeeze(2).unflatten(0, query.shape[:2]).transpose(1, 2)
+            heads = read_prefixes(self._own_and_prefix, scores, spread(v, q.shape[1]).unsqueeze(2), q, k, v)
         else:
             gathered, _ = attend(self._node_queries().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
             nodes = self._node_heads(gathered)
@@ -149,10 +142,8 @@ class Global(PatternAttention):
             keys, values = self._node_heads(gathered)
             there = None if memory_valid is None else memory_valid.any(1)
             return {"shared": {"keys": keys, "values": values, "valid": there}}, None
-        nodes = (batch_size, hypotheses, self.site.heads, self.count)
-        like = widened(self.nodes)
-        mean = like.new_zeros(*nodes, self.projection.value_width)
-        return {"log_sum": like.new_full(nodes, float("-inf")), "mean": mean}, None
+        nodes, width = (self.site.heads, self.count), self.projection.value_width
+        return start_softmax(batch_size, hypotheses, *nodes, width=width, like=self.nodes), None
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
@@ -169,11 +160,9 @@ class Global(PatternAttention):
             heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
             return Attended(self.joined(heads.transpose(1, 2))), state
         k, v = self.keys_values(rows)
-        scores = widened(scores_of(self._node_queries(), k, self.scale)).squeeze(-1)  # (B*N, H, g)
-        each = widened(spread(v, self.site.heads))  # (B*N, H, 1, V)
-        log_sum, mean = join(state["log_sum"].flatten(0, 1), state["mean"].flatten(0, 1), scores, each)
-        heads = self._own_and_nodes(q, k, v, *self._node_heads(mean.type_as(v)))  # (B*N, H, 1, V)
-        state = {name: x.unflatten(0, query.shape[:2]) for name, x in (("log_sum", log_sum), ("mean", mean))}
+        scores = scores_of(self._node_queries(), k, self.scale).unflatten(0, query.shape[:2])  # (B, N, H, g, 1)
+        state = add_keys(state, scores, spread(v, self.site.heads).unflatten(0, query.shape[:2]).unsqueeze(3))
+        heads = self._own_and_prefix(state["mean"].flatten(0, 1).unsqueeze(3), q, k, v)  # (B*N, H, 1, V)
         return Attended(self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])), state
 
     def naive(
@@ -212,6 +201,14 @@ class Global(PatternAttention):
         """The nodes' keys (B, G, g, K) and values (B, G, g, V) from what their heads gathered, (B, H, g, V)."""
         merged = self.merge(gathered) if self.merge is not None else gathered.transpose(1, 2).flatten(2)
         return self.projection.keys(self.node_k_proj(merged)), self.projection.values(self.node_v_proj(merged))
+
+    def _own_and_prefix(self, gathered: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The heads' outputs (B, H, T, V) where nodes have gathered (B, H, g, T, V), at each position its own."""
+        # every position is from here on a segment of one token with nodes of its own
+        nodes = self._node_heads(gathered.type_as(v).movedim(3, 1).flatten(0, 1))
+        segments = len(q)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
+        return self._own_and_nodes(q, k, v, *nodes).squeeze(2).unflatten(0, (segments, -1)).transpose(1, 2)
 
     def _own_and_nodes(self, q: Tensor, k: Tensor, v: Tensor, node_keys: Tensor, node_values: Tensor) -> Tensor:
         """The heads' outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""

@@ -161,9 +161,9 @@ def test_a_step_keeps_sums_of_one_size() -> None:
     luna = make("decoder")
     state, _ = luna.start(2, hypotheses=5)
     for _ in range(3):
+        _, state = luna.step(torch.randn(2, 5, 32), state)
         assert state["keys"].shape == state["values"].shape == (2, 5, 4, 3, 8)
         assert state["shared"]["asks"].shape == (2, 4, 3, 8)
-        _, state = luna.step(torch.randn(2, 5, 32), state)
     cross, _ = make("cross").start(2, torch.randn(2, 50, 32), hypotheses=5)
     assert {key: tuple(value.shape) for key, value in cross["shared"].items() if value is not None} == {
         "keys": (2, 4, 3, 8),

@@ -3,26 +3,72 @@
 A softmax over a prefix is kept as its mean and the log of its sum; two of them over disjoint keys join exactly.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from mtkit.attention.contract import State
 from mtkit.attention.engines.softmax.dot_product import safe_softmax, widened
 from mtkit.attention.engines.softmax.joining import join
 
 CHUNK = 64
 
 
-def running_softmax(scores: Tensor, values: Tensor) -> Tensor:
-    """Means (..., T, V) of values (..., T, V) under the softmax of scores (..., T) over each prefix, in float32."""
-    scores, values = widened(scores), widened(values)
-    means: list[Tensor] = []
-    log_sum = scores.new_empty(0)
-    for s, v in zip(scores.split(CHUNK, -1), values.split(CHUNK, -2), strict=True):
+def read_prefixes(
+    read: Callable[..., Tensor], scores: Tensor, values: Tensor, *rows: Tensor, chunk: int = CHUNK
+) -> Tensor:
+    """What `read` makes of the mean over each prefix, (..., T, Z): `read(means, *rows)`, `chunk` positions at a time.
+
+    scores (..., T) and values (..., T, V), whose leading axes broadcast; means are (..., c, V) in float32 at least, and
+    rows (..., T, X) come as (..., c, X). The means of a part, and what `read` makes in between, are made anew in the
+    backward pass, so that only one part's are ever in memory. `read` may use parameters, and draw dropout.
+    """
+    width = values.shape[-1]
+    log_sum = widened(scores).new_full(scores.shape[:-1], _nothing(widened(scores)))
+    mean = log_sum.new_zeros(*log_sum.shape, width)
+    outputs = []
+    for part in zip(scores.split(chunk, -1), *(x.split(chunk, -2) for x in (values, *rows)), strict=True):
+        if torch.is_grad_enabled():
+            made = checkpoint(_read_part, read, log_sum, mean, *part, use_reentrant=False)
+        else:
+            made = _read_part(read, log_sum, mean, *part)
+        output, log_sum, mean = made
+        outputs.append(output)
+    return torch.cat(outputs, dim=-2)
+
+
+def start_softmax(batch_size: int, hypotheses: int, *queries: int, width: int, like: Tensor) -> State:
+    """The softmax over no keys, for decoding: "log_sum" (B, N, *queries) and "mean" (B, N, *queries, width)."""
+    log_sum = widened(like).new_full((batch_size, hypotheses, *queries), _nothing(widened(like)))
+    return {"log_sum": log_sum, "mean": log_sum.new_zeros(*log_sum.shape, width)}
+
+
+def add_keys(state: State, scores: Tensor, values: Tensor) -> State:
+    """The softmax with L more keys: scores (B, N, *queries, L), values (B, N, *queries, L, V), which broadcast.
+
+    What it reads is the "mean" of the state.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        scores, values = widened(scores), widened(values)
+        own = (scores.softmax(-1).unsqueeze(-2) @ values).squeeze(-2)
+        log_sum, mean = join(state["log_sum"], state["mean"], scores.logsumexp(-1), own)
+    return {**state, "log_sum": log_sum, "mean": mean}
+
+
+def _read_part(
+    read: Callable[..., Tensor], log_sum: Tensor, mean: Tensor, scores: Tensor, values: Tensor, *rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is read in one part, and the log-sum (...) and mean (..., V) after it, from those before it."""
+    with torch.autocast(scores.device.type, enabled=False):
+        s, v = widened(scores), widened(values)
         earlier = torch.ones(s.shape[-1], s.shape[-1], dtype=torch.bool, device=s.device).tril()
-        own_mean = safe_softmax(s.unsqueeze(-2).expand(*s.shape[:-1], *earlier.shape), earlier) @ v
-        own_sum = s.logcumsumexp(-1)
-        if means:
-            own_sum, own_mean = join(log_sum[..., -1:], means[-1][..., -1:, :], own_sum, own_mean)
-        log_sum = own_sum
-        means.append(own_mean)
-    return torch.cat(means, dim=-2)
+        own = safe_softmax(s.unsqueeze(-2).expand(*s.shape[:-1], *earlier.shape), earlier) @ v
+        sums, means = join(log_sum.unsqueeze(-1), mean.unsqueeze(-2), s.logcumsumexp(-1), own)
+    return read(means, *rows), sums[..., -1], means[..., -1, :]
+
+
+def _nothing(like: Tensor) -> float:
+    """The log of a sum over nothing; finite, so that two of them join."""
+    return torch.finfo(like.dtype).min
