@@ -12,8 +12,8 @@ def find_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # which `meta` cannot do
+    except (RuntimeError, AssertionError, ImportError, ValueError) as error:
         raise MtkitError(f"no device '{name}' here; use --device auto or --device cpu") from error
     return device
 

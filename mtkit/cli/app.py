@@ -58,6 +58,7 @@ for _command in COMMANDS:
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
+        _check_words(sys.argv)
         sys.exit(app(standalone_mode=False) or 0)
     except MtkitError as error:
         _say(" ".join(str(error).split()))
@@ -70,9 +71,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        if error.filename is None and error.errno is None:
-            raise
-        _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror))
+        _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
         sys.exit(2)
     except Exception as error:
         # a wrong option or command; typer brings its own copy of click's classes or not, by its version
@@ -81,6 +80,16 @@ def main() -> None:
         where = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
         _say(f"{' '.join(error.format_message().split())} (see `{where} --help`)")
         sys.exit(2)
+
+
+def _check_words(words: list[str]) -> None:
+    """Raises: MtkitError for a word that records and messages could not hold."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            shown = word.encode(errors="replace").decode()
+            raise MtkitError(f"{shown} is no UTF-8; rename that file, or give a link to it") from error
 
 
 def _say(message: str) -> None:

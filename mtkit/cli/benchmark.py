@@ -34,16 +34,16 @@ def attention(
     ] = None,
     lengths: Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
     role: Annotated[str, typer.Option(help="encoder, decoder or cross.")] = "encoder",
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,
-    width: Annotated[int, typer.Option(min=1, help="Width of the model, all heads together.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, help="Segments in a batch.")] = 1,
+    heads: Annotated[int, typer.Option(min=1, max=1_000_000, help="Attention heads.")] = 8,
+    width: Annotated[int, typer.Option(min=1, max=1_000_000, help="Width of the model, all heads together.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Segments in a batch.")] = 1,
     attention_option: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times measured, of which the best counts.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
         "mtkit-benchmark"
     ),

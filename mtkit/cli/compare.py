@@ -31,7 +31,7 @@ def compare(
     batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
 ) -> None:
     """Train mechanisms under the same recipe, budget and seed, translate the test side with each, and compare.
 

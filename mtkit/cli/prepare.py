@@ -55,8 +55,8 @@ def prepare(
     """
     if train and not (sentences is None and seed is None):
         raise RecipeError("--sentences and --seed belong to the built-in corpus; leave them out, or leave --train out")
-    if workers is not None and workers < 1:
-        raise RecipeError(f"--workers {workers}: give 1 or more processes")
+    if workers is not None and not 1 <= workers <= 1024:
+        raise RecipeError(f"--workers {workers}: give 1 to 1,024 processes")
     given: dict[str, Any] = {
         "folder": data,
         **{name: pair and [{"source": pair[0], "target": pair[1]}] for name, pair in _named(train, valid, test)},

@@ -62,7 +62,7 @@ def check(
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
 ) -> None:
     """Prepare, train, translate and score by a recipe, and say whether it keeps its promises: exit code 0, else 1.
 

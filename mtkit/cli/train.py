@@ -61,7 +61,7 @@ def train(
         str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: what the hardware is fast at]")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
 ) -> None:
     """Train a model on prepared data; the same command typed again goes on where it stopped.
 

@@ -97,7 +97,7 @@ def translate(
     dtype: Annotated[
         str, typer.Option(help="auto (float32), bfloat16, float16, or int8: fast on CPUs, nearly as good.")
     ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
 ) -> None:
     """Translate the prepared test sides with the latest run, or any lines: N lines in, N lines out.
 
@@ -272,7 +272,7 @@ class _Job:
             with output.open("wb") as pipe:
                 pipe.write(text.encode())
         else:
-            write_text(output.resolve(), text)  # a link stays a link
+            write_text(output, text)
 
     def _write(
         self,

@@ -1,6 +1,7 @@
 """Preparing data: text to a folder of Arrow files and a tokenizer, in a stream, whole or not at all."""
 
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -171,13 +172,15 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
 
 def _check_place(folder: Path, sides: Corpora) -> None:
     """The folder is replaced whole, so it must be free or hold prepared data, and nothing that it is made from."""
-    place = folder.resolve()
+    place = Path(os.path.realpath(folder))
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is no prepared data; give another folder with --data")
+    if place.is_symlink():
+        raise DataError(f"{folder} is a link that leads nowhere; give another folder with --data")
     if Path.cwd().is_relative_to(place):
         raise DataError(f"{folder} is the folder that you are in; give one of its own with --data, as mtkit-data")
     for path in (path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)):
-        if path.resolve().is_relative_to(place):
+        if Path(os.path.realpath(path)).is_relative_to(place):
             raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")
 
 

@@ -51,7 +51,7 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
     try:
         # force silences a warning that sacrebleu gives in the middle of the work
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, OSError) as error:  # some are downloaded at first use
         reason = str(error).strip().split("\n")[0]
         raise MtkitError(f"sacrebleu cannot use the tokenizer '{tokenize}' here: {reason}") from error
 

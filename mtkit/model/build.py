@@ -1,12 +1,14 @@
 """A model from a recipe."""
 
+import os
+
 import torch
 
 from mtkit.attention import ROLES
 from mtkit.errors import RecipeError
 from mtkit.model.attentions import choose, describe, label
 from mtkit.model.transformer import Transformer
-from mtkit.recipe import Recipe
+from mtkit.recipe import ModelSettings, Recipe
 
 
 def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Transformer:
@@ -14,8 +16,10 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
 
     `tasks` is how many tasks the model is given, for attentions that are conditioned on one.
 
-    Raises: RecipeError where three-way tying meets two vocabularies; MtkitError for attentions that cannot be built.
+    Raises: RecipeError where three-way tying meets two vocabularies, or the memory cannot hold the weights; MtkitError
+    for attentions that cannot be built.
     """
+    _check_memory(recipe.model, source_vocabulary + target_vocabulary)
     if recipe.model.tie == "all" and not recipe.data.tokenizer.joint:
         raise RecipeError("model.tie = all needs one vocabulary: set data.tokenizer.joint or take model.tie = decoder")
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU; its generator alone draws
@@ -37,6 +41,20 @@ def describe_attention(recipe: Recipe) -> str:
 def label_attention(recipe: Recipe) -> str:
     """A name for a run by its attentions. Raises: MtkitError as `build_model` would."""
     return label(recipe.attention, _layers(recipe))
+
+
+def _check_memory(model: ModelSettings, vocabulary: int) -> None:
+    """Raises: RecipeError where the feed-forward sub-layers and embeddings alone are more than this machine holds."""
+    layers = 2 * model.feed_forward * model.d_model * (model.encoder_layers + model.decoder_layers)
+    embeddings = model.d_model * (vocabulary // (2 if model.tie == "all" else 1) + model.max_length)
+    needed = 4 * (layers + embeddings)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise RecipeError(
+            f"the model's weights would take more than {needed / 2**30:,.0f} GiB, and this machine has "
+            f"{there / 2**30:,.0f}: lower model.d_model, model.feed_forward, the layers, model.max_length or "
+            "data.tokenizer.vocabulary"
+        )
 
 
 def _layers(recipe: Recipe) -> dict[str, int]:

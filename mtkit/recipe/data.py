@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from mtkit.recipe.settings import Settings
+from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 
 
 class Corpus(Settings):
@@ -53,7 +53,7 @@ class Corpus(Settings):
 class Grammar(Settings):
     """The built-in corpus: a synchronous English-German grammar, drawn from a seed."""
 
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the draw."""
     train: PositiveInt = 20_000
     """Segments to train on."""
@@ -61,7 +61,7 @@ class Grammar(Settings):
     """Segments to validate on."""
     test: PositiveInt = 500
     """Held-out segments; none of their sources is in training."""
-    sentences: PositiveInt = 1
+    sentences: int = Field(default=1, gt=0, le=1_000)
     """Sentences a segment: above 1, segments are documents whose pronouns refer back across sentences."""
 
 
@@ -72,7 +72,7 @@ class TokenizerSettings(Settings):
     """The segmentation algorithm."""
     joint: bool = True
     """One vocabulary for both languages; needed to tie source and target embeddings."""
-    vocabulary: PositiveInt = 8_000
+    vocabulary: int = Field(default=8_000, gt=0, le=1_000_000)
     """Pieces at most; lowered to what a small corpus supports, and rounded to a multiple of 8."""
     normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "nfkc"
     """How source text is folded before it is cut into pieces (sentencepiece's rule of that name). Target text stays as

@@ -8,23 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from mtkit.errors import RecipeError, did_you_mean
 from mtkit.recipe.data import DataSettings
 from mtkit.recipe.file import find_recipe, read_settings, with_variables
 from mtkit.recipe.presets import PRESETS
-from mtkit.recipe.settings import Settings
+from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Settings
 from mtkit.stored import explain
 
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+Hypotheses = Annotated[int, Field(gt=0, le=1_000)]
 Preset = Literal["tiny", "small", "base", "big"]
 Metric = Literal["BLEU", "chrF", "TER", "exact"]
 
@@ -117,7 +112,7 @@ class TrainingSettings(Settings):
     """Updates over which the rate rises from 0 to its peak."""
     cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
     """The last share of training over which the rate falls linearly to 0; needs a limit in updates, epochs or time."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Adam's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-9
     """Adam's epsilon."""
@@ -158,7 +153,7 @@ class DecodingSettings(Settings):
     """Translation, in validation and by `translate`."""
 
     method: Literal["greedy", "beam", "sample"] = "beam"
-    beam: PositiveInt = 5
+    beam: Hypotheses = 5
     """Hypotheses kept for each segment by beam search."""
     length_penalty: NonNegativeFloat = 1.0
     """Exponent of the length that a hypothesis's log-probability is divided by; 0 is the plain sum."""
@@ -169,7 +164,7 @@ class DecodingSettings(Settings):
     long a source have at most, and a few more."""
     no_repeat_ngram: NonNegativeInt = 0
     """Forbid a sequence of this many pieces to appear twice; 0 allows all."""
-    n_best: PositiveInt = 1
+    n_best: Hypotheses = 1
     """Translations given for each segment, best first."""
     temperature: PositiveFloat = 1.0
     """Divides the logits before sampling."""
@@ -177,7 +172,7 @@ class DecodingSettings(Settings):
     """Sample among this many most likely pieces; 0 means all."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Sample among the most likely pieces that together reach this probability."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of sampling."""
     batch_tokens: PositiveInt = 8_192
     """Padded source pieces a batch, at most, all hypotheses counted; on a CPU up to eight batches are worked on at
@@ -207,7 +202,7 @@ class Recipe(Settings):
 
     preset: Preset = "tiny"
     """The size of the model and the training settings that go with it."""
-    seed: NonNegativeInt = 1
+    seed: Seed = 1
     """Seed of initialisation, dropout, data order and everything mechanisms draw."""
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()

@@ -1,6 +1,19 @@
-"""What all groups of settings in a recipe are."""
+"""What all groups of settings in a recipe are, and the bounds of their numbers."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST = 2**31 - 1
+"""Of what can be counted: more is a slip of the keyboard, and overflows in what computes with it."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
+PositiveFloat = Annotated[float, Field(gt=0, le=MOST)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MOST)]
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What every generator takes."""
 
 
 class Settings(BaseModel):

@@ -9,7 +9,7 @@ import pytest
 
 from mtkit.cli.app import COMMANDS
 
-HEAVY = ["torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "numpy"]
+HEAVY = ["torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "numpy", "yaml"]
 
 
 def mtkit(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -83,3 +83,18 @@ def test_large_tensors_get_large_pages() -> None:
         return int(run.stdout.split()[-1])
 
     assert faults(told=True) < faults(told=False) / 10
+
+
+def test_a_name_that_is_no_utf_8_is_one_line(tmp_path: Path) -> None:
+    command = [os.fsencode(sys.executable), b"-m", b"mtkit", b"prepare", b"--data", b"d\xff"]
+    result = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == b"mtkit: d? is no UTF-8; rename that file, or give a link to it\n"
+
+
+def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for arguments in (["prepare", "--data", "loop"], ["train", "--data", "loop"], ["train", "--recipe", "loop"]):
+        result = mtkit(*arguments, cwd=tmp_path)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+        assert "loop" in result.stderr

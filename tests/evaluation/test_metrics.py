@@ -1,8 +1,11 @@
 """The metrics by name, and exact match."""
 
+from urllib.error import URLError
+
 import pytest
 
 from mtkit.errors import MtkitError
+from mtkit.evaluation import metrics
 from mtkit.evaluation.metrics import ExactMatch, make_metric, metric_names
 from mtkit.evaluation.scores import score_corpus
 
@@ -32,3 +35,12 @@ def test_exact_match_is_a_sacrebleu_metric() -> None:
     metric = ExactMatch()
     assert metric.corpus_score(["a", "b", "c", "d"], [["a", "x", "c", "y"]]).score == 50
     assert "exact = 50" in str(metric.corpus_score(["a", "b"], [["a", "x"]], n_bootstrap=10))
+
+
+def test_a_tokenizer_that_cannot_be_downloaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*given: object, **options: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr(metrics, "BLEU", type("Offline", (), {"TOKENIZERS": ["flores200"], "__new__": offline}))
+    with pytest.raises(MtkitError, match=r"cannot use the tokenizer 'flores200' here: .*no network"):
+        make_metric("BLEU", tokenize="flores200")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 
@@ -24,3 +25,17 @@ def test_building_leaves_the_generators_alone_and_touches_no_gpu(monkeypatch: py
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(one.output_weight, same.output_weight)
     assert not torch.equal(one.output_weight, other.output_weight)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"d_model": 2**30, "heads": 1},
+        {"feed_forward": 2**31 - 1, "d_model": 2048},
+        {"encoder_layers": 2**31 - 1},
+        {"max_length": 2**31 - 1, "d_model": 2048},
+    ],
+)
+def test_weights_beyond_the_memory_are_refused_before_they_are_made(model: dict[str, int]) -> None:
+    with pytest.raises(RecipeError, match=r"more than [\d,]+ GiB, and this machine has"):
+        build_model(make_recipe({"model": model}), source_vocabulary=1_000, target_vocabulary=1_000)

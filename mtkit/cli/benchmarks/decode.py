@@ -50,7 +50,7 @@ def decode(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each translates the side.")] = 3,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
         "mtkit-benchmark"
     ),

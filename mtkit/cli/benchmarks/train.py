@@ -40,7 +40,7 @@ def train(
     batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: one for each core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
         "mtkit-benchmark"
     ),

@@ -74,7 +74,7 @@ def to_file(
 
     Raises: MtkitError where it cannot be written, or another process is at it.
     """
-    path = path.resolve()  # a link stays a link
+    path = Path(os.path.realpath(path))  # a link stays a link
     partial, record = (path.with_name(f"{path.name}{suffix}") for suffix in (".partial", ".partial.json"))
     about = json.loads(json_text(about))
     if path.is_dir():
