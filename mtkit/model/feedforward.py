@@ -27,10 +27,12 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) to (..., D)."""
-        hidden = self.inner(x)
+        rows = x.flatten(0, -2)
+        hidden = self.inner(rows)
         if self.gate is not None:
-            hidden = F.silu(self.gate(x)) * hidden
+            hidden = F.silu(self.gate(rows)) * hidden
         else:
-            # in place: the backward pass of relu needs its result alone, that of the linear map not even that
+            # in place: the backward pass of relu needs its result alone, that of the linear map not even that. On rows:
+            # what is written in place must be no view, for whose gradients autograd makes four copies
             hidden = F.relu(hidden, inplace=True) if self.activation == "relu" else F.gelu(hidden)
-        return self.outer(self.dropout(hidden))
+        return self.outer(self.dropout(hidden)).unflatten(0, x.shape[:-1])

@@ -22,3 +22,15 @@ def test_each_form_is_its_equation(activation: str) -> None:
         gate = x @ layer.gate.weight.T + layer.gate.bias
         inner = gate * gate.sigmoid() * inner
     torch.testing.assert_close(layer(x), inner @ layer.outer.weight.T + layer.outer.bias)
+
+
+def test_relu_in_place_makes_no_copies_of_gradients() -> None:
+    output = FeedForward(8, 16, "relu", 0.1)(torch.randn(2, 3, 8))
+    names, found = set(), [output.grad_fn]
+    while found:
+        node = found.pop()
+        if node is not None:
+            names.add(type(node).__name__)
+            found += [each for each, _ in node.next_functions]
+    assert "ReluBackward0" in names
+    assert "CopySlices" not in names
