@@ -27,7 +27,7 @@ from mtkit.stored import read_stored, stored
 
 if TYPE_CHECKING:
     from mtkit.data.tokenizer import Tokenizers
-    from mtkit.model.transformer import Transformer
+    from mtkit.model.network import Network
 
 RUNS = Path("mtkit-runs")
 """Where runs lie unless a folder is given."""
@@ -155,7 +155,7 @@ class Run:
             raise RunError(f"{self.folder} has no checkpoint '{which}'; it has: {known}")
         return folder / which
 
-    def load_model(self, checkpoint: str = "best", device: str = "cpu") -> "Transformer":
+    def load_model(self, checkpoint: str = "best", device: str = "cpu") -> "Network":
         """The trained model in evaluation mode: the moving average of its weights where one was kept.
 
         Raises: RunError for a missing or damaged checkpoint.
@@ -206,7 +206,7 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     return run
 
 
-def load_weights(model: "Transformer", path: Path) -> None:
+def load_weights(model: "Network", path: Path) -> None:
     """Put the weights of a safetensors file into a model of the same shape.
 
     Raises: RunError for a missing, truncated or foreign file, and for anything that could run code when loaded.

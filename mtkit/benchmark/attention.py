@@ -18,7 +18,7 @@ from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean
-from mtkit.model.memory import GIVES_OUT, gave_out
+from mtkit.out_of_memory import GIVES_OUT, gave_out
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")

@@ -18,7 +18,7 @@ from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 
@@ -60,7 +60,7 @@ class Own:
     def __init__(
         self,
         run: Run,
-        model: Transformer,
+        model: Network,
         settings: DecodingSettings,
         arithmetic: str,
         sizes: Sequence[int] = (),
@@ -167,7 +167,7 @@ def first_segments(side: HeldOut, count: int | None) -> HeldOut:
 
 def measure_decoding(
     run: Run,
-    model: Transformer,
+    model: Network,
     side: HeldOut,
     decoders: Sequence[Decoder],
     beams: Sequence[int],
@@ -233,7 +233,7 @@ def _timed(decoder: Decoder, lines: Sequence[str], beam: int, size: int) -> tupl
     return found, time.perf_counter() - begin
 
 
-def _operations(run: Run, model: Transformer, side: HeldOut, row: Measured, beam: int) -> float:
+def _operations(run: Run, model: Network, side: HeldOut, row: Measured, beam: int) -> float:
     sources, targets = (
         [len(pieces) + 1 for pieces in tokenizer.encode_lines(texts)]
         for tokenizer, texts in ((run.tokenizers.source, side.sources), (run.tokenizers.target, row.texts))

@@ -17,7 +17,7 @@ from mtkit.benchmark.cost import flops_of
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Side
 from mtkit.data.tokenizer import BOS
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ SAMPLE = 24
 
 
 @torch.no_grad()
-def training_operations(model: Transformer, side: Side, rows: np.ndarray) -> float:
+def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
     """Operations of training a target token on these rows, the mean over some of them: forward and backward."""
     training, device = model.training, model.output_weight.device
     model.eval()
@@ -43,7 +43,7 @@ def training_operations(model: Transformer, side: Side, rows: np.ndarray) -> flo
 
 
 @torch.no_grad()
-def decoding_operations(model: Transformer, segments: Sequence[tuple[int, int]], beam: int) -> float:
+def decoding_operations(model: Network, segments: Sequence[tuple[int, int]], beam: int) -> float:
     """Operations of decoding a segment, the mean over some: `segments` are the pieces of source and translation.
 
     Each source is encoded once, one hypothesis takes the first step, and each of `beam` as many more as the translation
@@ -59,11 +59,11 @@ def sample(items: Sequence[T]) -> list[T]:
     return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
 
 
-def _forward(model: Transformer, source: Tensor, target_in: Tensor, task: Tensor | None) -> Tensor:
+def _forward(model: Network, source: Tensor, target_in: Tensor, task: Tensor | None) -> Tensor:
     return model(source, target_in, task=task).hidden @ model.output_weight.t()
 
 
-def _decode(model: Transformer, source: int, target: int, beam: int, device: torch.device) -> float:
+def _decode(model: Network, source: int, target: int, beam: int, device: torch.device) -> float:
     """What a step takes grows evenly from the first to the last, which are counted, and with the hypotheses."""
     pieces = torch.full((1, source), BOS, device=device)
     token = torch.full((1, 1), BOS, device=device)  # of several, attention may mask more than it needs

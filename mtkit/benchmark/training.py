@@ -16,7 +16,7 @@ from mtkit.benchmark.operations import training_operations
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model, label_attention
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.training.arithmetic import fast_and_repeatable
 from mtkit.training.distributed import World
@@ -66,7 +66,7 @@ class Own:
         self.attention = label_attention(recipe)
         precision = Precision(recipe.training.precision, world.device)
         self.precision = precision.name
-        self.model: Transformer = build_model(
+        self.model: Network = build_model(
             recipe,
             source_vocabulary=prepared.tokenizers.source.size,
             target_vocabulary=prepared.tokenizers.target.size,

@@ -7,11 +7,11 @@ from typing import cast
 import torch
 from torch import nn
 
-from mtkit.decoding.search import Model
 from mtkit.errors import MtkitError
 from mtkit.model.int8 import int8_products
 from mtkit.model.low_weights import LowWeights
-from mtkit.model.memory import GIVES_OUT, gave_out
+from mtkit.model.network import Model
+from mtkit.out_of_memory import GIVES_OUT, gave_out
 
 DTYPES = {
     "auto": None,

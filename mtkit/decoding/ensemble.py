@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mtkit.decoding.search import Model, Network
+from mtkit.model.network import Model, Network
 
 
 class Ensemble(nn.Module):

@@ -12,11 +12,11 @@ from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import padded, plan, tasks_of
 from mtkit.decoding.ensemble import mean_of, networks_of
 from mtkit.decoding.lines.segments import Directions, Source
-from mtkit.decoding.search import Model, Network
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError
-from mtkit.model.memory import Halving
+from mtkit.model.network import Model, Network
+from mtkit.out_of_memory import Halving
 
 ROWS = 1024
 """Positions whose logits over the vocabulary are in memory at the same time, for each batch that is worked on."""

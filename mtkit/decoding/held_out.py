@@ -22,10 +22,10 @@ import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import Documents, source_budget
 from mtkit.decoding.lines.segments import Directions
-from mtkit.decoding.search import Model
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import DataError, did_you_mean
 from mtkit.files import write_json, write_text
+from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 

@@ -14,14 +14,15 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents, apart, joined
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions, Segment, Source
-from mtkit.decoding.search import Hypotheses, Model
+from mtkit.decoding.search import Hypotheses
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
 from mtkit.decoding.search.sampling import sample
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.languages import has_spaces
-from mtkit.model.memory import Halving
+from mtkit.model.network import Model
+from mtkit.out_of_memory import Halving
 from mtkit.recipe import DecodingSettings
 
 SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}

@@ -16,12 +16,12 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
-from mtkit.decoding.search import Model
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.files import digest
 from mtkit.model.int8 import check_int8
+from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.contract import exact_parts
 from mtkit.errors import MtkitError
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 
 LARGEST = 63
 """Of a rounded weight: seven bits, so that activations can have eight.
@@ -57,7 +57,7 @@ def int8_products(model: nn.Module) -> Iterator[None]:
     check_int8(next(model.parameters()).device)
     exact = exact_parts(model)
     linears = [each for each in model.modules() if type(each) is nn.Linear and each not in exact]
-    whole = [each for each in model.modules() if isinstance(each, Transformer)]
+    whole = [each for each in model.modules() if isinstance(each, Network)]
     try:
         for linear in linears:
             linear.__dict__["forward"] = _rounded(linear, linear.weight, linear.bias).product

@@ -13,8 +13,8 @@ from mtkit.errors import RunError
 from mtkit.evaluation.metrics import missing_tokenizer
 from mtkit.languages import languages_of
 from mtkit.model.build import build_model, describe_attention
-from mtkit.model.memory import GIVES_OUT, gave_out
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
+from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
@@ -95,7 +95,7 @@ class Training:
         recipe: Recipe,
         prepared: Prepared,
         folder: Path,
-        model: Transformer,
+        model: Network,
         world: World,
         interruption: Interruption,
         say: Say,

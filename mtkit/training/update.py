@@ -12,8 +12,8 @@ from torch import Tensor
 from mtkit.data.batches import Batch
 from mtkit.errors import RunError
 from mtkit.model.low_weights import LowWeights
-from mtkit.model.memory import GIVES_OUT, gave_out
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
+from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
 from mtkit.training.checkpoint import Progress, load_weights
 from mtkit.training.distributed import World
@@ -39,7 +39,7 @@ class Updater:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Network,
         recipe: Recipe,
         world: World,
         precision: Precision,

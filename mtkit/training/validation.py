@@ -22,8 +22,8 @@ from mtkit.evaluation.metrics import installed_tokenizer
 from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.files import json_text
 from mtkit.languages import languages_of
-from mtkit.model.memory import Halving
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
+from mtkit.out_of_memory import Halving
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress
@@ -81,7 +81,7 @@ class Validation:
 
 
 def validate(
-    model: Transformer,
+    model: Network,
     recipe: Recipe,
     prepared: Prepared,
     folder: Path,
@@ -124,7 +124,7 @@ def validate(
     return Validation(nll, bleu.value, bleu.signature, doubtful, shown, monotonic() - begin)
 
 
-def rehearse(model: Transformer, recipe: Recipe, prepared: Prepared) -> None:
+def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:
     """Translate and score a segment or two as `validate` does: what it lacks is to show before the first update.
 
     Raises: DataError where no validation segment fits the model; MtkitError where settings of search or scores do not
@@ -178,7 +178,7 @@ def _score(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> Score:
 
 
 @torch.no_grad()
-def validation_loss(model: Transformer, recipe: Recipe, prepared: Prepared, precision: Precision) -> float:
+def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precision: Precision) -> float:
     """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out."""
     side, device = prepared.valid, precision.device
     longest = min(model.longest_source, model.longest_target)

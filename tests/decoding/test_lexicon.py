@@ -26,10 +26,10 @@ from mtkit.decoding.lexicon import (
     load_lexicon,
     save_lexicon,
 )
-from mtkit.decoding.search import Model
 from mtkit.decoding.translate import SEARCHES, Translation, translate_lines
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError, RunError
+from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings, make_recipe
 from tests.decoding.tiny import batch_of, random_sources

@@ -9,8 +9,9 @@ from torch import Tensor
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
 from mtkit.model.layers import Context, Side
+from mtkit.model.network import Output
 from mtkit.model.residual import closed, opened
-from mtkit.model.transformer import Output, Transformer
+from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
 
 SIZES = {"d_model": 32, "heads": 4, "feed_forward": 48, "encoder_layers": 3, "decoder_layers": 2, "max_length": 40}

@@ -16,7 +16,7 @@ from mtkit.benchmark.peers.weights import Weights, check_plain
 from mtkit.data.tokenizer import EOS, PAD
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
@@ -40,7 +40,7 @@ class CTranslate2:
     def __init__(
         self,
         run: Run,
-        model: Transformer,
+        model: Network,
         settings: DecodingSettings,
         arithmetic: str,
         lexicon: Lexicon | None = None,
@@ -90,7 +90,7 @@ class CTranslate2:
         return [Decoded(self._tokenizers.target.decode(each), len(each) + 1) for each in pieces]
 
 
-def convert(run: Run, model: Transformer, folder: Path) -> None:
+def convert(run: Run, model: Network, folder: Path) -> None:
     """Write the model as CTranslate2's Transformer: positions as explicit encodings, pieces named by their numbers."""
     settings = run.recipe.model
     spec: Any = TransformerSpec.from_config(

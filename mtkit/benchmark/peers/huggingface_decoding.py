@@ -16,7 +16,7 @@ from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.batches import padded
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.errors import MtkitError
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, ModelSettings
 from mtkit.runs import Run
 
@@ -34,7 +34,7 @@ class HuggingFace:
     shortlist = 0
     sizes: Sequence[int] = SIZES
 
-    def __init__(self, run: Run, model: Transformer, settings: DecodingSettings, arithmetic: str) -> None:
+    def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Raises: MtkitError where it has no such model."""
         check_plain(run.recipe, "huggingface")
         if run.recipe.model.tie != "all" or run.recipe.model.activation == "swiglu":
@@ -78,7 +78,7 @@ class HuggingFace:
         return generated
 
 
-def convert(settings: ModelSettings, model: Transformer) -> nn.Module:
+def convert(settings: ModelSettings, model: Network) -> nn.Module:
     """The same model as a Pegasus or Marian one, in evaluation mode, in float32 on the CPU."""
     weights = Weights(model)
     configuration: dict[str, Any] = {

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mtkit.errors import MtkitError
 from mtkit.model.build import label_attention
-from mtkit.model.transformer import Transformer
+from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 
 
@@ -22,7 +22,7 @@ def check_plain(recipe: Recipe, program: str) -> None:
 class Weights:
     """The weights of a model whose attentions are all `full`."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Network) -> None:
         self._model = model
         self.output = model.output_weight
         """(V, D)."""

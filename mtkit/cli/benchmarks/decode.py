@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from mtkit.benchmark.decoding import Decoder
     from mtkit.decoding.lexicon import Lexicon
-    from mtkit.model.transformer import Transformer
+    from mtkit.model.network import Network
     from mtkit.runs import Run
 
 
@@ -99,7 +99,7 @@ def decode(
 
 
 def _peers(
-    run: "Run", model: "Transformer", programs: "Sequence[str]", lexicons: "Sequence[Lexicon | None]"
+    run: "Run", model: "Network", programs: "Sequence[str]", lexicons: "Sequence[Lexicon | None]"
 ) -> "Iterator[Decoder]":
     """The run's model in each program, in each of its arithmetics for the device, with and without a shortlist."""
     device, settings = model.output_weight.device.type, run.recipe.decoding

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from mtkit.attention import reorder
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch, begin, restrict, still_running
+from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, restrict, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import coverage_penalty, normalised
 from mtkit.decoding.search.selection import best_sums
+from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 
 

@@ -1,14 +1,14 @@
 """What all searches share: the model they ask, the batch they get, the hypotheses they give, when segments leave."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtkit.data.tokenizer import EOS, PAD
+from mtkit.model.network import Model
 
 NEVER_GENERATED = EOS
 """Pieces below this id, PAD, UNK and BOS, are never generated."""
@@ -18,41 +18,6 @@ CHECK_EVERY = 4
 
 WORTHWHILE = 0.8
 """Finished segments leave the batch when at most this share of it is still running; leaving copies the state."""
-
-
-class Model(Protocol):
-    """What a search needs of a model; `mtkit.model.transformer.Transformer` has it, and so has an ensemble of them.
-
-    The logits that `step` gives, (B, N, V) in float32, are new ones: the search writes over them.
-    """
-
-    has_weights: bool
-    training: bool
-
-    @property
-    def longest_source(self) -> int | None: ...
-    @property
-    def longest_target(self) -> int | None: ...
-    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any: ...
-    def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any: ...
-    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]: ...
-    def parameters(self) -> Iterator[Any]: ...
-    def train(self, mode: bool = True) -> Any: ...
-
-
-class Network(Model, Protocol):
-    """A model that is one network, and so can be asked about all positions of a given translation at once."""
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-    def forward(
-        self,
-        source: Tensor,
-        target_in: Tensor,
-        *,
-        source_valid: Tensor | None,
-        target_valid: Tensor | None,
-        task: Tensor | None,
-    ) -> Any: ...
 
 
 @dataclass(frozen=True)

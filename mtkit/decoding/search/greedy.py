@@ -1,8 +1,9 @@
 """Greedy decoding: the most likely piece, each time."""
 
-from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch
+from mtkit.decoding.search.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.selection import first_best
 from mtkit.decoding.search.walk import walk
+from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 
 

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch
+from mtkit.decoding.search.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.noise import uniform
 from mtkit.decoding.search.selection import best
 from mtkit.decoding.search.walk import walk
+from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 
 

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from mtkit.attention import reorder
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.search.contract import Hypotheses, Model, SourceBatch, begin, restrict, still_running
+from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, restrict, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import normalised
+from mtkit.model.network import Model
 
 Choose = Callable[[Tensor, Tensor, int], Tensor]
 """(log-probabilities (B', N, V), segments (B',), step) to the chosen pieces (B', N); those of forbidden pieces are

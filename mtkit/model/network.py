@@ -1,0 +1,171 @@
+"""What every translation network has, whatever its architecture: what a search and the training loop ask of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from mtkit.attention import Attention, State
+from mtkit.model.embedding import Embedding
+from mtkit.recipe import ModelSettings
+
+
+class Model(Protocol):
+    """What a search needs: a `Network` has it, and so has an ensemble of them.
+
+    The logits that `step` gives, (B, N, V) in float32, are new ones: the search writes over them.
+    """
+
+    has_weights: bool
+    training: bool
+
+    @property
+    def longest_source(self) -> int | None: ...
+    @property
+    def longest_target(self) -> int | None: ...
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any: ...
+    def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any: ...
+    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]: ...
+    def parameters(self) -> Iterator[Any]: ...
+    def train(self, mode: bool = True) -> Any: ...
+
+
+@dataclass
+class Encoded:
+    """A batch of encoded sources."""
+
+    memory: Tensor
+    """(B, S, D)."""
+    valid: Tensor | None
+    """(B, S)."""
+    carry: Any = None
+    """What the last layer's attention carried out."""
+    task: Tensor | None = None
+    """(B,) the direction of each segment."""
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    log_prob: Tensor | None = None
+
+
+@dataclass
+class Output:
+    """The decoder's vectors before the output projection, with what the attentions add to the training loss."""
+
+    hidden: Tensor
+    """(B, T, D)."""
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    log_prob: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The only pieces that may come in a batch; while it is decoded, a piece is called by its place among them."""
+
+    pieces: Tensor
+    """(K,) ids."""
+    logits: Callable[[Tensor], Tensor]
+    """hidden (..., D) to their logits (..., K) in float32."""
+
+
+class Network(nn.Module):
+    """Translation network: token ids in, vectors whose products with `output_weight` are the next token's logits out.
+
+    An architecture is a subclass that builds the layers between `source_embedding` and the output, with `forward`,
+    `encode`, `start` and `step`.
+    """
+
+    has_weights: bool
+    """Whether `step` can give the attention to the source."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        source: Embedding,
+        target: Embedding,
+    ) -> None:
+        """`source` and `target` embed the tokens of the two sides."""
+        super().__init__()
+        self.settings = settings
+        self.source_embedding = source
+        self.target_embedding = target
+        vocabulary, width = target.tokens.weight.shape
+        self.output = nn.Linear(width, vocabulary, bias=False) if settings.tie == "none" else None
+        if self.output is not None:
+            nn.init.normal_(self.output.weight, std=width**-0.5)
+        self.longest_source = settings.max_length
+        """Source pieces that the network takes at most, the end mark counted."""
+        self.longest_target = settings.max_length
+        """Target pieces, likewise."""
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output projection (V, D): logits are `hidden @ output_weight.T`."""
+        return self.target_embedding.tokens.weight if self.output is None else self.output.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D) to the logits (..., V) of the next piece, in float32."""
+        return nn.functional.linear(hidden, self.output_weight).float()
+
+    def logits_of(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
+        """What gives the logits of these pieces (K,) alone: hidden (..., D) to (..., K), in float32."""
+        weight = self.output_weight[pieces]
+        return lambda hidden: nn.functional.linear(hidden, weight).float()
+
+    def forward(
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        *,
+        source_valid: Tensor | None = None,
+        target_valid: Tensor | None = None,
+        task: Tensor | None = None,
+    ) -> Output:
+        """source (B, S) with the end mark, target_in (B, T) with the start mark; hidden (B, T, D) predicts the next.
+
+        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction.
+        """
+        raise NotImplementedError
+
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
+        """source (B, S) ids with the end mark; source_valid (B, S); task (B,)."""
+        raise NotImplementedError
+
+    def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
+        """The decoder's state before the first token of each segment's hypotheses.
+
+        With `pieces` (K,), no others may come: `step` takes and gives places among them (V is K).
+        """
+        raise NotImplementedError
+
+    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Tensor, State, Tensor | None]:
+        """Logits (B, N, V) in float32 of the token after `token` (B, N), and the next state.
+
+        With `need_weights`, also the last layer's attention to the source, (B, N, S), averaged over the heads.
+        """
+        raise NotImplementedError
+
+    def attentions(self) -> Iterator[tuple[str, Attention]]:
+        """Every attention sub-layer with its name among the modules."""
+        for name, module in self.named_modules():
+            if isinstance(module, Attention):
+                yield name, module
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """To be called after each optimiser update."""
+        for _, attention in self.attentions():
+            attention.after_update(update, total_updates)
+
+    def adopt(self, weights: Mapping[str, Tensor]) -> list[str]:
+        """Take over the weights of another network, whose attention may be another; gives the names that did not fit.
+
+        Attention sub-layers adopt theirs as the mechanism knows how; all else must have the same shape.
+        """
+        own = self.state_dict()
+        prefixes = [f"{name}." for name, _ in self.attentions()]
+        outside = {name: value for name, value in weights.items() if not name.startswith(tuple(prefixes))}
+        fitting = {name: value for name, value in outside.items() if name in own and own[name].shape == value.shape}
+        self.load_state_dict(fitting, strict=False)
+        for name, attention in self.attentions():
+            start = len(name) + 1
+            attention.adopt({key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")})
+        return sorted(set(outside) - set(fitting))
