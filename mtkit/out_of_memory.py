@@ -1,4 +1,4 @@
-"""Telling memory that gave out from other errors, and making do with less."""
+"""Memory that is full: telling it from other errors, and going on with smaller batches."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ ATTENTION = PACKAGE / "attention"
 ENGINES = ATTENTION / "engines"
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
 
-FOUNDATION = {"errors", "files", "languages", "device", "yaml_text", "stored", "allocation"}
+FOUNDATION = {"errors", "files", "languages", "device", "yaml_text", "stored", "allocation", "out_of_memory"}
 BELOW = {
     "attention": FOUNDATION,
     "data": FOUNDATION | {"recipe"},
@@ -34,6 +34,7 @@ BELOW = {
     "files": {"errors"},
     "device": {"errors"},
     "allocation": {"errors"},
+    "out_of_memory": set(),
     "yaml_text": set(),
     "recipe": FOUNDATION,
 }

@@ -89,9 +89,15 @@ def test_gradients_through_a_deep_model_stay_near_float32(reversible: bool) -> N
     """A reversible one would add up what bfloat16 rounds off where it takes away what it has added."""
     settings = {"d_model": 32, "heads": 4, "feed_forward": 64, "encoder_layers": 6, "dropout": 0.0, "norm": "pre"}
     recipe = Recipe.model_validate({"model": settings | {"reversible": reversible}})
-    torch.manual_seed(0)
+    # over six models: 0.24 with streams in bfloat16, 0.15 in float32; one alone says little
+    assert sum(distance(recipe, seed) for seed in range(6)) / 6 < 0.19
+
+
+def distance(recipe: Recipe, seed: int) -> float:
+    """Of the gradient in bfloat16 from that in float32, relative to it."""
+    torch.manual_seed(seed)
     net = build_model(recipe, source_vocabulary=40, target_vocabulary=40)
-    with torch.no_grad():  # steep enough to show it: 0.19 with streams in bfloat16, 0.11 in float32
+    with torch.no_grad():  # steep enough to show it
         for parameter in net.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(2.0)
@@ -101,7 +107,7 @@ def test_gradients_through_a_deep_model_stay_near_float32(reversible: bool) -> N
     right = gradient(net)
     with torch.autocast("cpu", torch.bfloat16), LowWeights(net).in_place():
         (net(source, target).hidden * upstream).sum().backward()
-    assert (gradient(net) - right).norm() < 0.15 * right.norm()
+    return ((gradient(net) - right).norm() / right.norm()).item()
 
 
 def gradient(net: nn.Module) -> Tensor:
