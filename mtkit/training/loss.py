@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtkit.model.network import Network, Output
+from mtkit.training.feed import Inputs
+from mtkit.training.optimization.optimizer import Precision
+
 CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 """Logits held at a time: about what the last cache of a CPU holds, and what fills a GPU."""
 
@@ -34,6 +38,20 @@ class TokenLoss:
     def tokens(self) -> int:
         """How many tokens the sums are over."""
         return len(self.nll)
+
+
+def batch_loss(model: Network, inputs: Inputs, precision: Precision, *, smoothing: float) -> tuple[TokenLoss, Output]:
+    """The loss of a batch's real target tokens in one forward pass, and the pass's output."""
+    with precision.autocast():
+        output = model(
+            inputs.source,
+            inputs.target_in,
+            source_valid=inputs.source_valid,
+            target_valid=inputs.target_valid,
+            task=inputs.task,
+        )
+        hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
+        return token_loss(hidden, model.output_weight, inputs.target, smoothing=smoothing), output
 
 
 def token_loss(

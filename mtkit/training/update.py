@@ -18,7 +18,7 @@ from mtkit.recipe import Recipe
 from mtkit.training.checkpoint import Progress, load_weights
 from mtkit.training.distributed import World
 from mtkit.training.feed import Inputs, Work, to_device
-from mtkit.training.loss import Baseline, token_loss
+from mtkit.training.loss import Baseline, batch_loss
 from mtkit.training.optimization.averaging import MovingAverage
 from mtkit.training.optimization.optimizer import (
     Precision,
@@ -209,17 +209,8 @@ class Updater:
 
     def _accumulate(self, inputs: Inputs, tokens: int, totals: Tensor) -> None:
         """Add a batch's gradients, each of its tokens weighing one of the update's `tokens`, and its `totals`."""
-        model = self.model
-        with self.precision.autocast():
-            output = model(
-                inputs.source,
-                inputs.target_in,
-                source_valid=inputs.source_valid,
-                target_valid=inputs.target_valid,
-                task=inputs.task,
-            )
-            hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
-            loss = token_loss(hidden, model.output_weight, inputs.target, smoothing=self._settings.label_smoothing)
+        smoothing = self._settings.label_smoothing
+        loss, output = batch_loss(self.model, inputs, self.precision, smoothing=smoothing)
         objective = loss.smoothed
         measured = [loss.smoothed.detach(), loss.nll.sum()]
         if output.losses:

@@ -29,7 +29,7 @@ from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress
 from mtkit.training.feed import to_device
 from mtkit.training.limits import Interruption
-from mtkit.training.loss import token_loss
+from mtkit.training.loss import batch_loss
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.report import Say
 
@@ -186,17 +186,8 @@ def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precisio
 
     def part(rows: Sequence[int]) -> tuple[Tensor, int]:
         inputs = to_device(make_batch(side, np.array(rows)), device)
-        with precision.autocast():
-            output = model(
-                inputs.source,
-                inputs.target_in,
-                source_valid=inputs.source_valid,
-                target_valid=inputs.target_valid,
-                task=inputs.task,
-            )
-            hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
-            nll = token_loss(hidden, model.output_weight, inputs.target, smoothing=0.0).nll.sum()
-        return nll, len(inputs.target)
+        loss, _ = batch_loss(model, inputs, precision, smoothing=0.0)
+        return loss.nll.sum(), loss.tokens
 
     total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
     for batch in plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0):

@@ -1,10 +1,17 @@
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtkit.training.loss import token_loss
+from mtkit.data.batches import make_batch
+from mtkit.data.prepared import Prepared
+from mtkit.model.build import build_model
+from mtkit.training.feed import to_device
+from mtkit.training.loss import batch_loss, token_loss
+from mtkit.training.optimization.optimizer import Precision
+from tests.training.conftest import tiny
 
 ROWS, WIDTH, PIECES = 23, 6, 10
 
@@ -33,6 +40,19 @@ def test_equals_torch_cross_entropy_with_its_gradients(
     theirs = torch.autograd.grad(reference * 0.3, (hidden, weight))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_s_loss_is_that_of_its_real_tokens(prepared: Prepared) -> None:
+    size = prepared.tokenizers.target.size
+    model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size).eval()
+    batch = make_batch(prepared.train, np.arange(4))
+    assert not batch.target_valid.all()
+    precision = Precision("float32", torch.device("cpu"))
+    loss, output = batch_loss(model, to_device(batch, precision.device), precision, smoothing=0.1)
+    logits, target = model.logits(output.hidden)[batch.target_valid], batch.target_out[batch.target_valid]
+    reference = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(loss.smoothed, reference)
+    torch.testing.assert_close(loss.nll, F.cross_entropy(logits, target, reduction="none"))
 
 
 def test_the_caller_s_tensors_stay_as_they_were(case: tuple[Tensor, Tensor, Tensor]) -> None:
