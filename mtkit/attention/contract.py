@@ -85,7 +85,7 @@ class Attention(nn.Module):
     """Exponent of T in time and memory with fixed options: 1, 1.5 or 2."""
     weights: ClassVar[bool] = False
     """Whether it can return attention weights."""
-    exact: ClassVar[bool] = False
+    unrounded: ClassVar[bool] = False
     """Whether rounded weights are too rough for it: it makes choices by its products, or keeps only what they leave
     over. 8-bit products leave its layers out, and no copies of its weights are rounded."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
@@ -159,9 +159,9 @@ class Attention(nn.Module):
         self.load_state_dict(fitting, strict=False)
 
 
-def exact_parts(model: nn.Module) -> set[nn.Module]:
+def unrounded_parts(model: nn.Module) -> set[nn.Module]:
     """The modules of a model that belong to attentions which rounded weights are too rough for."""
-    attentions = (each for each in model.modules() if isinstance(each, Attention) and each.exact)
+    attentions = (each for each in model.modules() if isinstance(each, Attention) and each.unrounded)
     return {part for each in attentions for part in each.modules()}
 
 

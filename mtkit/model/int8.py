@@ -4,7 +4,7 @@ Weights are rounded once, to seven bits, each output's by a scale of its own (Ki
 and Back: Ludicrously Fast Neural Machine Translation", WNGT 2019); activations at each product, to eight, each row by a
 scale of its own, so that no translation depends on what is translated beside it. Sums are exact in 32 bits. Attention
 itself, norms, softmax and whatever is no linear layer stay in float32, and so do all products of attentions that must
-not round (`exact`).
+not round (`unrounded`).
 """
 
 import warnings
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import exact_parts
+from mtkit.attention.contract import unrounded_parts
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 
@@ -55,8 +55,8 @@ def int8_products(model: nn.Module) -> Iterator[None]:
     Raises: MtkitError where the model is not on the CPU, or the processor has no such products.
     """
     check_int8(next(model.parameters()).device)
-    exact = exact_parts(model)
-    linears = [each for each in model.modules() if type(each) is nn.Linear and each not in exact]
+    unrounded = unrounded_parts(model)
+    linears = [each for each in model.modules() if type(each) is nn.Linear and each not in unrounded]
     whole = [each for each in model.modules() if isinstance(each, Network)]
     try:
         for linear in linears:

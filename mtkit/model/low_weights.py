@@ -4,8 +4,8 @@ Autocast alone rounds the factors of each product, but what passes between produ
 by every product that reads it, and takes twice the room in the cache. With matrices in
 bfloat16 the tokens' vectors are so from the embedding on (Micikevicius et al., "Mixed Precision Training", ICLR 2018,
 section 3.1, has float32 master weights beside low ones). What has one axis, as biases and norms, stays in float32, and
-so do buffers and the weights of attentions that must not round (`exact`); where a mechanism sums in float32, autocast
-rounds what it hands on.
+so do buffers and the weights of attentions that must not round (`unrounded`); where a mechanism sums in float32,
+autocast rounds what it hands on.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import exact_parts
+from mtkit.attention.contract import unrounded_parts
 
 
 class LowWeights:
     """Copies of a model's matrices in bfloat16, for its passes under autocast in that type."""
 
     def __init__(self, model: nn.Module) -> None:
-        exact = {each for part in exact_parts(model) for each in part.parameters()}
+        unrounded = {each for part in unrounded_parts(model) for each in part.parameters()}
         matrices = [each for each in model.parameters() if each.dim() >= 2 and each.dtype == torch.float32]
-        self._parameters = [each for each in matrices if each not in exact]
+        self._parameters = [each for each in matrices if each not in unrounded]
         self._copies: list[Tensor] = []
 
     def refresh(self) -> None:

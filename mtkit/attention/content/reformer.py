@@ -46,7 +46,7 @@ class Reformer(HeadAttention):
     paper = "Kitaev et al. 2020, arXiv 2001.04451"
     complexity = "O(T w r)"
     growth = 1
-    exact = True
+    unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs in every chunk
         "merge": None,

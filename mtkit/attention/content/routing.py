@@ -62,7 +62,7 @@ class Routing(HeadAttention):
     paper = "Roy et al. 2020, arXiv 2003.05997"
     complexity = "O(T (C + w))"
     growth = 1
-    exact = True
+    unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "projection": None,
         "merge": None,

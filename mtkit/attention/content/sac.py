@@ -47,7 +47,7 @@ class Sac(HeadAttention):
     paper = "Li et al. 2020, arXiv 2003.09833"
     complexity = "O(T k), O(T² k) to predict"
     growth = 2
-    exact = True
+    unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs for every edge
         "projection": None,

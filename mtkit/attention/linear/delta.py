@@ -57,7 +57,7 @@ class Delta(HeadAttention):
     paper = "Schlag et al. 2021, arXiv 2102.11174"
     complexity = "O(T)"
     growth = 1
-    exact = True
+    unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "positions": frozenset({"rotary"}),  # the others add to scores, of which there are none
         "projection": None,
