@@ -98,14 +98,14 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
 
 
 @stored
-class _About(TypedDict):
+class _Record(TypedDict):
     """What is known of a side's translations."""
 
     finished: str
     checkpoint: NotRequired[str]
 
 
-class _Side(NamedTuple):
+class _TranslatedSide(NamedTuple):
     """A side that a run has translated."""
 
     finished: str
@@ -117,9 +117,9 @@ class _Side(NamedTuple):
     files: Translated
 
 
-def _translations(run: Run, label: str) -> dict[str, _Side]:
+def _translations(run: Run, label: str) -> dict[str, _TranslatedSide]:
     """By name, in the order in which they were finished."""
-    found: list[_Side] = []
+    found: list[_TranslatedSide] = []
     for record in (run.folder / "translations").glob("*.json"):
         text, reference, source, direction = (
             record.with_suffix(suffix) for suffix in (".txt", ".reference.txt", ".source.txt", ".direction.txt")
@@ -127,8 +127,10 @@ def _translations(run: Run, label: str) -> dict[str, _Side]:
         if not reference.exists():
             continue
         files = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
-        about = read_stored(record, _About, "run `mtkit translate` again", error=RunError)
-        found.append(_Side(about["finished"], record.stem, about.get("checkpoint"), "ensemble" in about, files))
+        about = read_stored(record, _Record, "run `mtkit translate` again", error=RunError)
+        found.append(
+            _TranslatedSide(about["finished"], record.stem, about.get("checkpoint"), "ensemble" in about, files)
+        )
     if not found:
         raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
     return {side.name: side for side in sorted(found, key=lambda each: (each.finished, each.name))}

@@ -12,7 +12,7 @@ from mtkit.recipe import ModelSettings
 
 
 @dataclass
-class Side:
+class Passing:
     """What passes beside the tokens from layer to layer: each attention's carry, the losses, and what was sampled."""
 
     self_carry: Any = None
@@ -44,16 +44,16 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(model.d_model, model.feed_forward, model.activation, model.activation_dropout)
         self.feed_forward_residual = residual(model)
 
-    def forward(self, x: Stream, side: Side, *, valid: Tensor | None, task: Tensor | None) -> Stream:
+    def forward(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
         """x (B, S, D), valid (B, S), task (B,)."""
-        return self.feed(self.attend(x, side, valid=valid, task=task))
+        return self.feed(self.attend(x, passing, valid=valid, task=task))
 
-    def attend(self, x: Stream, side: Side, *, valid: Tensor | None, task: Tensor | None) -> Stream:
+    def attend(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
         """The first sub-layer."""
         here = self.attention_residual
-        attended = self.attention(here.before(x), query_valid=valid, carry=side.self_carry, task=task)
-        side.self_carry = attended.carry
-        return here.after(x, side.add(attended))
+        attended = self.attention(here.before(x), query_valid=valid, carry=passing.self_carry, task=task)
+        passing.self_carry = attended.carry
+        return here.after(x, passing.add(attended))
 
     def feed(self, x: Stream) -> Stream:
         """The second."""
@@ -88,24 +88,24 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(model.d_model, model.feed_forward, model.activation, model.activation_dropout)
         self.feed_forward_residual = residual(model)
 
-    def forward(self, x: Stream, side: Side, context: Context) -> Stream:
+    def forward(self, x: Stream, passing: Passing, context: Context) -> Stream:
         """x (B, T, D)."""
-        return self.feed(self.attend_source(self.attend_target(x, side, context), side, context))
+        return self.feed(self.attend_source(self.attend_target(x, passing, context), passing, context))
 
-    def attend_target(self, x: Stream, side: Side, context: Context) -> Stream:
+    def attend_target(self, x: Stream, passing: Passing, context: Context) -> Stream:
         """The first sub-layer."""
         here = self.self_residual
         attended = self.self_attention(
             here.before(x),
             query_valid=context.valid,
-            carry=side.self_carry,
+            carry=passing.self_carry,
             memory_carry=context.memory_carry,
             task=context.task,
         )
-        side.self_carry = attended.carry
-        return here.after(x, side.add(attended))
+        passing.self_carry = attended.carry
+        return here.after(x, passing.add(attended))
 
-    def attend_source(self, x: Stream, side: Side, context: Context) -> Stream:
+    def attend_source(self, x: Stream, passing: Passing, context: Context) -> Stream:
         """The second."""
         here = self.cross_residual
         attended = self.cross_attention(
@@ -113,28 +113,30 @@ class DecoderLayer(nn.Module):
             context.memory,
             query_valid=context.valid,
             memory_valid=context.memory_valid,
-            carry=side.cross_carry,
+            carry=passing.cross_carry,
             memory_carry=context.memory_carry,
             task=context.task,
         )
-        side.cross_carry = attended.carry
-        return here.after(x, side.add(attended))
+        passing.cross_carry = attended.carry
+        return here.after(x, passing.add(attended))
 
     def feed(self, x: Stream) -> Stream:
         """The third."""
         here = self.feed_forward_residual
         return here.after(x, self.feed_forward(here.before(x)))
 
-    def step(self, x: Stream, state: State, side: Side, *, need_weights: bool) -> tuple[Stream, State, Tensor | None]:
+    def step(
+        self, x: Stream, state: State, passing: Passing, *, need_weights: bool
+    ) -> tuple[Stream, State, Tensor | None]:
         """x (B, N, D), the newest token of each hypothesis; weights are those of the attention to the source."""
         here = self.self_residual
-        attended, self_state = self.self_attention.step(here.before(x), state["self"], carry=side.self_carry)
-        side.self_carry = attended.carry
+        attended, self_state = self.self_attention.step(here.before(x), state["self"], carry=passing.self_carry)
+        passing.self_carry = attended.carry
         x = here.after(x, attended.output)
         here = self.cross_residual
         attended, cross_state = self.cross_attention.step(
-            here.before(x), state["cross"], carry=side.cross_carry, need_weights=need_weights
+            here.before(x), state["cross"], carry=passing.cross_carry, need_weights=need_weights
         )
-        side.cross_carry = attended.carry
+        passing.cross_carry = attended.carry
         x = self.feed(here.after(x, attended.output))
         return x, {"self": self_state, "cross": cross_state}, attended.weights

@@ -19,7 +19,7 @@ from mtkit.attention import Attention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Side
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.model.residual import Stream
 
 
@@ -27,7 +27,7 @@ from mtkit.model.residual import Stream
 class SubLayer:
     """One reversible sub-layer: what it does to a stream, beside the memory it reads, and its own parameters."""
 
-    run: Callable[[Stream, Side, Tensor | None], Stream]
+    run: Callable[[Stream, Passing, Tensor | None], Stream]
     parameters: tuple[nn.Parameter, ...]
 
 
@@ -35,11 +35,11 @@ def encoder_sublayers(layer: EncoderLayer, valid: Tensor | None, task: Tensor | 
     """Both sub-layers of an encoder layer."""
     return [
         SubLayer(
-            lambda x, side, memory: layer.attend(x, side, valid=valid, task=task),
+            lambda x, passing, memory: layer.attend(x, passing, valid=valid, task=task),
             _parameters(layer.attention, layer.attention_residual),
         ),
         SubLayer(
-            lambda x, side, memory: layer.feed(x),
+            lambda x, passing, memory: layer.feed(x),
             _parameters(layer.feed_forward, layer.feed_forward_residual),
         ),
     ]
@@ -48,30 +48,30 @@ def encoder_sublayers(layer: EncoderLayer, valid: Tensor | None, task: Tensor | 
 def decoder_sublayers(layer: DecoderLayer, context: Context) -> list[SubLayer]:
     """All three sub-layers of a decoder layer."""
 
-    def attend_source(x: Stream, side: Side, memory: Tensor | None) -> Stream:
+    def attend_source(x: Stream, passing: Passing, memory: Tensor | None) -> Stream:
         assert memory is not None
         here = Context(memory, context.memory_valid, context.memory_carry, context.valid, context.task)
-        return layer.attend_source(x, side, here)
+        return layer.attend_source(x, passing, here)
 
     return [
         SubLayer(
-            lambda x, side, memory: layer.attend_target(x, side, context),
+            lambda x, passing, memory: layer.attend_target(x, passing, context),
             _parameters(layer.self_attention, layer.self_residual),
         ),
         SubLayer(attend_source, _parameters(layer.cross_attention, layer.cross_residual)),
         SubLayer(
-            lambda x, side, memory: layer.feed(x),
+            lambda x, passing, memory: layer.feed(x),
             _parameters(layer.feed_forward, layer.feed_forward_residual),
         ),
     ]
 
 
-def run_reversibly(sublayers: Sequence[SubLayer], x: Tensor, side: Side, memory: Tensor | None = None) -> Stream:
-    """The streams that come out of the sub-layers, both x (B, T, D) at first; losses are summed into `side`."""
+def run_reversibly(sublayers: Sequence[SubLayer], x: Tensor, passing: Passing, memory: Tensor | None = None) -> Stream:
+    """The streams that come out of the sub-layers, both x (B, T, D) at first; losses are summed into `passing`."""
     parameters = list(dict.fromkeys(each for sublayer in sublayers for each in sublayer.parameters))
     stack = _Stack(sublayers, parameters)
     a, b, log_prob, *losses = _Reversible.apply(stack, widened(x), memory, *parameters)  # type: ignore[no-untyped-call]
-    side.sum_in(dict(zip(stack.names, losses, strict=True)), log_prob)
+    passing.sum_in(dict(zip(stack.names, losses, strict=True)), log_prob)
     return a, b
 
 
@@ -111,19 +111,19 @@ class _Reversible(torch.autograd.Function):
     def forward(
         ctx: Any, stack: _Stack, x: Tensor, memory: Tensor | None, *parameters: nn.Parameter
     ) -> tuple[Tensor | None, ...]:
-        a, b, side, choices = x, x, Side(), list[Tensor]()
+        a, b, passing, choices = x, x, Passing(), list[Tensor]()
         for sublayer in stack.sublayers:
             stack.generators.append(_generators(x.device))
             with keeping() as chosen:
-                _, branch = sublayer.run((0.0, b), side, memory)
+                _, branch = sublayer.run((0.0, b), passing, memory)
             stack.chosen.append(len(chosen))
             choices += chosen
             a, b = b, a + branch
-        losses = side.losses or {}
+        losses = passing.losses or {}
         stack.names = tuple(losses)
         ctx.stack, ctx.autocast = stack, _autocast(x.device)
         ctx.save_for_backward(a, b, memory, *choices)
-        return a, b, side.log_prob, *losses.values()
+        return a, b, passing.log_prob, *losses.values()
 
     @staticmethod
     @once_differentiable
@@ -135,17 +135,17 @@ class _Reversible(torch.autograd.Function):
         gradients: dict[nn.Parameter, Tensor] = {}
         every = zip(stack.sublayers, stack.generators, stack.chosen, strict=True)
         for sublayer, generators, count in reversed(list(every)):
-            side, first = Side(), choices[len(choices) - count :]
+            passing, first = Passing(), choices[len(choices) - count :]
             del choices[len(choices) - count :]
             read = u.detach().requires_grad_()
             beside = None if memory is None else memory.detach().requires_grad_()
             with torch.enable_grad(), ctx.autocast(), _replayed(generators, u.device), repeating(first):
-                _, branch = sublayer.run((0.0, read), side, beside)
+                _, branch = sublayer.run((0.0, read), passing, beside)
             outputs, grads = [branch], [grad_w.to(branch.dtype)]
             by_name = dict(zip(stack.names, grad_losses, strict=True))
-            raised = [(loss, by_name[name]) for name, loss in (side.losses or {}).items()]
-            if side.log_prob is not None:
-                raised.append((side.log_prob, grad_log_prob))
+            raised = [(loss, by_name[name]) for name, loss in (passing.losses or {}).items()]
+            if passing.log_prob is not None:
+                raised.append((passing.log_prob, grad_log_prob))
             for value, grad in raised:
                 if value.requires_grad:
                     outputs.append(value)

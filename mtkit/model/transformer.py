@@ -13,7 +13,7 @@ from mtkit.attention import State
 from mtkit.attention.registry import find
 from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Side
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.model.network import Encoded, Network, Output, Shortlist
 from mtkit.model.residual import closed, opened
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
@@ -63,17 +63,17 @@ class Transformer(Network):
         self.has_weights = find(attention["cross"][-1].name).weights
 
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
-        x, side = self.source_embedding(source), Side()
+        x, passing = self.source_embedding(source), Passing()
         if self.settings.reversible and torch.is_grad_enabled():
             layers = [cast(EncoderLayer, layer) for layer in self.encoder]
             sublayers = [each for layer in layers for each in encoder_sublayers(layer, source_valid, task)]
-            stream = run_reversibly(sublayers, x, side)
+            stream = run_reversibly(sublayers, x, passing)
         else:
             stream = opened(x, self.settings)
             for layer in self.encoder:
-                stream = layer(stream, side, valid=source_valid, task=task)
+                stream = layer(stream, passing, valid=source_valid, task=task)
         memory = self.encoder_norm(closed(stream))
-        return Encoded(memory, source_valid, side.self_carry, task, side.losses or {}, side.log_prob)
+        return Encoded(memory, source_valid, passing.self_carry, task, passing.losses or {}, passing.log_prob)
 
     def forward(
         self,
@@ -85,17 +85,17 @@ class Transformer(Network):
         task: Tensor | None = None,
     ) -> Output:
         encoded = self.encode(source, source_valid, task=task)
-        side = Side(losses=encoded.losses, log_prob=encoded.log_prob)
+        passing = Passing(losses=encoded.losses, log_prob=encoded.log_prob)
         context = Context(encoded.memory, source_valid, encoded.carry, target_valid, task)
         x = self.target_embedding(target_in)
         if self.settings.reversible and torch.is_grad_enabled():
             sublayers = [each for layer in self._decoder_layers for each in decoder_sublayers(layer, context)]
-            stream = run_reversibly(sublayers, x, side, encoded.memory)
+            stream = run_reversibly(sublayers, x, passing, encoded.memory)
         else:
             stream = opened(x, self.settings)
             for layer in self.decoder:
-                stream = layer(stream, side, context)
-        return Output(self.decoder_norm(closed(stream)), side.losses or {}, side.log_prob)
+                stream = layer(stream, passing, context)
+        return Output(self.decoder_norm(closed(stream)), passing.losses or {}, passing.log_prob)
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
         batch_size, self_carry, cross_carry = encoded.memory.shape[0], None, None
@@ -122,7 +122,7 @@ class Transformer(Network):
         return state
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Tensor, State, Tensor | None]:
-        side, weights = Side(), None
+        passing, weights = Passing(), None
         shortlist: Shortlist | None = state["shortlist"]
         token, logits = (token, self.logits) if shortlist is None else (shortlist.pieces[token], shortlist.logits)
         x = opened(self.target_embedding.at(token, state["position"]), self.settings)
@@ -130,7 +130,7 @@ class Transformer(Network):
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
-            x, after[name], weights = layer.step(x, state[name], side, need_weights=need_weights and number == last)
+            x, after[name], weights = layer.step(x, state[name], passing, need_weights=need_weights and number == last)
         return logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
 
     @property

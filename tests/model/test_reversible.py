@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
-from mtkit.model.layers import Context, Side
+from mtkit.model.layers import Context, Passing
 from mtkit.model.network import Output
 from mtkit.model.residual import closed, opened
 from mtkit.model.transformer import Transformer
@@ -39,16 +39,16 @@ def batch() -> dict[str, Tensor]:
 
 def ordinary(model: Transformer, inputs: dict[str, Tensor]) -> Output:
     """The same two streams, every activation kept for autograd."""
-    side, settings = Side(), model.settings
+    passing, settings = Passing(), model.settings
     x = opened(model.source_embedding(inputs["source"]), settings)
     for layer in model.encoder:
-        x = layer(x, side, valid=inputs["source_valid"], task=None)
+        x = layer(x, passing, valid=inputs["source_valid"], task=None)
     memory = model.encoder_norm(closed(x))
     context = Context(memory, inputs["source_valid"], None, inputs["target_valid"], None)
     x = opened(model.target_embedding(inputs["target_in"]), settings)
     for layer in model.decoder:
-        x = layer(x, side, context)
-    return Output(model.decoder_norm(closed(x)), side.losses or {}, side.log_prob)
+        x = layer(x, passing, context)
+    return Output(model.decoder_norm(closed(x)), passing.losses or {}, passing.log_prob)
 
 
 def gradients(model: Transformer, output: Output, weight: Tensor) -> list[Tensor]:

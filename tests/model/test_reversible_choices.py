@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtkit.attention import Attention, build
 from mtkit.model import reversible
-from mtkit.model.layers import Side
+from mtkit.model.layers import Passing
 from mtkit.model.residual import Stream
 from mtkit.model.reversible import SubLayer, run_reversibly
 
@@ -75,14 +75,14 @@ def passed(attention: Attention, x: Tensor, memory: Tensor | None, error: Tensor
     """One reversible sub-layer, whose second run reads its input with an error."""
     times = []
 
-    def run(stream: Stream, side: Side, memory: Tensor | None) -> Stream:
+    def run(stream: Stream, passing: Passing, memory: Tensor | None) -> Stream:
         times.append(None)
         read = stream[1] if len(times) == 1 else stream[1] + error
-        return stream[1], stream[0] + side.add(attention(read, memory))
+        return stream[1], stream[0] + passing.add(attention(read, memory))
 
-    side = Side()
-    _, output = run_reversibly([SubLayer(run, tuple(attention.parameters()))], x.requires_grad_(), side, memory)
-    return output, side.log_prob
+    passing = Passing()
+    _, output = run_reversibly([SubLayer(run, tuple(attention.parameters()))], x.requires_grad_(), passing, memory)
+    return output, passing.log_prob
 
 
 def rebuilt(attention: Attention, x: Tensor, memory: Tensor | None, error: Tensor) -> list[Tensor]:

@@ -79,7 +79,7 @@ def finishing_order(level: int, place: int) -> int:
 
 
 @dataclass(frozen=True)
-class Side:
+class Walks:
     """The walks of all tokens to one side."""
 
     k: int
@@ -128,7 +128,7 @@ def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.devi
 
     Depends on nothing but its arguments, so that all layers share what is made once.
     """
-    sides = (Side(k, False),) if causal else (Side(k, False), Side(k, True))
+    sides = (Walks(k, False),) if causal else (Walks(k, False), Walks(k, True))
     starts = range(0, length, BLOCK)
     i = torch.arange(len(starts) * BLOCK, device=device).view(-1, BLOCK, 1)
     places, labels, before = [], [], 0
@@ -147,7 +147,9 @@ def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.devi
     return Lists(torch.cat(places, -1), torch.cat(labels, -1))
 
 
-def _windows(sides: tuple[Side, ...], starts: range, level: int, nodes: int) -> Iterator[tuple[tuple[Side, ...], int]]:
+def _windows(
+    sides: tuple[Walks, ...], starts: range, level: int, nodes: int
+) -> Iterator[tuple[tuple[Walks, ...], int]]:
     """Sides whose nodes of a level lie in one window beside each block of tokens, and the window's width.
 
     Both sides in one where that takes no more, and where tokens themselves lie between them.
