@@ -15,7 +15,7 @@ from typing import Any
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.data.progress import Progress, silent
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.report import summary
 from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translator import Translator
@@ -60,7 +60,7 @@ def check(
     device: str = "auto",
     workers: int = 1,
     say: Say = print,
-    progress: Progress = silent,
+    progress: ProgressBar = silent,
 ) -> Checked:
     """Prepare, train, translate every test side and score it, by the recipe at `path`.
 
@@ -103,7 +103,7 @@ def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
     return [replace(promise, metric=metric_names([promise.metric])[0]) for promise in promises]
 
 
-def _translate(run: Run, device: str, say: Say, progress: Progress) -> list[str]:
+def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[str]:
     """Translate the test sides, or the validation side where there is none, but for those that are; gives their names.
 
     A side is done where its record says that it was translated by the same checkpoint in the same way.
@@ -134,7 +134,7 @@ def _record(run: Run, side: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: Progress) -> list[SideScores]:
+def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: ProgressBar) -> list[SideScores]:
     settings = run.recipe.scoring
     return [
         score_side(

@@ -98,6 +98,16 @@ def strangers(module: Path) -> set[str]:
     return found if ENGINES in module.parents else {name for name in helpers if name.rpartition(".")[0] != own}
 
 
+def namesakes(modules: Iterable[Path]) -> dict[str, list[str]]:
+    """Public classes of one name, and the modules that define them."""
+    places: dict[str, list[str]] = {}
+    for module in modules:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name_of(module))
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
 
 
@@ -116,6 +126,10 @@ def test_imports_run_one_way(module: Path) -> None:
 
 def test_no_imports_run_in_a_circle() -> None:
     assert not circles(MODULES)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    assert not namesakes(MODULES)
 
 
 @each_module
@@ -168,6 +182,13 @@ class TestWalk:
             self.written("model/top.py", "from mtkit.data.three import x\n"),
         ]
         assert circles(modules) == {"mtkit.data.one", "mtkit.data.two", "mtkit.data.three"}
+
+    def test_two_classes_of_one_name(self) -> None:
+        modules = [
+            self.written("data/one.py", "class Side: ...\nclass _Own: ...\nclass One: ...\n"),
+            self.written("model/two.py", "class _Own: ...\nclass Outer:\n    class Side: ...\n"),
+        ]
+        assert namesakes(modules) == {"Side": ["mtkit.data.one", "mtkit.model.two"]}
 
     def test_an_engine_that_takes_from_a_family(self) -> None:
         taking = "from mtkit.attention.{} import x\n".format

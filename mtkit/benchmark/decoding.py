@@ -52,7 +52,7 @@ class Decoder(Protocol):
         """From text to text, greedily where `beam` is 1; N lines in, N lines out."""
 
 
-class Own:
+class OwnDecoder:
     """mtkit's own decoding, as `mtkit translate` does it. Batch sizes are padded source pieces, hypotheses counted."""
 
     program = "mtkit"

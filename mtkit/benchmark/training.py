@@ -53,7 +53,7 @@ class Trainer(Protocol):
         """The sum of the label-smoothed loss over the target tokens since the last reading; waits for the device."""
 
 
-class Own:
+class OwnTrainer:
     """mtkit's own training, as `mtkit train` does it: the same model, feed, update and schedule."""
 
     program = "mtkit"
@@ -152,7 +152,7 @@ class TrainingBenchmark:
 def measure_training(
     recipe: Recipe,
     prepared: Prepared,
-    own: Sequence[Own],
+    own: Sequence[OwnTrainer],
     peers: Sequence[Trainer],
     plan: Plan,
     world: World,

@@ -73,7 +73,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Part:
+class EpochPart:
     """Rows of an epoch that are sorted by length together and cut into batches."""
 
     rows: np.ndarray
@@ -125,7 +125,7 @@ def plan_parts(
     epoch: int,
     weights: Sequence[float] | None = None,
     pieces: int | None = None,
-) -> list[Part]:
+) -> list[EpochPart]:
     """The plan of an epoch in parts that come one after the other, of about `pieces` pieces a side; one part if None.
 
     How many batches a part has is known without its pieces.
@@ -147,7 +147,7 @@ def plan_parts(
     for part, again in zip(np.array_split(rows, count), np.array_split(copies, count), strict=True):
         _, widths = _sorted(source[part], target[part])
         sizes = np.diff(_cut(widths, batch_tokens))
-        parts.append(Part(part, again, sizes, random.permutation(len(sizes))))
+        parts.append(EpochPart(part, again, sizes, random.permutation(len(sizes))))
     return parts
 
 

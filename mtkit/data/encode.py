@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedChunk:
     """A chunk's pieces, and what else is found out about its pairs."""
 
     source: Ragged
@@ -90,7 +90,7 @@ def _chunk(held: list[SegmentPair], corpus: int, direction: str, aligned: int) -
     return Chunk(corpus, direction, list(lines), list(sources), list(targets), list(documents), aligned)
 
 
-def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Encoded:
+def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> EncodedChunk:
     """The pieces of a chunk, without marks, by `threads` threads (-1: all processors)."""
     off = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
     cut = tokenizers.target.encode_lines(chunk.targets, threads)
@@ -98,7 +98,7 @@ def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Enc
     source, target = _ragged(tokenizers.source.encode_lines(chunk.sources, threads)), _ragged(cut)
     same = (one.strip() == other.strip() for one, other in zip(chunk.sources, chunk.targets, strict=True))
     language, chosen = languages_of(chunk.direction)[0], chunk.sources[sampled(len(chunk.lines))]
-    return Encoded(
+    return EncodedChunk(
         source,
         target,
         words=(_words(source, tokenizers.source), _words(target, tokenizers.target)),
@@ -138,7 +138,7 @@ class Encoder:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def encode(self, parts: Iterable[Chunk]) -> Iterator[tuple[Chunk, Encoded]]:
+    def encode(self, parts: Iterable[Chunk]) -> Iterator[tuple[Chunk, EncodedChunk]]:
         """Each chunk with its pieces, in order; only a few are held at a time.
 
         Raises: DataError where a process was killed.
@@ -147,7 +147,7 @@ class Encoder:
             for chunk in parts:
                 yield chunk, encode_chunk(chunk, self._tokenizers)
             return
-        waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
+        waiting: deque[tuple[Chunk, Future[EncodedChunk]]] = deque()
         try:
             for chunk in parts:
                 waiting.append((chunk, self._pool.submit(_work, self._folder, chunk)))
@@ -178,7 +178,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(folder: Path, chunk: Chunk) -> Encoded:
+def _work(folder: Path, chunk: Chunk) -> EncodedChunk:
     return encode_chunk(chunk, _loaded(folder), threads=1)
 
 

@@ -16,7 +16,7 @@ from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.prepared import open_prepared
 from mtkit.data.prepared.record import FORMAT, Record, read_record
-from mtkit.data.progress import Progress, silent
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
 from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Folding, Tokenizers, train_tokenizer
@@ -49,7 +49,7 @@ class Report:
 
 
 def prepare(
-    settings: DataSettings, *, overwrite: bool = False, progress: Progress = silent, workers: int = 1
+    settings: DataSettings, *, overwrite: bool = False, progress: ProgressBar = silent, workers: int = 1
 ) -> Report:
     """Prepare the data that `settings` describe in `settings.folder`; see `mtkit.data.prepared` for what lies there.
 
@@ -137,7 +137,7 @@ def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
     return [side] if len(corpora) == 1 else [f"{side} {number}" for number in range(1, len(corpora) + 1)]
 
 
-def _inputs(settings: DataSettings, sides: Corpora, progress: Progress) -> dict[str, dict[str, Any]]:
+def _inputs(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> dict[str, dict[str, Any]]:
     """What identifies each input by its content, with where it lies."""
     if not sides:
         # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
@@ -238,7 +238,7 @@ def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
     return digest.hexdigest()
 
 
-def _write_builtin(settings: DataSettings, folder: Path, progress: Progress) -> Corpora:
+def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) -> Corpora:
     """Draw the built-in corpus into plain text files, from where it goes the way of all text."""
     folder.mkdir()
     sides: Corpora = {}
@@ -256,7 +256,7 @@ def _write_builtin(settings: DataSettings, folder: Path, progress: Progress) -> 
 
 
 def _train_tokenizers(
-    settings: DataSettings, corpora: Sequence[Corpus], size: int, folder: Path, progress: Progress
+    settings: DataSettings, corpora: Sequence[Corpus], size: int, folder: Path, progress: ProgressBar
 ) -> Tokenizers:
     """The tokenizers of training corpora with `size` bytes of text."""
     folder.mkdir()
@@ -276,7 +276,7 @@ def _train_tokenizers(
 
 
 def _write_sample(
-    corpora: Sequence[Corpus], every: int, folding: Folding | None, folder: Path, progress: Progress
+    corpora: Sequence[Corpus], every: int, folding: Folding | None, folder: Path, progress: ProgressBar
 ) -> tuple[Path, Path]:
     """Write both sides of every so many pairs, the source folded.
 

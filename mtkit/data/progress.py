@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """Goes through `items` and shows how far it is; `total` may be unknown."""
 
     def __call__(self, items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]: ...

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
-from mtkit.data.encode import Chunk, Encoded, Encoder, chunks, sampled
-from mtkit.data.progress import Progress
+from mtkit.data.encode import Chunk, EncodedChunk, Encoder, chunks, sampled
+from mtkit.data.progress import ProgressBar
 from mtkit.data.readers import name_of, read_corpus
 from mtkit.data.segments import Ragged, Segments
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
@@ -67,7 +67,7 @@ class Count:
     """The line from where on the two sides of the corpus seem not to match."""
 
     def add(
-        self, encoded: Encoded, found: dict[str, np.ndarray], gone: dict[str, np.ndarray], keep: np.ndarray
+        self, encoded: EncodedChunk, found: dict[str, np.ndarray], gone: dict[str, np.ndarray], keep: np.ndarray
     ) -> None:
         """Count a chunk, of which the pairs that `keep` is True for stay."""
         self.lines += len(keep)
@@ -127,7 +127,7 @@ class SideWriter:
         documents = any(corpus.documents is not None for corpus in corpora)
         self._with_documents = self._breaks or (documents and not self._training)
 
-    def write(self, folder: Path, lines: Sequence[int], encoder: Encoder, progress: Progress) -> dict[str, Any]:
+    def write(self, folder: Path, lines: Sequence[int], encoder: Encoder, progress: ProgressBar) -> dict[str, Any]:
         """Write the side of `lines` lines a corpus to a file in `folder`; what was counted."""
         rows = 0
         path = folder / f"{self.name}.arrow"
@@ -153,7 +153,7 @@ class SideWriter:
             columns |= {"source_text": pa.string(), "target_text": pa.string()}
         return pa.schema(columns)
 
-    def _chunks(self, lines: Sequence[int], progress: Progress) -> Iterator[Chunk]:
+    def _chunks(self, lines: Sequence[int], progress: ProgressBar) -> Iterator[Chunk]:
         for index, corpus in enumerate(self._corpora):
             what = f"encoding {self.name}" + (f" {index + 1}/{len(self._corpora)}" if len(self._corpora) > 1 else "")
             aligned = lines[index] if lines[index] <= _ALIGNED else _ALIGNED_IN_CHUNK
@@ -161,7 +161,7 @@ class SideWriter:
                 progress(read_corpus(corpus), what, lines[index]), index, self._directions[index], aligned
             )
 
-    def _kept(self, chunk: Chunk, encoded: Encoded) -> Segments:
+    def _kept(self, chunk: Chunk, encoded: EncodedChunk) -> Segments:
         """A chunk's segments that stay: all of a validation or test side."""
         lengths = (encoded.source.lengths, encoded.target.lengths)
         cleaning, held_out = self._settings.cleaning, self._held_out if self._training else None
@@ -191,7 +191,7 @@ class SideWriter:
         count.add_pieces("target", segments.target, self._tokenizers.target.is_byte)
         return segments
 
-    def _example(self, chunk: Chunk, encoded: Encoded, place: int) -> dict[str, Any]:
+    def _example(self, chunk: Chunk, encoded: EncodedChunk, place: int) -> dict[str, Any]:
         """A target, and what comes back from its pieces."""
         end = int(encoded.target.lengths[: place + 1].sum())
         pieces = encoded.target.flat[end - int(encoded.target.lengths[place]) : end].tolist()
@@ -209,7 +209,7 @@ class SideWriter:
         self._documents = int(numbers[-1])
         return numbers
 
-    def _batch(self, chunk: Chunk, encoded: Encoded) -> pa.RecordBatch:
+    def _batch(self, chunk: Chunk, encoded: EncodedChunk) -> pa.RecordBatch:
         rows = self._kept(chunk, encoded)
         if self._tags is not None:
             rows = rows.tagged(self._tags)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.data.progress import Progress, silent
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.errors import DataError
 from mtkit.evaluation.metrics import METRICS, make_metric, metric_names
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
@@ -41,7 +41,7 @@ def score_corpus(
     tokenize: str | None = None,
     lowercase: bool = False,
     languages: Sequence[str] | None = None,
-    progress: Progress = silent,
+    progress: ProgressBar = silent,
 ) -> list[Score]:
     """The scores of hypotheses against one or several references for each segment, as the sacrebleu command gives them.
 
@@ -101,7 +101,7 @@ def named_metrics(
 
 
 def with_intervals(
-    systems: Sequence[Sequence[Statistics]], bootstrap: int = RESAMPLES, *, progress: Progress = silent
+    systems: Sequence[Sequence[Statistics]], bootstrap: int = RESAMPLES, *, progress: ProgressBar = silent
 ) -> tuple[list[list[Score]], list[list[list[Any]]]]:
     """The scores of every system in every metric, and sacrebleu's scores of the resampled corpora behind the intervals.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mtkit.data.progress import Progress, silent
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.evaluation.by_length import LengthRow, by_length
 from mtkit.evaluation.metrics import METRICS, missing_tokenizer
 from mtkit.evaluation.scores import doubt, named_metrics, told_apart
@@ -46,7 +46,7 @@ def score_side(
     language: str | None = None,
     tokenize: str | None = None,
     lowercase: bool = False,
-    progress: Progress = silent,
+    progress: ProgressBar = silent,
 ) -> SideScores:
     """Scores of the side's translations; `lengths` asks for scores by source length, which need the sources.
 

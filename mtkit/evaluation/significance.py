@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mtkit.data.progress import Progress, silent
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle
@@ -51,7 +51,7 @@ def compare_systems(
     tests: Sequence[str] = TESTS,
     resamples: int = RESAMPLES,
     trials: int = TRIALS,
-    progress: Progress = silent,
+    progress: ProgressBar = silent,
 ) -> Comparison:
     """Scores with intervals, and every system but the first tested against it in every metric.
 

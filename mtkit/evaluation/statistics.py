@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.data.progress import Progress, silent
+from mtkit.data.progress import ProgressBar, silent
 
 Numbers = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def gather(
     references: Sequence[Sequence[str]],
     *,
     kinds: NDArray[np.intp] | None = None,
-    progress: Progress = silent,
+    progress: ProgressBar = silent,
 ) -> list[Statistics]:
     """The statistics for named metrics, of at least one segment. `references` holds lists as long as `hypotheses`.
 
@@ -103,7 +103,7 @@ def gather(
 
 
 def resample(
-    systems: Sequence[Sequence[Statistics]], resamples: int, *, progress: Progress = silent
+    systems: Sequence[Sequence[Statistics]], resamples: int, *, progress: ProgressBar = silent
 ) -> list[list[list[Any]]]:
     """sacrebleu's scores of every system in every metric, on the same `resamples` corpora drawn with replacement.
 
@@ -129,7 +129,7 @@ def shuffle(
     systems: Sequence[Sequence[Statistics]],
     trials: int,
     *,
-    progress: Progress = silent,
+    progress: ProgressBar = silent,
 ) -> list[list[Numbers]]:
     """How far two systems are apart when each segment's translations are swapped between them by chance.
 

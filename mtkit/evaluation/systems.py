@@ -28,7 +28,7 @@ class Translated:
 
 
 @dataclass(frozen=True)
-class Texts:
+class SystemTexts:
     """The same segments by several systems, line by line."""
 
     hypotheses: list[list[str]]
@@ -66,7 +66,7 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
     return {side: [translations[side].files for translations in found] for side in sides}
 
 
-def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
+def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemTexts:
     """What several systems translated, where all have the same references and sources.
 
     `sources` says that they are needed; they are compared wherever there are any.
@@ -89,7 +89,7 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> Texts:
             _same([first.source], [each.source])
     if sources and first.source is None:
         raise MtkitError(f"where the sources of {first.hypothesis} stand is not known; name their file with --source")
-    return Texts(
+    return SystemTexts(
         hypotheses,
         references,
         _beside(first.hypothesis, first.source, len(references[0])) if sources else None,

@@ -81,7 +81,7 @@ class TokenizerSettings(Settings):
     """Write characters outside the vocabulary as bytes, so that nothing becomes unknown."""
 
 
-class Documents(Settings):
+class DocumentSettings(Settings):
     """Training on documents: neighbouring segments joined with a break piece between them, others each epoch."""
 
     pieces: PositiveInt = 250
@@ -148,7 +148,7 @@ class DataSettings(Settings):
     target_language: str = "de"
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
-    documents: Documents | None = None
+    documents: DocumentSettings | None = None
     """Join the training segments of a document; needs a corpus with `documents`."""
     cleaning: Cleaning = Cleaning()
 

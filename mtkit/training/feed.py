@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch, Part, make_batch, plan_parts, prefetched
+from mtkit.data.batches import Batch, EpochPart, make_batch, plan_parts, prefetched
 from mtkit.data.documents import joined
 from mtkit.data.prepared import Prepared, Side
 from mtkit.data.readers import name_of
@@ -62,7 +62,7 @@ class _Epoch:
 
     number: int
     side: Side
-    parts: list[Part]
+    parts: list[EpochPart]
 
     @property
     def batches(self) -> int:

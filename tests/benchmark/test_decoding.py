@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.benchmark import decoding, machine
-from mtkit.benchmark.decoding import Decoded, DecodingBenchmark, Own, first_segments, measure_decoding
+from mtkit.benchmark.decoding import Decoded, DecodingBenchmark, OwnDecoder, first_segments, measure_decoding
 from mtkit.benchmark.decoding_report import as_object, bars, table
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.translate import translate_lines
@@ -43,13 +43,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(trained: Trained, copier: Copier, beams: Sequence[int]) -> DecodingBenchmark:
     model, side = trained.run.load_model(), held_out(trained.prepared)
-    own = Own(trained.run, model, trained.run.recipe.decoding, "auto")
+    own = OwnDecoder(trained.run, model, trained.run.recipe.decoding, "auto")
     return measure_decoding(trained.run, model, side, [own, copier], beams, repeats=2)
 
 
 def test_mtkit_translates_as_its_translate_command_does(trained: Trained) -> None:
     model, side, settings = trained.run.load_model(), held_out(trained.prepared), trained.run.recipe.decoding
-    found = Own(trained.run, model, settings, "float32").translate(side.sources, settings.beam, 64)
+    found = OwnDecoder(trained.run, model, settings, "float32").translate(side.sources, settings.beam, 64)
     expected = translate_lines(model, trained.run.tokenizers, side.sources, settings)
     assert [each.text for each in found] == [best.text for best, *_ in expected]
     assert [each.pieces for each in found] == [len(best.pieces) for best, *_ in expected]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.benchmark import machine
-from mtkit.benchmark.training import TURN, Own, Plan, Trained, TrainingBenchmark, measure_training
+from mtkit.benchmark.training import TURN, OwnTrainer, Plan, Trained, TrainingBenchmark, measure_training
 from mtkit.benchmark.training_report import as_object, bars, table
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
@@ -60,8 +60,10 @@ def recipe_on(prepared: Prepared, **groups: dict[str, object]) -> Recipe:
 def measured(prepared: Prepared, other: Other, plan: Plan = PLAN) -> TrainingBenchmark:
     recipe, world = recipe_on(prepared), World("cpu")
     own = [
-        Own(recipe_on(prepared, training={"precision": "float32"}), prepared, world),
-        Own(recipe_on(prepared, training={"precision": "float32"}, attention={"name": "linear"}), prepared, world),
+        OwnTrainer(recipe_on(prepared, training={"precision": "float32"}), prepared, world),
+        OwnTrainer(
+            recipe_on(prepared, training={"precision": "float32"}, attention={"name": "linear"}), prepared, world
+        ),
     ]
     return measure_training(recipe, prepared, own, [other], plan, world)
 

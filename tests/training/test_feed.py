@@ -7,7 +7,7 @@ import torch
 
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared, Tokens
-from mtkit.recipe.data import Documents
+from mtkit.recipe.data import DocumentSettings
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work, to_device
 from tests.training.conftest import tiny
@@ -49,7 +49,7 @@ def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
 
 
 def test_segments_of_documents_are_joined_anew_each_epoch(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = prepared.settings.model_copy(update={"documents": Documents(pieces=5_000)})
+    settings = prepared.settings.model_copy(update={"documents": DocumentSettings(pieces=5_000)})
     assert feed(replace(prepared, settings=settings)).side(1) is prepared.train  # its segments are no documents
     train = replace(prepared.train, documents=np.zeros(len(prepared.train), dtype=np.int64))
     monkeypatch.setattr(Tokens, "adjoining", property(lambda tokens: np.ones(len(tokens) - 1, dtype=bool)))

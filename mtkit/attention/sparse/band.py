@@ -9,13 +9,13 @@ Cost: O(T r). A step costs O(r), whatever came before it, and keeps the last r +
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.pattern import Band as BandPattern
+from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.options import NaturalByLayer, of_layer
 
 
-class Band(PatternAttention):
+class BandAttention(PatternAttention):
     """Scaled dot-product attention within a sliding window.
 
     window_radius: tokens seen on each side (in the decoder role, before) besides the query's own; one number, or one
@@ -31,7 +31,7 @@ class Band(PatternAttention):
     def __init__(self, site: Site, *, window_radius: NaturalByLayer = 128) -> None:
         super().__init__(site)
         self.radius = of_layer("window_radius", window_radius, site)
-        self.groups = by_head([BandPattern(self.radius, self.radius)] * site.heads)
+        self.groups = by_head([Band(self.radius, self.radius)] * site.heads)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         """|i - j| <= r."""

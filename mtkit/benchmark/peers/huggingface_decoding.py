@@ -27,7 +27,7 @@ SIZES = (32, 64, 128)
 """Segments a batch, among which the fastest is chosen."""
 
 
-class HuggingFace:
+class HuggingFaceDecoder:
     """Sentencepiece as mtkit's, batches of similar lengths, and generate() with its cache."""
 
     program = "huggingface"

@@ -23,7 +23,7 @@ IGNORED = -100
 """What stands for padding among the labels, as its collator writes it."""
 
 
-class HuggingFace:
+class HuggingFaceTrainer:
     """What its Seq2SeqTrainer does in an update: AdamW (fused, its default), clipping, autocast, label smoothing.
 
     The smoothed loss is PyTorch's own cross-entropy, which is faster than the trainer's and equal to it but for a

@@ -73,7 +73,7 @@ def decode(
 
     import torch
 
-    from mtkit.benchmark.decoding import Own, first_segments, measure_decoding
+    from mtkit.benchmark.decoding import OwnDecoder, first_segments, measure_decoding
     from mtkit.benchmark.decoding_report import as_object, bars, table
     from mtkit.benchmark.report import write
     from mtkit.cli.progress import steps
@@ -89,7 +89,7 @@ def decode(
     settings = found.recipe.decoding
     lexicons = [None, lexicon_for(found, folder, shortlist)] if shortlist else [None]
     decoders: list[Decoder] = [
-        Own(found, model, settings, each, sizes, short) for each in _split(dtype) for short in lexicons
+        OwnDecoder(found, model, settings, each, sizes, short) for each in _split(dtype) for short in lexicons
     ]
     decoders += _peers(found, model, programs, lexicons)
     with steps("benchmark", "turn") as on_progress:
@@ -114,7 +114,7 @@ def _peers(
             from mtkit.benchmark.peers import huggingface_decoding
 
             for arithmetic in huggingface_decoding.ARITHMETICS[device]:
-                yield huggingface_decoding.HuggingFace(run, model, settings, arithmetic)
+                yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)
 
 
 def _split(text: str | None) -> list[str]:

@@ -10,7 +10,7 @@ from mtkit.cli.attention_options import parse_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mtkit.benchmark.training import Own, Trainer
+    from mtkit.benchmark.training import OwnTrainer, Trainer
     from mtkit.data.prepared import Prepared
     from mtkit.recipe import Recipe
     from mtkit.training.distributed import World
@@ -96,24 +96,26 @@ def train(
             typer.echo(f"\n{write(output / 'train', table(measured), as_object(measured), [bars(measured)])}")
 
 
-def _own(recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]) -> "Sequence[Own]":
+def _own(
+    recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]
+) -> "Sequence[OwnTrainer]":
     """A trainer for each recipe in each precision. Raises: RecipeError, MtkitError."""
-    from mtkit.benchmark.training import Own
+    from mtkit.benchmark.training import OwnTrainer
     from mtkit.recipe import make_recipe, merged
 
     return [
-        Own(make_recipe(merged(recipe.model_dump(), {"training": {"precision": precision}})), prepared, world)
+        OwnTrainer(make_recipe(merged(recipe.model_dump(), {"training": {"precision": precision}})), prepared, world)
         for recipe in recipes
         for precision in precisions
     ]
 
 
-def _peers(recipe: "Recipe", prepared: "Prepared", world: "World", own: "Sequence[Own]") -> "Sequence[Trainer]":
+def _peers(recipe: "Recipe", prepared: "Prepared", world: "World", own: "Sequence[OwnTrainer]") -> "Sequence[Trainer]":
     """Hugging Face's model in float32, and in each of mtkit's precisions that it has too."""
-    from mtkit.benchmark.peers.huggingface_training import PRECISIONS, HuggingFace
+    from mtkit.benchmark.peers.huggingface_training import PRECISIONS, HuggingFaceTrainer
 
     precisions = dict.fromkeys(["float32", *(each.precision for each in own if each.precision in PRECISIONS)])
-    return [HuggingFace(recipe, prepared, world, each) for each in precisions]
+    return [HuggingFaceTrainer(recipe, prepared, world, each) for each in precisions]
 
 
 def _split(text: str | None) -> list[str]:

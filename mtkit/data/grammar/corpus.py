@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mtkit.data.grammar.documents import Author
-from mtkit.data.grammar.sentences import Segment, Writer
+from mtkit.data.grammar.sentences import GrammarSegment, Writer
 from mtkit.recipe.data import Grammar
 
 
-def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[Segment]]]:
+def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]]]:
     """The sides train, valid and test, each a function that draws its segments anew, one by one.
 
     No source of test or valid is drawn twice, or for training. Raises nothing; needs no memory for the training side.
     """
 
-    def held_out(side: str, size: int, taken: set[str]) -> list[Segment]:
+    def held_out(side: str, size: int, taken: set[str]) -> list[GrammarSegment]:
         segments = []
         for segment in draws(settings, side):
             if segment.source not in taken:
@@ -34,13 +34,13 @@ def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[Segment]]]:
     test = held_out("test", settings.test, taken)
     valid = held_out("valid", settings.valid, taken)
 
-    def train() -> Iterator[Segment]:
+    def train() -> Iterator[GrammarSegment]:
         return islice((each for each in draws(settings, "train") if each.source not in taken), settings.train)
 
     return {"train": train, "valid": lambda: iter(valid), "test": lambda: iter(test)}
 
 
-def draws(settings: Grammar, side: str) -> Iterator[Segment]:
+def draws(settings: Grammar, side: str) -> Iterator[GrammarSegment]:
     """Endless segments of a side: sentences, or documents where `settings.sentences` is above 1."""
     random_ = random.Random(f"{settings.seed} {side}")
     writer, author = Writer(random_), Author(random_)

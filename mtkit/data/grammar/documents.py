@@ -11,7 +11,7 @@ from mtkit.data.grammar import lexicon
 from mtkit.data.grammar.clauses import Being, Clause, sentence
 from mtkit.data.grammar.lexicon import Noun
 from mtkit.data.grammar.phrases import name, noun_phrase, pronoun
-from mtkit.data.grammar.sentences import Segment, Writer
+from mtkit.data.grammar.sentences import GrammarSegment, Writer
 
 
 class Author:
@@ -21,7 +21,7 @@ class Author:
         self._random = random_
         self._writer = Writer(random_, things=False)
 
-    def segment(self, sentences: int) -> Segment:
+    def segment(self, sentences: int) -> GrammarSegment:
         """A document of that many sentences, on one line a side."""
         parts, used, thing, distance = [], set(), lexicon.THINGS[0], 0
         for index in range(sentences):
@@ -39,7 +39,7 @@ class Author:
                 aside = self._writer.segment()
                 parts.append((aside.source, aside.target))
                 used |= aside.constructions
-        return Segment(
+        return GrammarSegment(
             " ".join(source for source, _ in parts), " ".join(target for _, target in parts), frozenset(used)
         )
 

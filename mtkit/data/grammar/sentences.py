@@ -14,7 +14,7 @@ SHORTEST, LONGEST = 5, 16
 
 
 @dataclass(frozen=True)
-class Segment:
+class GrammarSegment:
     """A source with its one right target, and the names of the constructions that made it."""
 
     source: str
@@ -41,14 +41,14 @@ class Writer(Drawer):
             (5, self._purpose if things else self._statement),
         ]
 
-    def segment(self) -> Segment:
+    def segment(self) -> GrammarSegment:
         """A sentence of 5 to 16 English words."""
         kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
         while True:
             self._used = set()
             english, german, mark = self._random.choices(kinds, weights)[0]()
             if SHORTEST <= len(english.split()) <= LONGEST:
-                return Segment(sentence(english, mark), sentence(german, mark), frozenset(self._used))
+                return GrammarSegment(sentence(english, mark), sentence(german, mark), frozenset(self._used))
 
     # sentences: English, German, closing mark
 

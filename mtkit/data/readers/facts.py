@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mtkit.data.progress import Progress
+from mtkit.data.progress import ProgressBar
 from mtkit.data.readers.corpora import name_of, read_corpus
 from mtkit.data.readers.text import Lines, Repairs
 from mtkit.errors import DataError
@@ -48,7 +48,7 @@ def measure(path: Path) -> Facts:
     return _facts(str(path), enumerate(Lines(path, repairs)), repairs)
 
 
-def measure_corpus(corpus: Corpus, progress: Progress | None = None) -> Facts:
+def measure_corpus(corpus: Corpus, progress: ProgressBar | None = None) -> Facts:
     """The facts of a corpus, from one pass over it.
 
     Raises: DataError where it cannot be read to the end, as `read_corpus` does, or holds nothing.

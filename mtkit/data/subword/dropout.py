@@ -36,7 +36,7 @@ class _Merged(NamedTuple):
     """(N,) how many were looked at."""
 
 
-class Dropout:
+class BpeDropout:
     """Draws what words become where merges are left out with some probability."""
 
     def __init__(self, words: Words, probability: float) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from mtkit.data.mixing import mixed
 from mtkit.data.prepared import Side, Tokens
 from mtkit.data.segments import Ragged
-from mtkit.data.subword.dropout import Dropout
+from mtkit.data.subword.dropout import BpeDropout
 from mtkit.data.subword.unigram import Sampling
 from mtkit.data.subword.words import Words
 from mtkit.data.tokenizer import Tokenizer, Tokenizers
@@ -29,7 +29,7 @@ class Sampler:
     def __init__(self, tokenizer: Tokenizer, kind: str, strength: float) -> None:
         """`strength` is the probability that a merge is left out (bpe), or the power of probabilities (unigram)."""
         self._words = Words(tokenizer)
-        self._draw: Draw = Dropout(self._words, strength) if kind == "bpe" else Sampling(self._words, strength)
+        self._draw: Draw = BpeDropout(self._words, strength) if kind == "bpe" else Sampling(self._words, strength)
 
     def rows(self, rows: Ragged, keys: np.ndarray) -> Ragged:
         """Other pieces of each row that spell the same: a function of the row and its key, (rows,) uint64."""

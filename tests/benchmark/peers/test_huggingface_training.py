@@ -14,11 +14,11 @@ pytest.importorskip("transformers")
 
 
 def test_it_learns_on_mtkits_batches_with_mtkits_loss(prepared: Prepared) -> None:
-    from mtkit.benchmark.peers.huggingface_training import HuggingFace
+    from mtkit.benchmark.peers.huggingface_training import HuggingFaceTrainer
 
     world = World("cpu")
     recipe = tiny(model={"dropout": 0.0}).model_copy(update={"data": prepared.settings})
-    trainer = HuggingFace(recipe, prepared, world, "float32")
+    trainer = HuggingFaceTrainer(recipe, prepared, world, "float32")
     work = next(Feed(recipe, prepared, 100, world).updates(0, 0))
     (batch,) = work.batches
     with torch.no_grad():
@@ -39,11 +39,11 @@ def test_it_learns_on_mtkits_batches_with_mtkits_loss(prepared: Prepared) -> Non
 
 
 def test_what_it_cannot_do_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mtkit.benchmark.peers.huggingface_training import HuggingFace
+    from mtkit.benchmark.peers.huggingface_training import HuggingFaceTrainer
 
     recipe, world = tiny(), World("cpu")
     with pytest.raises(MtkitError, match="precision"):
-        HuggingFace(recipe, prepared, world, "int4")
+        HuggingFaceTrainer(recipe, prepared, world, "int4")
     world.size = 2
     with pytest.raises(MtkitError, match="torchrun"):
-        HuggingFace(recipe, prepared, world, "float32")
+        HuggingFaceTrainer(recipe, prepared, world, "float32")

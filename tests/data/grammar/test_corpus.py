@@ -7,10 +7,10 @@ import pytest
 import sacrebleu
 
 from mtkit.data.grammar.corpus import corpus
-from mtkit.data.grammar.sentences import Segment
+from mtkit.data.grammar.sentences import GrammarSegment
 from mtkit.recipe.data import Grammar
 
-Sides = dict[str, list[Segment]]
+Sides = dict[str, list[GrammarSegment]]
 
 
 def drawn(settings: Grammar) -> Sides:

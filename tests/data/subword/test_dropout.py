@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mtkit.data.segments import Ragged
-from mtkit.data.subword.dropout import Dropout
+from mtkit.data.subword.dropout import BpeDropout
 from mtkit.data.subword.words import Words
 from mtkit.data.tokenizer import Tokenizer
 from tests.data.subword.exact import Cut, by_dropout, goes_with, scores_of
@@ -38,7 +38,7 @@ def keys(count: int, seed: int = 1) -> np.ndarray:
 def test_cuts_are_as_likely_as_they_are_exactly(tokenizer: Tokenizer, word: str, dropout: float) -> None:
     exact = by_dropout("\u2581" + word, scores_of(tokenizer), dropout)
     assert len(exact) > 3
-    drawn = Dropout(Words(tokenizer), dropout).draw([written(tokenizer, word)] * 5_000, keys(5_000))
+    drawn = BpeDropout(Words(tokenizer), dropout).draw([written(tokenizer, word)] * 5_000, keys(5_000))
     assert goes_with(cuts(tokenizer, drawn), exact)
 
 
@@ -55,7 +55,7 @@ def test_sentencepiece_draws_from_the_same_distribution(tokenizer: Tokenizer, wo
 
 def test_what_becomes_of_a_word_depends_on_its_key_alone(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [written(tokenizer, word) for word in [*WORDS, "a", "strandsandbandsandsandsandstrands" * 4]] * 40
-    own, sampler = keys(len(words)), Dropout(Words(tokenizer), 0.3)
+    own, sampler = keys(len(words)), BpeDropout(Words(tokenizer), 0.3)
     together = cuts(tokenizer, sampler.draw(words, own))
     order: Sequence[int] = np.random.default_rng(2).permutation(len(words)).tolist()
     monkeypatch.setattr("mtkit.data.subword.dropout._REMEMBERED", 2)
@@ -69,10 +69,10 @@ def test_what_becomes_of_a_word_depends_on_its_key_alone(tokenizer: Tokenizer, m
 
 def test_hardly_any_dropout_leaves_the_pieces_of_encoding(tokenizer: Tokenizer) -> None:
     words = [written(tokenizer, word) for word in WORDS]
-    drawn = Dropout(Words(tokenizer), 1e-12).draw(words, keys(len(words)))
+    drawn = BpeDropout(Words(tokenizer), 1e-12).draw(words, keys(len(words)))
     assert drawn.flat.tobytes() == b"".join(words)
 
 
 def test_no_words_are_no_pieces(tokenizer: Tokenizer) -> None:
-    drawn = Dropout(Words(tokenizer), 0.1).draw([], keys(0))
+    drawn = BpeDropout(Words(tokenizer), 0.1).draw([], keys(0))
     assert (len(drawn.flat), len(drawn.lengths)) == (0, 0)

@@ -20,7 +20,7 @@ def rank_in_group(group: Tensor) -> Tensor:
     return torch.empty_like(place).scatter(-1, order, place - start)
 
 
-class Blocks(NamedTuple):
+class GroupedBlocks(NamedTuple):
     """Positions laid out group by group in blocks of one size, each group beginning a block of its own."""
 
     slot: Tensor
@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     """(..., groups): the block in which each group begins."""
 
 
-def in_blocks(group: Tensor, groups: int, size: int) -> Blocks:
+def in_blocks(group: Tensor, groups: int, size: int) -> GroupedBlocks:
     """The members of each group in order of position, in blocks of `size`; group (..., T), `groups` = left out.
 
     There are as many blocks as T positions can need at most, so that their count does not depend on the groups.
@@ -50,7 +50,7 @@ def in_blocks(group: Tensor, groups: int, size: int) -> Blocks:
     position = torch.arange(length, device=group.device).expand_as(group)
     members = position.new_full((*group.shape[:-1], blocks * size + 1), -1).scatter(-1, place, position)
     members = members[..., :-1].unflatten(-1, (blocks, size))
-    return Blocks(slot.masked_fill(~kept, 0), members.clamp(min=0), members >= 0, first)
+    return GroupedBlocks(slot.masked_fill(~kept, 0), members.clamp(min=0), members >= 0, first)
 
 
 def rows_at(x: Tensor, position: Tensor) -> Tensor:
