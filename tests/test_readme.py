@@ -1,4 +1,4 @@
-"""What the README tells people to type exists, and its Python runs."""
+"""What the README and the pages that it links to tell people to type exists, and their Python runs."""
 
 import re
 import shlex
@@ -10,23 +10,32 @@ import typer
 
 from mtkit.cli.app import app
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-TYPED = [
-    line
-    for language, block in BLOCKS
-    if language == "bash"
-    for line in re.split(r"\n|&&", block.replace("\\\n", " "))
-    if line.split("#")[0].strip().startswith("mtkit ")
-]
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "data/README.md", ROOT / "recipes/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+SCREENS = 120
+"""Lines of a page in docs/, at most: three screens."""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXTS[page], flags=re.DOTALL)
+
+
+def typed(page: str) -> list[str]:
+    """The lines that begin with mtkit, those behind `&&` and behind torchrun's `-m` too."""
+    joined = (block.replace("\\\n", " ") for block in blocks(page, "bash"))
+    lines = (line.strip() for block in joined for line in re.split(r"\n|&&|(?<=-m )(?=mtkit )", block))
+    return [line for line in lines if line.startswith("mtkit ")]
 
 
 def test_the_readme_shows_every_command() -> None:
-    shown = {line.split()[1] for line in TYPED}
-    assert shown == set(typer.main.get_command(app).commands)
+    shown = {line.split()[1] for line in typed("README.md")}
+    named = set(re.findall(r"`mtkit (\w+)`", TEXTS["README.md"]))
+    assert {"prepare", "train", "translate", "score", "compare"} <= shown
+    assert shown | named == set(typer.main.get_command(app).commands)
 
 
-@pytest.mark.parametrize("line", TYPED)
+@pytest.mark.parametrize("line", [line for page in TEXTS for line in typed(page)])
 def test_every_option_shown_exists(line: str) -> None:
     words = shlex.split(line, comments=True)
     command, given = typer.main.get_command(app), words[1:]
@@ -36,8 +45,20 @@ def test_every_option_shown_exists(line: str) -> None:
     assert {word for word in given if word.startswith("-") and word != "-"} <= known
 
 
-@pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "python"])
+@pytest.mark.parametrize("block", [block for page in TEXTS for block in blocks(page, "python")])
 def test_the_python_runs(block: str) -> None:
     names = {"tokens": torch.randn(2, 9, 256), "valid": torch.ones(2, 9, dtype=torch.bool)}
     exec(block, names)
     assert names["output"].shape == (2, 9, 256)
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_to_files(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXTS[page])
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if page.startswith("docs/")])
+def test_pages_are_short_and_linked_from_the_readme(page: str) -> None:
+    assert TEXTS[page].count("\n") <= SCREENS
+    assert f"]({page})" in TEXTS["README.md"]
