@@ -114,8 +114,7 @@ class Reformer(HeadAttention):
         `sizes` (B, N, H, rounds, buckets) counts the tokens of each bucket.
         """
         p = self.projection
-        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-        state = start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes)
+        state = start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes)
         buckets = (batch_size, hypotheses, p.heads, self.rounds, self.lsh_buckets)
         sizes = torch.zeros(buckets, dtype=torch.int32, device=self.q_proj.weight.device)
         places = min(2 * self.chunk, state["keys"].shape[3])  # more as tokens come

@@ -36,11 +36,11 @@ from mtkit.attention.engines.blocks.chunks import (
     others_first,
 )
 from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.blocks.sparse import sparse_attend
 from mtkit.attention.engines.cache.member_lists import enlist, enlisted, start_lists
-from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.cache.step_cache import append, picked
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, widened
+from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
+from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, spread, widened
 from mtkit.attention.options import LossWeight, Natural, OneOf, Positive, Share, refused
 from mtkit.attention.recomputed import as_first
 
@@ -104,6 +104,8 @@ class Routing(HeadAttention):
             raise refused("share_qk", shared, "be false in the cross role, and beside projection=")
         self.clusters, self.window, self.balanced = clusters, window, assign == "balanced"
         self.commitment, self.local, self.shared, self.normalize = commitment, local, shared, normalize_logits
+        self.near = PatternGroup(range(local), site.heads, Band(window, window))
+        self.routed = HeadGroup(range(local, site.heads), site.heads)
         self.centroids = Centroids(site.heads - local, clusters, self.projection.key_width, decay)
         if shared:  # only local heads have keys of their own
             del self.k_proj
@@ -128,25 +130,23 @@ class Routing(HeadAttention):
         source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
         q, k, v, xq, xk = self._projected(query, source)
         losses = self._losses(xq, xk, query_valid, valid)
-        routed = self._spread(q, local=False), self._spread(k, local=False), self._spread(v, local=False)
-        w, causal = self.window, self.site.causal
+        routed = self._routed(q), self._routed(k), self._routed(v)
         how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
         if self.balanced:
             query_key = self._best(xq, valid), self._best(xk, valid)
             heads = attend_chosen_to_chosen(*routed, *query_key, shared=self.shared, **how)
         elif memory is not None:
             chosen = self._best(xk, valid, own=True)
-            heads = attend_to_chosen(*routed, self._nearest(xq), *chosen, window=w, **how)
+            heads = attend_to_chosen(*routed, self._nearest(xq), *chosen, window=self.window, **how)
         else:
             groups = [self._nearest(x, valid) for x in (xq, xk)]
-            how |= {"groups": self.clusters, "window": w, "causal": causal, "shared": self.shared}
+            how |= {"groups": self.clusters, "window": self.window, "causal": self.site.causal, "shared": self.shared}
             heads = attend_in_chunks(*routed, *groups, **how)
         if self.local:
-            q, k, own = (self._spread(x, local=True) for x in (q, k, v))
-            local, _ = sparse_attend(
-                q, k, own, Band(w, w), scale=self.scale, causal=causal, valid=valid, dropout=self.dropout
+            near, _ = self.near.attend(
+                *self.near.of(q, k, v), scale=self.scale, causal=self.site.causal, valid=valid, dropout=self.dropout
             )
-            heads = torch.cat([local.type_as(heads), heads], dim=1)
+            heads = torch.cat([near.type_as(heads), heads], dim=1)
         losses |= self.losses(heads, v, None, query_valid, memory_valid)
         return Attended(self.joined(heads), losses=losses)
 
@@ -162,18 +162,17 @@ class Routing(HeadAttention):
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
         """Empty caches and lists of positions; in the cross role each cluster's source keys, for all hypotheses."""
-        p = self.projection
         if memory is not None:
             k, xk = self._keys(memory)
-            v = self.projection.values(self.v_proj(memory))
-            k, v = (self._spread(x, local=False) for x in (self._normalized(k), v))
+            k, v = (self._routed(x) for x in (self._normalized(k), self.projection.values(self.v_proj(memory))))
             key, there = self.centroids.best(xk, self.window, memory_valid, own=True)
             return {"shared": {"keys": rows_at(k, key), "values": rows_at(v, key), "valid": there}}, None
-        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-        cache = start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes)
-        routed = self.site.heads - self.local
-        lists = start_lists(batch_size, hypotheses, routed, self.clusters, self.q_proj.weight)
-        return {**cache, "lists": lists}, None
+        like = self.q_proj.weight
+        lists = start_lists(batch_size, hypotheses, len(self.routed.some), self.clusters, like)
+        state = self.routed.start(batch_size, hypotheses, like, **self.cache_shapes) | {"lists": lists}
+        if self.local:
+            state["near"] = self.near.start(batch_size, hypotheses, like, **self.cache_shapes)
+        return state, None
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
@@ -184,7 +183,8 @@ class Routing(HeadAttention):
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         every = self._projected(tokens, tokens)
         own_q, own_k = (self.centroids.nearest(x).squeeze(2).unflatten(0, query.shape[:2]) for x in every[3:])
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in every[:3])
+        own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in every[:3]]
+        q, k, v = self.routed.of(*own, axis=2)
         here: int = state["count"]
         lists = enlist(state["lists"], own_k, here, 2 * self.window)
         state = {**append(state, keys=k, values=v), "lists": lists}
@@ -195,13 +195,11 @@ class Routing(HeadAttention):
             visible = others_first(visible, position == here)
         alone = ~visible.any(-1, keepdim=True)
         position = torch.where(alone, here, position)
-        keys, values = (self._cached(state[name], position) for name in ("keys", "values"))
-        heads, _ = attend_step(q[:, :, self.local :], keys, values, scale=self.scale, visible=visible | alone)
+        keys, values = (picked(state[name], position) for name in ("keys", "values"))
+        heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible | alone)
         if self.local:
-            recent = (written(state, name)[:, :, :, -self.window - 1 :] for name in ("keys", "values"))
-            keys, values = (self._spread(x, local=True, axis=2) for x in recent)
-            local, _ = attend_step(q[:, :, : self.local], keys, values, scale=self.scale)
-            heads = torch.cat([local, heads], dim=2)
+            near, _, state["near"] = self.near.step(state["near"], *self.near.of(*own, axis=2), scale=self.scale)
+            heads = torch.cat([near, heads], dim=2)
         return Attended(self.joined(heads.transpose(1, 2))), state
 
     def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
@@ -229,7 +227,7 @@ class Routing(HeadAttention):
         """The same, with each query's set of keys written out and a dense softmax over it."""
         source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
         q, k, v, xq, xk = self._projected(query, source)
-        q, k, v = (torch.cat([self._spread(x, local) for local in (True, False)], dim=1) for x in (q, k, v))
+        q, k, v = (spread(x, self.site.heads) for x in (q, k, v))
         lengths = [source.shape[1]] * len(query) if valid is None else valid.sum(1).tolist()
         segments = []
         for b, length in enumerate(lengths):
@@ -311,7 +309,7 @@ class Routing(HeadAttention):
         if x.dtype != widened(x).dtype:  # a cluster must not hang on the 8 bits of bfloat16
             with torch.autocast(x.device.type, enabled=False):
                 x = read(F.linear(widened(tokens), widened(linear.weight), widened(linear.bias)))
-        x = widened(self._spread(x, local=False))
+        x = widened(self._routed(x))
         return F.layer_norm(x, x.shape[-1:])
 
     def _nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -324,16 +322,10 @@ class Routing(HeadAttention):
     def _normalized(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:]).type_as(x) if self.normalize else x
 
-    def _spread(self, x: Tensor, local: bool, axis: int = 1) -> Tensor:
-        """The rows of the local or the routed heads, out of those of groups of heads or of all heads."""
-        x = x if x.shape[axis] == self.site.heads else x.repeat_interleave(self.site.heads // x.shape[axis], axis)
-        return x.narrow(axis, 0, self.local) if local else x.narrow(axis, self.local, self.site.heads - self.local)
-
-    def _cached(self, cache: Tensor, position: Tensor) -> Tensor:
-        """Rows (B, N, H', places, K) of a cache (B, N, G, capacity, K) at positions (B, N, H', places)."""
-        segment, hypothesis, head = (torch.arange(size, device=cache.device) for size in position.shape[:3])
-        group = (head + self.local) * cache.shape[2] // self.site.heads
-        return cache[segment[:, None, None, None], hypothesis[:, None, None], group[:, None], position]
+    def _routed(self, x: Tensor) -> Tensor:
+        """The rows of the routed heads, out of those of all heads or of groups that share one."""
+        [own] = self.routed.of(x)
+        return spread(own, len(self.routed.some))
 
     def _losses(self, xq: Tensor, xk: Tensor, query_valid: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
         """In training, gathers for the centroids; the loss that keeps routing vectors near them."""

@@ -144,7 +144,7 @@ class Sac(HeadAttention):
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
         """Keys, values and what the predictor knows of the tokens so far, or of the source, once for all hypotheses."""
-        p, predictor, like = self.projection, self.predictor, self.q_proj.weight
+        predictor, like = self.predictor, self.q_proj.weight
         lstm = {}
         if predictor.sequence:
             shape = (batch_size, hypotheses, predictor.graphs, predictor.hidden)
@@ -155,8 +155,7 @@ class Sac(HeadAttention):
             shared = {"keys": k, "values": v, "edge_keys": keys, "edge_inputs": inputs, "valid": memory_valid}
             return {"shared": shared, "count": 0, **lstm}, None
         shapes = {
-            "keys": (p.key_heads, p.key_width),
-            "values": (p.value_heads, p.value_width),
+            **self.cache_shapes,
             "edge_keys": (predictor.graphs, predictor.hidden),
             "edge_inputs": (predictor.graphs, 4 * predictor.hidden),
         }

@@ -197,9 +197,7 @@ class Bp(HeadAttention):
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
         """An empty cache for tokens and spans, in the order in which they end."""
-        p = self.projection
-        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-        return {**start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes), "tokens": 0}, None
+        return {**start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes), "tokens": 0}, None
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False

@@ -177,9 +177,7 @@ class Longformer(PatternAttention):
         """An empty ring, and as many places for the global tokens' second keys and values."""
         state, _ = super().start(batch_size, hypotheses=hypotheses)
         if self.separate:
-            p = self.projection
-            shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-            state["global"] = start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes)
+            state["global"] = start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes)
         return state, None
 
     def step(

@@ -104,12 +104,14 @@ def test_the_commitment_loss_is_the_mean_squared_distance_of_real_tokens() -> No
     assert make(commitment=0.0).train()(x, **masks).losses == {}
 
 
-def test_a_step_reads_two_windows_however_long_the_prefix() -> None:
+def test_a_step_reads_two_windows_however_long_the_prefix_and_local_heads_keep_theirs_alone() -> None:
     routing = make("decoder", clusters=2, window=3)
     state, _ = routing.start(1, hypotheses=2)
     for _ in range(40):
         _, state = routing.step(torch.randn(1, 2, 32), state)
     assert state["lists"]["members"].shape == (1, 2, 2, 2, 6)
+    assert state["keys"].shape[2] == 2
+    assert state["near"]["keys"].shape[2:4] == (2, 8)
     assert reorder(state, torch.tensor([[1, 1, 0]]))["lists"]["count"].shape == (1, 3, 2, 2)
 
 

@@ -53,6 +53,12 @@ class HeadAttention(Attention):
         """Share of attention weights dropped now: none outside training."""
         return self.site.dropout if self.training else 0.0
 
+    @property
+    def cache_shapes(self) -> dict[str, tuple[int, int]]:
+        """(heads, width) of the keys and values that a cache holds of each token."""
+        p = self.projection
+        return {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+
     def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, K), rotated for `position` (T,), 0 to T - 1 if None."""
         return self._rotated(self.projection.queries(self.q_proj(query)), position)

@@ -1,7 +1,7 @@
 """Heads in groups of neighbours: in one layer each may have another pattern, another width or another attention.
 
-A group sees the keys of a position pattern and has a cache of its own, which holds what later queries of these heads
-can still see. Beside it the other heads of the layer may be further groups, or do something else.
+A group reads its share of the layer's queries, keys and values, and has a cache of its own. One that sees the keys of a
+position pattern keeps in it what later queries of its heads can still see.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ from mtkit.device import to_device
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Some neighbouring heads out of `heads` in a layer, over the keys of one pattern.
+    """Some neighbouring heads out of `heads` in a layer.
 
     Its queries, keys and values are its share of those of all heads (`of`), or made for it alone, of any width; its
     heads may share keys in turn.
@@ -30,7 +30,6 @@ class HeadGroup:
 
     some: range
     heads: int
-    pattern: Pattern
 
     def rows(self, shared: int) -> Sequence[int]:
         """Which of `shared` rows the group reads, where neighbouring heads share one: each of its heads, or fewer."""
@@ -40,12 +39,27 @@ class HeadGroup:
             return range(first, last + 1)
         return [head // share for head in self.some]
 
-    def of(self, x: Tensor, axis: int = 1) -> Tensor:
-        """Its share of queries, keys or values of all heads, along `axis`; a view unless its border parts a share."""
+    def of(self, *all_heads: Tensor, axis: int = 1) -> list[Tensor]:
+        """Its share of queries, keys or values of all heads, along `axis`: views, unless its border parts a row."""
+        return [self._share(x, axis) for x in all_heads]
+
+    def _share(self, x: Tensor, axis: int) -> Tensor:
         rows = self.rows(x.shape[axis])
         if isinstance(rows, range):
             return x.narrow(axis, rows.start, len(rows))
         return x.index_select(axis, to_device(torch.tensor(rows), x.device))
+
+    def start(self, batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
+        """An empty cache for its share of rows that are, for all heads, of (heads, width)."""
+        own = {name: (len(self.rows(heads)), width) for name, (heads, width) in shapes.items()}
+        return start_cache(batch_size, hypotheses, like, **own)
+
+
+@dataclass(frozen=True)
+class PatternGroup(HeadGroup):
+    """A group of heads over the keys of one pattern."""
+
+    pattern: Pattern
 
     def attend(
         self,
@@ -77,18 +91,12 @@ class HeadGroup:
             need_weights=need_weights,
         )
 
-    def start(
-        self, batch_size: int, hypotheses: int, like: Tensor, *, keys: tuple[int, int], values: tuple[int, int]
-    ) -> State:
-        """An empty cache for the keys that later queries may still see; keys and values: (heads, width) of its own."""
-        return start_cache(batch_size, hypotheses, like, keys=keys, values=values)
-
     def step(
         self,
+        state: State,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        state: State,
         *,
         scale: float,
         positions: Positions | None = None,
@@ -138,10 +146,10 @@ def _on(lists: Sequence[Collection[int]], like: Tensor) -> Tensor:
     return index.squeeze(0) if len(lists) == 1 else index.unsqueeze(0)
 
 
-def by_head(patterns: Sequence[Pattern]) -> list[HeadGroup]:
+def by_head(patterns: Sequence[Pattern]) -> list[PatternGroup]:
     """The groups of heads that see each the keys of one of the patterns; neighbours of equal patterns are one group."""
-    groups: list[HeadGroup] = []
+    groups: list[PatternGroup] = []
     for pattern, alike in groupby(patterns):
         first = groups[-1].some.stop if groups else 0
-        groups.append(HeadGroup(range(first, first + len(list(alike))), len(patterns), pattern))
+        groups.append(PatternGroup(range(first, first + len(list(alike))), len(patterns), pattern))
     return groups

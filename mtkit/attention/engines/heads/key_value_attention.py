@@ -51,9 +51,7 @@ class KeyValueAttention(HeadAttention):
             # heads first in memory too, for otherwise each step's products would copy them
             k, v = (x.contiguous() for x in self.keys_values(memory))
             return {"shared": {"keys": k, "values": v, "valid": memory_valid}}, None
-        p = self.projection
-        shapes = {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
-        return start_cache(batch_size, hypotheses, self.q_proj.weight, **shapes), None
+        return start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes), None
 
     def newest(self, query: Tensor, state: State) -> tuple[Newest, State]:
         """What a step with query (B, N, D) attends with, and the state with its keys and values added."""

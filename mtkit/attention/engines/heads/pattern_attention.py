@@ -9,7 +9,7 @@ from torch import Tensor
 from mtkit.attention.contract import Attended, State
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.head_groups import HeadGroup
+from mtkit.attention.engines.heads.head_groups import PatternGroup
 
 
 class PatternAttention(HeadAttention):
@@ -20,7 +20,7 @@ class PatternAttention(HeadAttention):
     """
 
     weights = True
-    groups: Sequence[HeadGroup]
+    groups: Sequence[PatternGroup]
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
         """The paper's equation: whether the query at i sees the key at j, padding and future aside.
@@ -55,7 +55,7 @@ class PatternAttention(HeadAttention):
         """The heads' outputs (B, H, T, V), and the weights (B, H, T, T) if asked for."""
         outputs = [
             group.attend(
-                *(group.of(x) for x in (q, k, v)),
+                *group.of(q, k, v),
                 scale=self.scale,
                 causal=self.site.causal,
                 valid=valid,
@@ -79,11 +79,8 @@ class PatternAttention(HeadAttention):
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
         """Empty caches for the keys that later queries may still see, one for each group of heads."""
-        p, groups = self.projection, []
-        for group in self.groups:
-            keys, values = len(group.rows(p.key_heads)), len(group.rows(p.value_heads))
-            widths = {"keys": (keys, p.key_width), "values": (values, p.value_width)}
-            groups.append(group.start(batch_size, hypotheses, self.q_proj.weight, **widths))
+        like, shapes = self.q_proj.weight, self.cache_shapes
+        groups = [group.start(batch_size, hypotheses, like, **shapes) for group in self.groups]
         return {"groups": groups, "count": 0}, None
 
     def step(
@@ -104,9 +101,12 @@ class PatternAttention(HeadAttention):
         own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in (self.queries(rows, here), k, v)]
         outputs, states = [], []
         for group, before in zip(self.groups, state["groups"], strict=True):
-            q, k, v = (group.of(x, 2) for x in own)
             heads, weights, after = group.step(
-                q, k, v, before, scale=self.scale, positions=self.positions, need_weights=need_weights
+                before,
+                *group.of(*own, axis=2),
+                scale=self.scale,
+                positions=self.positions,
+                need_weights=need_weights,
             )
             outputs.append((heads, weights))
             states.append(after)

@@ -144,10 +144,10 @@ def test_neighbours_of_equal_patterns_are_one_group() -> None:
     ],
 )
 def test_a_group_reads_the_rows_that_its_heads_share(some: range, shared: int, rows: list[int]) -> None:
-    group = HeadGroup(some, 8, Band(1, 1))
+    group = HeadGroup(some, 8)
     assert list(group.rows(shared)) == rows
     x = torch.randn(2, shared, 3)
-    assert torch.equal(group.of(x), x[:, rows])
-    assert torch.equal(group.of(x.unsqueeze(1), 2), x[:, None, rows])
-    own = group.of(x).repeat_interleave(len(some) // len(rows), 1)
+    assert torch.equal(group.of(x)[0], x[:, rows])
+    assert torch.equal(group.of(x.unsqueeze(1), axis=2)[0], x[:, None, rows])
+    own = group.of(x)[0].repeat_interleave(len(some) // len(rows), 1)
     assert torch.equal(own, x.repeat_interleave(8 // shared, 1)[:, some.start : some.stop])
