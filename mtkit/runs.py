@@ -10,10 +10,11 @@ metrics.jsonl, curves.png, translations/
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import TYPE_CHECKING, Annotated, NotRequired
 
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
@@ -26,6 +27,8 @@ from mtkit.recipe.file import read_settings
 from mtkit.stored import read_stored, stored
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from mtkit.data.tokenizer import Tokenizers
     from mtkit.model.network import Network
 
@@ -169,7 +172,8 @@ class Run:
             target_vocabulary=sizes["target"],
             tasks=len(self.directions),
         )
-        load_weights(model, self.weights(checkpoint))
+        path = self.weights(checkpoint)
+        load_weights(model, read_tensors(path), path)
         return model.to(device).eval()
 
     def weights(self, checkpoint: str = "best") -> Path:
@@ -206,21 +210,23 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     return run
 
 
-def load_weights(model: "Network", path: Path) -> None:
-    """Put the weights of a safetensors file into a model of the same shape.
+def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Path) -> None:
+    """Put weights into a model of the same shape. Raises: RunError, naming a weight, where it is another model's."""
+    own = model.state_dict()
+    for name in sorted(own.keys() ^ weights.keys()):
+        raise RunError(f"{origin} holds another model: {name} is in {'it' if name in weights else 'the recipe'} alone")
+    for name, value in weights.items():
+        if own[name].shape != value.shape:
+            shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
+            raise RunError(f"{origin} holds another model: {name} is {shapes}")
+    model.load_state_dict(dict(weights))
+
+
+def read_tensors(path: Path) -> "dict[str, Tensor]":
+    """The tensors of a safetensors file.
 
     Raises: RunError for a missing, truncated or foreign file, and for anything that could run code when loaded.
     """
-    weights = read_tensors(path)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise RunError(f"{path} holds another model than this run's recipe describes: {reason}") from error
-
-
-def read_tensors(path: Path) -> dict[str, Any]:
-    """The tensors of a safetensors file. Raises: RunError as `load_weights` does."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

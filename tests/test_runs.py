@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from mtkit import runs
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, find_run
+from mtkit.runs import FORMAT, find_run, load_weights
 from tests.damage import check_damages
 
 
@@ -119,3 +120,11 @@ def test_damaged_records_are_named(run: Path) -> None:
 def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:
     with pytest.raises(RunError, match="update-00000010"):
         find_run(name="one").checkpoint("average")
+
+
+@pytest.mark.parametrize(("weights", "name"), [({"weight": torch.zeros(2, 3)}, "bias"), ({}, "bias")])
+def test_weights_of_another_model_are_refused(weights: dict[str, torch.Tensor], name: str) -> None:
+    with pytest.raises(RunError, match=name):
+        load_weights(nn.Linear(3, 2), weights, Path("there"))
+    with pytest.raises(RunError, match=r"weight is \(2, 2\) there and \(2, 3\)"):
+        load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 2)}, Path("there"))

@@ -20,12 +20,12 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import TypedDict
 
-from mtkit import runs
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, json_text, write_json, writing
+from mtkit.runs import read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
 
@@ -147,7 +147,7 @@ class Checkpoints:
         """
         last = self._validated()[-count:]
         files = ["ema" if (path / "ema.safetensors").exists() else "model" for path in last]
-        mean = mean_weights((read_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
+        mean = mean_weights((verified_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
         return mean, [int(path.name.partition("-")[2]) for path in last]
 
     def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float, nll: float) -> None:
@@ -242,7 +242,7 @@ def read_progress(path: Path) -> Progress:
     return progress if "training_seconds" in state else replace(progress, training_seconds=progress.seconds)
 
 
-def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
+def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint, on the CPU, checked against its checksum.
 
     Raises: RunError where the file is missing, truncated, altered or a pickle.
@@ -252,19 +252,7 @@ def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     if file.is_file() and state["sha256"].get(file.name) != digest(file):
         raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {_way_out(path)}")
     # copied out of the mapped file, which may be removed while training goes on
-    return {key: value.clone() for key, value in runs.read_tensors(file).items()}
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: Path) -> None:
-    """Put weights into a model of the same shape. Raises: RunError, naming a weight, where it is another model's."""
-    own = model.state_dict()
-    for name in sorted(own.keys() ^ weights.keys()):
-        raise RunError(f"{origin} holds another model: {name} is in {'it' if name in weights else 'the recipe'} alone")
-    for name, value in weights.items():
-        if own[name].shape != value.shape:
-            shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
-            raise RunError(f"{origin} holds another model: {name} is {shapes}")
-    model.load_state_dict(dict(weights))
+    return {key: value.clone() for key, value in read_tensors(file).items()}
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

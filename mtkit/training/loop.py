@@ -16,9 +16,9 @@ from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
 from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
-from mtkit.runs import Run
+from mtkit.runs import Run, load_weights
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
-from mtkit.training.checkpoint import Checkpoints, Progress, load_weights, read_progress, read_tensors
+from mtkit.training.checkpoint import Checkpoints, Progress, read_progress, verified_tensors
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, open_folder
@@ -175,7 +175,7 @@ class Training:
         if last is not None:
             self.progress = comparable(read_progress(last), self.recipe, self.say)
             files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
-            self.updater.restore(self.progress, {name: read_tensors(last, name) for name in files}, last)
+            self.updater.restore(self.progress, {name: verified_tensors(last, name) for name in files}, last)
         elif init_from is not None:
             self._adopt(init_from)
         most, fewest = self.world.agree(self.progress.update, -self.progress.update)

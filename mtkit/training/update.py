@@ -15,7 +15,8 @@ from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
 from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
-from mtkit.training.checkpoint import Progress, load_weights
+from mtkit.runs import load_weights
+from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed import World
 from mtkit.training.feed import Inputs, Work, to_device
 from mtkit.training.loss import Baseline, batch_loss

@@ -11,7 +11,7 @@ from mtkit.data.batches import plan
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.recipe import load_recipe
-from mtkit.training.checkpoint import read_progress, read_tensors
+from mtkit.training.checkpoint import read_progress, verified_tensors
 from mtkit.training.distributed import World
 from mtkit.training.loop import train
 from tests.training.conftest import TINY
@@ -46,7 +46,7 @@ def test_two_processes_give_what_one_gives_on_the_same_global_batches(prepared: 
     name = "update-00000012"
     two, one = tmp_path / "mtkit-runs" / "two" / "checkpoints" / name, tmp_path / "one" / "checkpoints" / name
     assert read_progress(two).tokens == read_progress(one).tokens
-    theirs, ours = read_tensors(two, "model"), read_tensors(one, "model")
+    theirs, ours = verified_tensors(two, "model"), verified_tensors(one, "model")
     # a key's bias cancels in the softmax: its gradient is nothing but rounding, which Adam scales up to whole steps
     for weight in [name for name in ours if not name.endswith("k_proj.bias")]:
         torch.testing.assert_close(theirs[weight], ours[weight], rtol=0.0, atol=1e-5, msg=weight)

@@ -19,7 +19,7 @@ from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, load_recipe
 from mtkit.runs import Run
 from mtkit.training import loop
-from mtkit.training.checkpoint import read_progress, read_tensors
+from mtkit.training.checkpoint import read_progress, verified_tensors
 from mtkit.training.folder import alone_in
 from mtkit.training.limits import Outcome
 from mtkit.training.loop import train
@@ -42,7 +42,7 @@ def last_tensors(folder: Path) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
         for name in ("model", "optimizer", "ema")
-        for key, value in read_tensors(last, name).items()
+        for key, value in verified_tensors(last, name).items()
     }
 
 
@@ -98,7 +98,7 @@ def test_validation_bleu_is_that_of_translate_and_score_with_the_best_checkpoint
     references = [prepared.valid.target_text[:4]]
     bleu = score_corpus([each[0].text for each in translations], references, metrics=("BLEU",), bootstrap=0)[0]
     assert best["bleu"] == bleu.value
-    averaged = read_tensors(finished / "checkpoints" / best["checkpoint"], "ema")
+    averaged = verified_tensors(finished / "checkpoints" / best["checkpoint"], "ema")
     assert torch.equal(found.load_model().output_weight, averaged["target_embedding.tokens.weight"])
 
 
@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_finite_stops_keeps_the_checkpoint_and_names_the_line
     assert "update-00000008" in str(error.value)
     assert "\n" not in str(error.value)
     last = tmp_path / "checkpoints" / "update-00000008"
-    assert all(value.isfinite().all() for value in read_tensors(last, "model").values())
+    assert all(value.isfinite().all() for value in verified_tensors(last, "model").values())
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_the_average_of_the_last_checkpoints_is_validated(prepared: Prepared, tm
     recipe = tiny(training={"average_last": 2, "keep_last": 1})
     run(recipe, prepared, tmp_path, say=said.append)
     assert any(line.startswith("average of updates 16, 24: validation loss") for line in said)
-    states = [read_tensors(tmp_path / "checkpoints" / f"update-000000{update}", "ema") for update in (16, 24)]
-    average = read_tensors(tmp_path / "checkpoints" / "average", "model")
+    states = [verified_tensors(tmp_path / "checkpoints" / f"update-000000{update}", "ema") for update in (16, 24)]
+    average = verified_tensors(tmp_path / "checkpoints" / "average", "model")
     name = "target_embedding.tokens.weight"
     torch.testing.assert_close(average[name], (states[0][name] + states[1][name]) / 2)
     assert Run(tmp_path).load_model("average").output_weight.equal(average[name])
@@ -267,7 +267,7 @@ def test_a_new_run_can_begin_with_the_weights_of_another(finished: Path, prepare
     wanted = Run(finished).load_model().output_weight
     name = "target_embedding.tokens.weight"
     for file in ("model", "ema"):
-        found = read_tensors(tmp_path / "checkpoints" / "update-00000001", file)[name]
+        found = verified_tensors(tmp_path / "checkpoints" / "update-00000001", file)[name]
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-9)
 
 

@@ -13,7 +13,8 @@ from mtkit.errors import MtkitError
 from mtkit.model.attentions import build_stack, choose
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings
-from mtkit.training.checkpoint import load_weights, read_tensors, write_checkpoint
+from mtkit.runs import load_weights
+from mtkit.training.checkpoint import verified_tensors, write_checkpoint
 from mtkit.training.loss import Baseline
 from tests.contract.cases import valid_mask
 from tests.contract.counting import count
@@ -191,7 +192,7 @@ def test_a_predictor_of_the_whole_model_is_one_module_saved_once(tmp_path: Path)
     torch.manual_seed(9)
     other = tiny_model(share="model")
     assert not torch.equal(log_prob_of(other), log_prob_of(model))
-    load_weights(other, read_tensors(tmp_path / "checkpoint", "model"), tmp_path)
+    load_weights(other, verified_tensors(tmp_path / "checkpoint", "model"), tmp_path)
     assert torch.equal(log_prob_of(other), log_prob_of(model))
 
 
