@@ -41,7 +41,7 @@ class LinearAttention(FeatureAttention):
         super().__init__(site, eps=eps, chunk=chunk)
         self.feature_map = FEATURE_MAPS[feature_map]
 
-    def features_of(self, x: Tensor) -> Keys:
+    def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """phi(x), as many features as the head is wide; they need no scale."""
         return Keys(self.feature_map(widened(x)), None)
 

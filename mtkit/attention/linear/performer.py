@@ -103,7 +103,7 @@ class Performer(FeatureAttention):
             self.draws += 1
             self._draw()
 
-    def features_of(self, x: Tensor) -> Keys:
+    def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """The feature map on x / K^(1/4), so that products of features estimate exp(q . k / sqrt(K))."""
         with torch.autocast(x.device.type, enabled=False):
             x = widened(x) * self.scale**0.5

@@ -3,7 +3,7 @@
 A mechanism says which features its queries and keys have (`features_of`); the sums over keys take the place of a cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_sums import (
+    Gates,
     Keys,
     attend_all,
     attend_causal,
@@ -42,15 +43,28 @@ class FeatureAttention(HeadAttention):
 
     def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, chunk: int) -> None:
         super().__init__(site)
-        self.guards = {"eps": eps, "floor": floor}
+        self.guards: dict[str, Any] = {"eps": eps, "floor": floor}
         self.chunk = chunk
 
-    def features_of(self, x: Tensor) -> Keys:
+    def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """The features of queries or keys x (..., T, K), in float32 at least, with their log scale if they have one.
 
-        Keys of one decoder all have a scale or all have none; a query's cancels.
+        Keys of one decoder all have a scale or all have none; a query's cancels. `parameters` are `feature_parameters`,
+        (..., X, Y) each, those of the head that x belongs to.
         """
         raise NotImplementedError
+
+    @property
+    def feature_parameters(self) -> Sequence[Tensor]:
+        """What the features of each head have of their own, (key heads, X, Y) each; a gradient goes to them."""
+        return ()
+
+    def gates_of(self, query: Tensor) -> Gates | None:
+        """What the sums forget and take up at the tokens (B, T, D), (B, G, T, 1), or None: all is kept and added.
+
+        Only in the decoder role.
+        """
+        return None
 
     @property
     def state_features(self) -> tuple[int, bool]:
@@ -73,11 +87,21 @@ class FeatureAttention(HeadAttention):
         q = self.queries(query)
         if self.site.causal:
             k, v = self.keys_values(query)
-            heads = attend_causal(q, k, v, self.features_of, valid=query_valid, chunk=self.chunk, **self.guards)
+            heads = attend_causal(
+                q,
+                k,
+                v,
+                self.features_of,
+                parameters=self.feature_parameters,
+                gates=self.gates_of(query),
+                valid=query_valid,
+                chunk=self.chunk,
+                **self.guards,
+            )
         else:
             context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
             phi_k, v = self._keys(context, valid)
-            heads = attend_all(self.features_of(q).features, phi_k, v, **self.guards)
+            heads = attend_all(self._features(q).features, phi_k, v, **self.guards)
         losses = self.losses(heads, v, None, query_valid, memory_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
@@ -108,14 +132,15 @@ class FeatureAttention(HeadAttention):
     ) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) a head, at any position."""
         if "shared" in state:
-            phi_q = self.features_of(self.queries(query)).features
+            phi_q = self._features(self.queries(query)).features
             return Attended(self.joined(read(phi_q, state["shared"]["sums"], like=query, **self.guards))), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         here = torch.full((1,), state["count"], device=query.device)
-        phi_q = self.features_of(self.queries(rows, here)).features
+        phi_q = self._features(self.queries(rows, here)).features
         phi_k, v = self._keys(rows, None, here)
         top = state["top"].flatten(0, 1) if "top" in state else None
-        heads, _ = attend_next(phi_q, phi_k, v, state["sums"].flatten(0, 1), top, **self.guards)
+        sums = state["sums"].flatten(0, 1)
+        heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=self.gates_of(rows), **self.guards)
         output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {**state, "count": state["count"] + 1}
 
@@ -128,10 +153,10 @@ class FeatureAttention(HeadAttention):
         memory_valid: Tensor | None = None,
         **_: Any,
     ) -> Attended:
-        """The whole matrix of similarities phi(q_i) . phi(k_j), scales multiplied in, normalised by rows."""
+        """The whole matrix of similarities phi(q_i) . phi(k_j), scales and gates multiplied in, normalised by rows."""
         valid = query_valid if memory is None else memory_valid
         k, v = self.keys_values(query if memory is None else memory)
-        own, other = self.features_of(self.queries(query)), self.features_of(k)
+        own, other = self._features(self.queries(query)), self._features(k)
         phi_q, phi_k = (x.features if x.scale is None else x.features * x.scale.exp() for x in (own, other))
         similarity = torch.einsum("bhtm,bhsm->bhts", phi_q, spread(phi_k, self.site.heads))
         visible = torch.ones_like(similarity, dtype=torch.bool)
@@ -139,16 +164,27 @@ class FeatureAttention(HeadAttention):
             visible = visible.tril()
         if valid is not None:
             visible = visible & valid[:, None, None, :]
+        scales = None if other.scale is None else spread(other.scale, self.site.heads).transpose(-1, -2)
+        gates = self.gates_of(query) if self.site.causal else None
+        if gates is not None:  # the product of e^kept over all positions after the key's, up to the query's
+            kept, added = (spread(x, self.site.heads) for x in gates)
+            faded = kept.cumsum(-2)
+            faded = (faded - faded.transpose(-1, -2)).masked_fill(~visible, 0.0)
+            similarity = similarity * faded.exp() * added.transpose(-1, -2)
+            scales = faded if scales is None else scales + faded
         similarity = similarity.masked_fill(~visible, 0.0)
         floor: Tensor | float = self.guards["floor"]
-        if own.scale is not None and other.scale is not None:  # relative to the largest visible key's scale
-            scales = spread(other.scale, self.site.heads).transpose(-1, -2)
-            scales = scales.masked_fill(~visible, nowhere(scales))
-            floor = floor * (own.scale + scales.amax(-1, keepdim=True)).exp()
+        if scales is not None:  # relative to the largest visible key's scale
+            largest = scales.masked_fill(~visible, nowhere(scales)).amax(-1, keepdim=True)
+            floor = floor * (largest if own.scale is None else own.scale + largest).exp()
         weights = similarity / guarded(similarity.sum(-1, keepdim=True), self.guards["eps"], floor)
         return Attended(self.joined(torch.einsum("bhts,bhsv->bhtv", weights, spread(v, self.site.heads))))
 
     def _keys(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> tuple[Keys, Tensor]:
         """Features of the keys, zero and of no scale at padding, and values."""
         k, v = self.keys_values(memory, position)
-        return masked(self.features_of(k), None if valid is None else valid[:, None, :, None]), v
+        return masked(self._features(k), None if valid is None else valid[:, None, :, None]), v
+
+    def _features(self, x: Tensor) -> Keys:
+        """The features of x (B, H or G, T, K), each head's with its own parameters."""
+        return self.features_of(x, *(spread(p.unsqueeze(0), x.shape[1]) for p in self.feature_parameters))

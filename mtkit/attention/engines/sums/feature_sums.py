@@ -13,11 +13,11 @@ Features that are exponentials would overflow. They come with a log scale c_j fo
 and everything is summed relative to the largest scale of the visible keys. In the decoder that is the running maximum
 C_i = max of c_j over j <= i, as in the online softmax: sums in hand shrink by e^(C_before - C_after) when it rises. It
 cancels between numerator and denominator exactly, so that no later key moves an earlier output. A query's own scale
-cancels too, and never comes here. `eps` is added to the denominator; `floor` is the least size that it may have,
-relative to the scale of the largest key.
+cancels too, and never comes here. Where sums fade (`Gates`), the scales of earlier keys fade with them. `eps` is added
+to the denominator; `floor` is the least size that it may have, relative to the scale of the largest key.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,15 @@ class Keys(NamedTuple):
     """(B, G, S, 1), phi(k) = features * exp(scale); `nowhere` for a key that must not count. None: 0 throughout."""
 
 
+class Gates(NamedTuple):
+    """What a memory forgets and takes up at each position: S_t = e^kept_t S_t-1 + added_t phi(k_t) v_t^T, z_t alike."""
+
+    kept: Tensor
+    """(B, G, T, 1), logarithms: 0 at most."""
+    added: Tensor
+    """(B, G, T, 1)."""
+
+
 def nowhere(x: Tensor) -> float:
     """A log scale below that of every key, in the type of x; finite, so that its difference to itself is 0."""
     return torch.finfo(x.dtype).min / 4
@@ -61,8 +70,10 @@ def attend_causal(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    features: Callable[[Tensor], Keys],
+    features: Callable[..., Keys],
     *,
+    parameters: Sequence[Tensor] = (),
+    gates: Gates | None = None,
     valid: Tensor | None = None,
     eps: float = 0.0,
     floor: float = 0.0,
@@ -71,35 +82,40 @@ def attend_causal(
     """Every query sees the keys up to its own position: (B, H, T, V); time and memory O(T).
 
     q (B, H, T, K), k (B, G, T, K), v (B, G', T, V), valid (B, T) where keys count. Their features are made part by
-    part. Inside a part their products are written out under the triangle; what lies before it comes from sums.
+    part: `features(x, *parameters)` of x (..., c, K), with the parameters (G, X, Y) of its head as (..., X, Y). Inside
+    a part their products are written out under the triangle; what lies before it comes from sums.
     """
     groups = max(k.shape[1], v.shape[1])
     rows = [q.unflatten(1, (groups, -1)).flatten(0, 1), *(spread(x, groups).flatten(0, 1) for x in (k, v))]
-    if valid is not None:
-        rows.append(spread(valid[:, None, :, None], groups).flatten(0, 1))
+    other = {"valid": None if valid is None else valid[:, None, :, None], **({} if gates is None else gates._asdict())}
+    other = {name: spread(x, groups).flatten(0, 1) for name, x in other.items() if x is not None}
+    names, gated = tuple(other), gates is not None
+    by_head = [spread(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
 
-    def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        q, k, v, *valid = sequences  # (N, R, c, K), (N, c, K), (N, c, V): the heads of a group share its keys
-        phi_q, (phi_k, scale) = features(q).features.flatten(1, 2), masked(features(k), *valid)
+    def step(_: Part, sequences: list[Tensor], own: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v = sequences[:3]  # (N, R, c, K), (N, c, K), (N, c, V): the heads of a group share its keys
+        beside = dict(zip(names, sequences[3:], strict=True))
+        phi_q = features(q, *(x.unsqueeze(1) for x in own)).features.flatten(1, 2)
+        phi_k, scale = masked(features(k, *own), beside.get("valid"))
         v1 = F.pad(widened(v), (0, 1), value=1.0)
-        if scale is None:
+        if not gated and scale is None:
             total, *after = prefix_products(phi_q, phi_k, v1, state[0])
-        else:
-            top = state[1] if scale.requires_grad else state[1].detach()
-            tops = torch.maximum(scale.cummax(1).values, top)  # what each row is relative to
-            factors = _factors(scale.detach(), top.detach(), tops.detach(), q.shape[1])
-            if scale.requires_grad:
-                phi_k = phi_k * _one(scale)
-            total, sums = prefix_products(phi_q, phi_k, v1, state[0], factors)
-            if scale.requires_grad:
-                total = total * _one(-tops).repeat(1, q.shape[1], 1)
-            after = [sums, tops[:, -1:]]
-        return _normalised(total, eps, floor).view(*q.shape[:-1], -1), after
+            return _normalised(total, eps, floor).view(*q.shape[:-1], -1), after
+        if scale is None:
+            scale = v1.new_zeros(*v1.shape[:-1], 1)
+        faded = torch.zeros_like(scale)
+        if gated:  # what each row finds faded away since the part began is as if later keys were larger
+            phi_k, faded = phi_k * beside["added"], _faded(beside["kept"], beside.get("valid"))
+            scale = scale - faded
+        top = state[1] if scale.requires_grad else state[1].detach()
+        tops = torch.maximum(scale.cummax(1).values, top)  # what each row is relative to
+        total, sums = prefix_products(phi_q, phi_k, v1, state[0], _factors(scale, top, tops, q.shape[1]))
+        return _normalised(total, eps, floor).view(*q.shape[:-1], -1), [sums, (tops + faded)[:, -1:]]
 
-    made = features(k[:1, :1, :1].detach())
+    made = features(k[:1, :1, :1].detach(), *(x[:1].detach() for x in parameters))
     nothing = made.features.new_zeros(len(rows[1]), made.features.shape[-1], v.shape[-1] + 1)
-    top = [] if made.scale is None else [nothing.new_full((len(nothing), 1, 1), nowhere(nothing))]
-    heads, _ = recur(step, rows, [nothing, *top], chunk=chunk)
+    top = [nothing.new_full((len(nothing), 1, 1), nowhere(nothing))] if gated or made.scale is not None else []
+    heads, _ = recur(step, [*rows, *other.values()], [nothing, *top], constants=by_head, chunk=chunk)
     return heads.unflatten(0, (-1, groups)).flatten(1, 2).type_as(v)
 
 
@@ -128,22 +144,31 @@ def attend_next(
     sums: Tensor,
     top: Tensor | None = None,
     *,
+    gates: Gates | None = None,
     eps: float = 0.0,
     floor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """One step: the outputs (B, H, 1, V) of the newest token, and the sums with it added, in place.
 
-    phi_q (B, H, 1, M), phi_k (B, G, 1, M), v (B, G', 1, V), sums (B, G, M, V + 1). Where keys have a scale, `top`
-    (B, G, 1, 1) is the largest so far, `nowhere` at the start; it is raised in place too.
+    phi_q (B, H, 1, M), phi_k (B, G, 1, M), v (B, G', 1, V), gates (B, G, 1, 1), sums (B, G, M, V + 1). Where keys have
+    a scale, `top` (B, G, 1, 1) is the largest so far, `nowhere` at the start; it is raised in place too.
     """
-    if top is None:
-        sums.add_(sums_of(phi_k, v))
-    else:
+    with torch.autocast(v.device.type, enabled=False):
         features, v1, scale = _paired(phi_k, v)
-        assert scale is not None
-        raised = torch.maximum(top, scale)
-        sums.mul_((top - raised).exp()).add_((features * (scale - raised).exp()).transpose(-1, -2) @ v1)
-        top.copy_(raised)
+        if gates is not None:
+            kept, added = (spread(widened(x), sums.shape[1]) for x in gates)
+            features = features * added
+        if top is None:
+            if gates is not None:
+                sums.mul_(kept.exp())
+        else:
+            assert scale is not None
+            before = top if gates is None else top + kept
+            raised = torch.maximum(before, scale)
+            sums.mul_((before - raised).exp())
+            features = features * (scale - raised).exp()
+            top.copy_(raised)
+        sums.add_(features.transpose(-1, -2) @ v1)
     return read(phi_q, sums, eps=eps, floor=floor, like=v), sums
 
 
@@ -174,13 +199,15 @@ def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | N
 def _factors(scale: Tensor, before: Tensor, tops: Tensor, queries: int) -> Factors:
     """For keys of a scale (N, c, 1), the largest before them (N, 1, 1), those of each row (N, c, 1), and queries."""
     last = tops[:, -1:]  # what the sums after are relative to
-    pairs, read = (scale.mT - tops).exp().tril(), (before - tops).exp()
+    # 0 at most under the triangle; above it, an infinite number would make no number of a gradient
+    pairs, read = (scale.mT - tops).clamp(max=0.0).exp().tril(), (before - tops).exp()
     return Factors(pairs.repeat(1, queries, 1), read.repeat(1, queries, 1), (before - last).exp(), (scale - last).exp())
 
 
-def _one(exponent: Tensor) -> Tensor:
-    """1, with the gradient of exp(exponent) relative to itself."""
-    return (exponent - exponent.detach()).exp()
+def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:
+    """The logarithm (..., c, 1) of what a part leaves of what was there before it; padding forgets nothing."""
+    kept = widened(kept)
+    return (kept if valid is None else kept.masked_fill(~valid, 0.0)).cumsum(-2)
 
 
 def _normalised(total: Tensor, eps: float, floor: float) -> Tensor:

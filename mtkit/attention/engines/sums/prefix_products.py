@@ -1,5 +1,6 @@
 """Products of queries with sums over all positions up to theirs: one part of a sequence, from the sums before it."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Factors(NamedTuple):
-    """What keeps exponentials in range: each row and each sum is relative to a number of its own. No gradient."""
+    """What rows read, and sums keep, of each other: decays, and what keeps exponentials in range."""
 
     pairs: Tensor
     """(N, R, C) of what row t reads of position j; zero where j comes after t."""
@@ -28,46 +29,50 @@ def prefix_products(
     y (N, C, Y), z (N, C, Z), x (N, R, Y) where R is C, or a multiple of it: then the rows of several queries follow
     one another, C of each. Products inside the part are written out under the triangle.
     """
-    rows, after = _PrefixProducts.apply(x, y, z, sums, factors)  # type: ignore[no-untyped-call]
+    rows, after = _PrefixProducts.apply(x, y, z, sums, *(factors or ()))  # type: ignore[no-untyped-call]
     return rows, after
 
 
 class _PrefixProducts(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, z: Tensor, sums: Tensor, factors: Factors | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor, sums: Tensor, *factors: Tensor) -> tuple[Tensor, Tensor]:
         pairs = _under_triangle(torch.bmm(x, y.mT), factors)
-        ctx.save_for_backward(x, y, z, sums, pairs)
-        ctx.factors = factors
+        ctx.save_for_backward(x, y, z, sums, pairs, *factors)
         rows = torch.bmm(x, sums)
-        if factors is None:
+        if not factors:
             return rows.baddbmm_(pairs, z), torch.baddbmm(sums, y.mT, z)
-        after = (sums * factors.kept).baddbmm_(y.mT, z * factors.added)
-        return rows.mul_(factors.read).baddbmm_(pairs, z), after
+        _, read, kept, added = factors
+        return rows.mul_(read).baddbmm_(pairs, z), (sums * kept).baddbmm_(y.mT, z * added)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_rows: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, z, sums, pairs = ctx.saved_tensors
-        factors: Factors | None = ctx.factors
-        d_pairs = _under_triangle(torch.bmm(d_rows, z.mT), factors)
-        d_z = torch.bmm(y, d_after)
-        if factors is None:
+        x, y, z, sums, pairs, *factors = ctx.saved_tensors
+        d_products, d_z = torch.bmm(d_rows, z.mT), torch.bmm(y, d_after)
+        d_factors: list[Tensor | None] = [None] * len(factors)
+        if any(ctx.needs_input_grad[4:]):
+            d_factors = [
+                d_products * torch.bmm(x, y.mT),
+                (torch.bmm(x, sums) * d_rows).sum(-1, keepdim=True),
+                (sums * d_after).sum((1, 2), keepdim=True),
+                (d_z * z).sum(-1, keepdim=True),
+            ]
+        d_pairs = _under_triangle(d_products, factors)
+        if not factors:
             d_read, written = d_rows, z
             d_sums = torch.baddbmm(d_after, x.mT, d_rows)
         else:
-            d_read, written = d_rows * factors.read, z * factors.added
-            d_z.mul_(factors.added)
-            d_sums = (d_after * factors.kept).baddbmm_(x.mT, d_read)
+            d_read, written = d_rows * factors[1], z * factors[3]
+            d_z.mul_(factors[3])
+            d_sums = (d_after * factors[2]).baddbmm_(x.mT, d_read)
         d_x = torch.bmm(d_read, sums.mT).baddbmm_(d_pairs, y)
         d_y = torch.bmm(written, d_after.mT).baddbmm_(d_pairs.mT, x)
-        return d_x, d_y, d_z.baddbmm_(pairs.mT, d_rows), d_sums, None
+        return d_x, d_y, d_z.baddbmm_(pairs.mT, d_rows), d_sums, *d_factors
 
 
-def _under_triangle(products: Tensor, factors: Factors | None) -> Tensor:
-    """Products (N, R, C) of rows with positions, zero where the position comes after the row's."""
-    if factors is None:
-        products.unflatten(1, (-1, products.shape[-1])).tril_()
-        return products
-    return products.mul_(factors.pairs)
+def _under_triangle(products: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Products (N, R, C) of rows with positions, zero where the position comes after the row's; in place."""
+    if factors:
+        return products.mul_(factors[0])
+    products.unflatten(1, (-1, products.shape[-1])).tril_()
+    return products

@@ -48,3 +48,8 @@ def test_queries_follow_one_another_and_gradients_are_those_of_the_products(scal
             torch.testing.assert_close(rows[:, own][:, t], expected)
     torch.testing.assert_close(after, kept * sums + y.mT @ (z * added))
     assert torch.autograd.gradcheck(lambda *inputs: prefix_products(*inputs, factors), (x, y, z, sums))
+    if factors is not None:
+        learned = [each.requires_grad_() for each in factors]
+        assert torch.autograd.gradcheck(
+            lambda *inputs: prefix_products(*inputs[:4], Factors(*inputs[4:])), (x, y, z, sums, *learned)
+        )
