@@ -102,7 +102,7 @@ def default_names(role: str) -> list[str]:
     return ["full", *(each.name for each in mechanisms().values() if each.growth == 1 and role in each.published)]
 
 
-def measure(
+def measure_attention(
     names: Sequence[str],
     lengths: Sequence[int],
     setting: Setting,

@@ -17,7 +17,7 @@ def table(benchmark: DecodingBenchmark) -> str:
     head = (
         f"decoding {len(side.sources):,} segments of {side.name} with {benchmark.run.folder}, text to text, "
         f"{benchmark.repeats} times in turns, on {hardware(benchmark.device)}\n"
-        f"(×: beside {name_of(first)}; ceiling: segments/s if the operations that a segment cannot do without ran at "
+        f"(×: beside {label_of(first)}; ceiling: segments/s if the operations that a segment cannot do without ran at "
         "the measured rate;\nsame: lines translated alike)"
     )
     shortlist = max(row.shortlist for row in benchmark.rows)
@@ -57,30 +57,30 @@ def bars(benchmark: DecodingBenchmark) -> list[Bars]:
         Bars(
             title=f"decoding {benchmark.side.name}, beam {beam}, text to text, on {hardware(benchmark.device)}",
             unit="segments a second (BLEU behind the name)",
-            speeds=[(f"{name_of(row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit") for row in rows],
+            speeds=[(f"{label_of(row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit") for row in rows],
         )
-        for beam, rows in ((beam, rows_at(benchmark, beam)) for beam in benchmark.operations)
+        for beam, rows in ((beam, rows_of_beam(benchmark, beam)) for beam in benchmark.operations)
     ]
 
 
-def rows_at(benchmark: DecodingBenchmark, beam: int) -> list[Measured]:
+def rows_of_beam(benchmark: DecodingBenchmark, beam: int) -> list[Measured]:
     """The rows of one beam."""
     return [row for row in benchmark.rows if row.beam == beam]
 
 
-def name_of(row: Measured) -> str:
+def label_of(row: Measured) -> str:
     """ "mtkit float32", and with a shortlist "mtkit float32 short"."""
     return f"{row.program} {row.arithmetic}{' short' if row.shortlist else ''}"
 
 
 def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
-    measured = rows_at(benchmark, beam)
+    measured = rows_of_beam(benchmark, beam)
     rows = [["", "segments/s", "×", "median", "pieces/s", "ceiling", "share", "BLEU", "same", "batch"]]
     for row in measured:
         ceiling = benchmark.ceiling(row)
         rows.append(
             [
-                name_of(row),
+                label_of(row),
                 f"{row.speed:,.1f}",
                 times(row.speed, measured[0].speed),
                 f"{row.median:,.1f}",
@@ -98,7 +98,7 @@ def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
 def _doubts(benchmark: DecodingBenchmark) -> list[str]:
     """A line for each program whose model does not seem to be the same."""
     return [
-        f"note: {name_of(row)} translates only {row.same:.1%} of the lines as {name_of(benchmark.rows[0])} does, "
+        f"note: {label_of(row)} translates only {row.same:.1%} of the lines as {label_of(benchmark.rows[0])} does, "
         "so its model may not be the same"
         for row in benchmark.rows
         if row.beam == 1 and row.arithmetic == "float32" and not row.shortlist and row.same < AGREEMENT

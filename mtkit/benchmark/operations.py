@@ -31,7 +31,7 @@ def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
     training, device = model.training, model.output_weight.device
     model.eval()
     operations, tokens = 0, 0
-    for row in sample(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist()):
+    for row in spread(rows[np.argsort(side.target.lengths[rows], kind="stable")].tolist()):
         batch = make_batch(side, np.array([row]))
         source, target_in = batch.source.to(device), batch.target_in.to(device)
         task = None if batch.task is None else batch.task.to(device)
@@ -49,11 +49,11 @@ def decoding_operations(model: Network, segments: Sequence[tuple[int, int]], bea
     Each source is encoded once, one hypothesis takes the first step, and each of `beam` as many more as the translation
     has further pieces.
     """
-    device, chosen = model.output_weight.device, sample(sorted(segments, key=sum))
+    device, chosen = model.output_weight.device, spread(sorted(segments, key=sum))
     return sum(_decode(model, *each, beam, device) for each in chosen) / len(chosen)
 
 
-def sample(items: Sequence[T]) -> list[T]:
+def spread(items: Sequence[T]) -> list[T]:
     """Some of the items, evenly spaced."""
     count = min(SAMPLE, len(items))
     return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]

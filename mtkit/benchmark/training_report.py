@@ -16,12 +16,12 @@ def table(benchmark: TrainingBenchmark) -> str:
         f"{f' x {recipe.training.accumulate}' if recipe.training.accumulate > 1 else ''}, {plan.updates} updates after "
         f"{plan.warmup} of warm-up, in turns of {TURN}, on {hardware(benchmark.device)}"
         f"{f' each of {benchmark.processes} processes' if benchmark.processes > 1 else ''}\n"
-        f"(real target tokens/s; ×: beside {name_of(base)}; share: necessary operations in the measured rate)"
+        f"(real target tokens/s; ×: beside {label_of(base)}; share: necessary operations in the measured rate)"
     )
     rows = [["", "tokens/s", "×", "median", "share", "peak memory", "MFLOP/token", "parameters", "loss"]]
     rows += [
         [
-            name_of(row),
+            label_of(row),
             f"{row.speed:,.0f}",
             times(row.speed, base.speed),
             f"{row.median:,.0f}",
@@ -45,7 +45,7 @@ def as_object(benchmark: TrainingBenchmark) -> dict[str, Any]:
         "recipe": benchmark.recipe.model_dump(mode="json"),
         "updates": benchmark.plan.updates,
         "warmup": benchmark.plan.warmup,
-        "base": name_of(base),
+        "base": label_of(base),
         "rows": [
             {
                 **asdict(row),
@@ -65,7 +65,7 @@ def bars(benchmark: TrainingBenchmark) -> Bars:
     return Bars(
         title=f"training, preset {benchmark.recipe.preset}, on {hardware(benchmark.device)}\nmatrix products: {rates}",
         unit="real target tokens a second",
-        speeds=[(name_of(row), row.speed, row.program == "mtkit") for row in benchmark.rows],
+        speeds=[(label_of(row), row.speed, row.program == "mtkit") for row in benchmark.rows],
     )
 
 
@@ -74,6 +74,6 @@ def base_of(benchmark: TrainingBenchmark) -> Trained:
     return next((row for row in benchmark.rows if row.program != "mtkit"), benchmark.rows[0])
 
 
-def name_of(row: Trained) -> str:
+def label_of(row: Trained) -> str:
     """ "mtkit full float32"."""
     return f"{row.program} {row.attention} {row.precision}"

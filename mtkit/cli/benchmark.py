@@ -57,7 +57,7 @@ def attention(
     """
     import torch
 
-    from mtkit.benchmark.attention import Setting, default_names, measure
+    from mtkit.benchmark.attention import Setting, default_names, measure_attention
     from mtkit.benchmark.attention_report import as_object, table
     from mtkit.cli.progress import steps
     from mtkit.device import find_device
@@ -76,7 +76,7 @@ def attention(
     )
     chosen = default_names(role) if names is None else [name.strip() for name in names.split(",")]
     with steps("benchmark", "part") as on_progress:
-        measured = measure(chosen, _lengths(lengths), setting, on_progress=on_progress)
+        measured = measure_attention(chosen, _lengths(lengths), setting, on_progress=on_progress)
     typer.echo(table(measured))
     stem = output / f"attention-{role}"
     write_text(stem.with_suffix(".txt"), table(measured) + "\n")

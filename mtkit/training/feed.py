@@ -55,6 +55,28 @@ class Inputs:
     task: Tensor | None = None
     """(B,): the direction of each segment; None where there is only one."""
 
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> "Inputs":
+        """The batch as the model takes it; all that depends on its contents is worked out before it leaves the host."""
+        places = batch.target_valid.flatten().nonzero().squeeze(1)
+        target = batch.target_out.flatten()[places]
+        if batch.source.is_pinned():
+            places, target = places.pin_memory(), target.pin_memory()
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return cls(
+            source=move(batch.source),
+            source_valid=None if bool(batch.source_valid.all()) else move(batch.source_valid),
+            target_in=move(batch.target_in),
+            target_valid=None if bool(batch.target_valid.all()) else move(batch.target_valid),
+            places=move(places),
+            target=move(target),
+            width=batch.target_in.shape[1],
+            task=None if batch.task is None else move(batch.task),
+        )
+
 
 @dataclass(frozen=True)
 class _Epoch:
@@ -229,25 +251,3 @@ class Feed:
 def count_tokens(side: Side, batches: Sequence[np.ndarray]) -> int:
     """Target tokens that batches of these rows predict, the end mark of each segment among them."""
     return sum(int(side.target.lengths[rows].sum()) + len(rows) for rows in batches)
-
-
-def to_device(batch: Batch, device: torch.device) -> Inputs:
-    """The batch as the model takes it; all that depends on its contents is worked out before it leaves the host."""
-    places = batch.target_valid.flatten().nonzero().squeeze(1)
-    target = batch.target_out.flatten()[places]
-    if batch.source.is_pinned():
-        places, target = places.pin_memory(), target.pin_memory()
-
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, non_blocking=True)
-
-    return Inputs(
-        source=move(batch.source),
-        source_valid=None if bool(batch.source_valid.all()) else move(batch.source_valid),
-        target_in=move(batch.target_in),
-        target_valid=None if bool(batch.target_valid.all()) else move(batch.target_valid),
-        places=move(places),
-        target=move(target),
-        width=batch.target_in.shape[1],
-        task=None if batch.task is None else move(batch.task),
-    )

@@ -18,7 +18,7 @@ from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed import World
-from mtkit.training.feed import Inputs, Work, to_device
+from mtkit.training.feed import Inputs, Work
 from mtkit.training.loss import Baseline, batch_loss
 from mtkit.training.optimization.averaging import MovingAverage
 from mtkit.training.optimization.optimizer import (
@@ -177,7 +177,7 @@ class Updater:
         """Add a batch's gradients and totals; False where the memory does not hold it."""
         try:
             with self.low.in_place() if self.low is not None else nullcontext():
-                self._accumulate(to_device(batch, self.world.device), tokens, totals)
+                self._accumulate(Inputs.of(batch, self.world.device), tokens, totals)
         except GIVES_OUT as error:
             if not gave_out(error):
                 raise

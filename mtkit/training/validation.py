@@ -27,7 +27,7 @@ from mtkit.out_of_memory import Halving
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress
-from mtkit.training.feed import to_device
+from mtkit.training.feed import Inputs
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import batch_loss
 from mtkit.training.optimization.optimizer import Precision
@@ -185,7 +185,7 @@ def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precisio
     halving = Halving(np.maximum(side.source.lengths, side.target.lengths) + 1)
 
     def part(rows: Sequence[int]) -> tuple[Tensor, int]:
-        inputs = to_device(make_batch(side, np.array(rows)), device)
+        inputs = Inputs.of(make_batch(side, np.array(rows)), device)
         loss, _ = batch_loss(model, inputs, precision, smoothing=0.0)
         return loss.nll.sum(), loss.tokens
 

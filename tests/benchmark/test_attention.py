@@ -8,7 +8,7 @@ import torch
 
 from mtkit.attention import build
 from mtkit.benchmark import attention, attention_work
-from mtkit.benchmark.attention import METRICS, Benchmark, Setting, default_names, fit_exponent, measure
+from mtkit.benchmark.attention import METRICS, Benchmark, Setting, default_names, fit_exponent, measure_attention
 from mtkit.benchmark.attention_plot import draw_benchmark
 from mtkit.benchmark.attention_report import as_object, readable, table
 from mtkit.benchmark.attention_work import without_projections
@@ -30,12 +30,14 @@ def _few_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def decoder() -> Benchmark:
-    return measure(["band", "linear"], LENGTHS, setting(role="decoder", options={"window_radius": 4, "chunk": 4}))
+    return measure_attention(
+        ["band", "linear"], LENGTHS, setting(role="decoder", options={"window_radius": 4, "chunk": 4})
+    )
 
 
 @pytest.fixture(scope="module")
 def cross() -> Benchmark:
-    return measure(["full"], LENGTHS, setting(role="cross", batch=2))
+    return measure_attention(["full"], LENGTHS, setting(role="cross", batch=2))
 
 
 def test_the_flops_of_full_are_those_counted_by_hand(decoder: Benchmark, cross: Benchmark) -> None:
@@ -101,7 +103,7 @@ def test_the_exponents_of_full_and_linear(decoder: Benchmark) -> None:
 
 def test_progress_reaches_the_end() -> None:
     told: list[tuple[int, int]] = []
-    measure([], [8, 16], setting(role="cross"), on_progress=lambda *parts: told.append(parts))
+    measure_attention([], [8, 16], setting(role="cross"), on_progress=lambda *parts: told.append(parts))
     assert told[-1] == (8, 8)
     assert told == sorted(told)
 
@@ -109,7 +111,9 @@ def test_progress_reaches_the_end() -> None:
 def test_what_does_not_fit_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "free_bytes", lambda device: 2**20)
     told: list[tuple[int, int]] = []
-    measured = measure(["linear"], [16, 64, 8192], setting(role="decoder"), on_progress=lambda *each: told.append(each))
+    measured = measure_attention(
+        ["linear"], [16, 64, 8192], setting(role="decoder"), on_progress=lambda *each: told.append(each)
+    )
     assert {row.length for row in measured.measurements} == {16, 64}
     assert len(measured.skipped) == 4
     assert measured.skipped[0].startswith("full, sub-layer, at 8,192: skipped, it needs about 0.0 GiB")
@@ -136,23 +140,29 @@ def test_the_default_names_can_all_be_measured(role: str) -> None:
     names = default_names(role)
     assert names[0] == "full"
     assert len(names) > 1
-    measured = measure(names, [8], setting(role=role))
+    measured = measure_attention(names, [8], setting(role=role))
     assert {row.attention for row in measured.measurements} == set(names)
 
 
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        (lambda: measure(["lienar"], [8], setting()), "did you mean 'linear'"),
-        (lambda: measure(["linformer"], [8], setting(role="decoder")), "cannot play the role 'decoder'"),
-        (lambda: measure(["band"], [8], setting(role="decodr")), "did you mean 'decoder'"),
+        (lambda: measure_attention(["lienar"], [8], setting()), "did you mean 'linear'"),
+        (lambda: measure_attention(["linformer"], [8], setting(role="decoder")), "cannot play the role 'decoder'"),
+        (lambda: measure_attention(["band"], [8], setting(role="decodr")), "did you mean 'decoder'"),
         (lambda: default_names("decodr"), "did you mean 'decoder'"),
-        (lambda: measure(["band"], [8], setting(options={"window_radus": 4})), "did you mean 'window_radius'"),
-        (lambda: measure(["band"], [0, 8], setting()), "lengths are whole numbers from 1"),
-        (lambda: measure(["band"], [], setting()), "lengths are whole numbers from 1"),
-        (lambda: measure(["band"], [8], setting(repeats=0)), "from 1"),
-        (lambda: measure(["band"], [8], setting(heads=5)), "5 heads do not divide"),
-        (lambda: measure(["band"], [10**12], setting()), "nothing could be measured; full, sub-layer, at 1,000,000"),
+        (
+            lambda: measure_attention(["band"], [8], setting(options={"window_radus": 4})),
+            "did you mean 'window_radius'",
+        ),
+        (lambda: measure_attention(["band"], [0, 8], setting()), "lengths are whole numbers from 1"),
+        (lambda: measure_attention(["band"], [], setting()), "lengths are whole numbers from 1"),
+        (lambda: measure_attention(["band"], [8], setting(repeats=0)), "from 1"),
+        (lambda: measure_attention(["band"], [8], setting(heads=5)), "5 heads do not divide"),
+        (
+            lambda: measure_attention(["band"], [10**12], setting()),
+            "nothing could be measured; full, sub-layer, at 1,000,000",
+        ),
     ],
 )
 def test_mistakes_are_named_in_one_line(attempt: Callable[[], object], message: str) -> None:

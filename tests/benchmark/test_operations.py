@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.benchmark.operations import decoding_operations, sample, training_operations
+from mtkit.benchmark.operations import decoding_operations, spread, training_operations
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
@@ -59,7 +59,7 @@ def test_counting_changes_no_weights_and_no_random_state(model: Transformer, pre
 
 
 def test_a_sample_is_spread_evenly() -> None:
-    assert sample([3, 1, 2]) == [3, 1, 2]
-    spread = sample(range(2_400))
-    assert len(spread) == 24
-    assert {b - a for a, b in pairwise(spread)} == {100}
+    assert spread([3, 1, 2]) == [3, 1, 2]
+    evenly = spread(range(2_400))
+    assert len(evenly) == 24
+    assert {b - a for a, b in pairwise(evenly)} == {100}

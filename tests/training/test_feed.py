@@ -9,7 +9,7 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared, Tokens
 from mtkit.recipe.data import DocumentSettings
 from mtkit.training.distributed import World
-from mtkit.training.feed import Feed, Work, to_device
+from mtkit.training.feed import Feed, Inputs, Work
 from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")
@@ -143,11 +143,11 @@ def test_inputs_hold_the_real_target_tokens_and_masks_only_where_there_is_paddin
     lengths = prepared.train.target.lengths
     ragged = np.array([int(lengths.argmin()), int(lengths.argmax())])
     batch = make_batch(prepared.train, ragged)
-    inputs = to_device(batch, CPU)
+    inputs = Inputs.of(batch, CPU)
     assert torch.equal(inputs.target, batch.target_out[batch.target_valid])
     assert torch.equal(batch.target_out.flatten()[inputs.places], inputs.target)
     assert inputs.target_valid is not None
     assert torch.equal(inputs.places // inputs.width, batch.target_valid.nonzero()[:, 0])
-    single = to_device(make_batch(prepared.train, ragged[:1]), CPU)
+    single = Inputs.of(make_batch(prepared.train, ragged[:1]), CPU)
     assert single.source_valid is None
     assert single.target_valid is None

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
-from mtkit.training.feed import to_device
+from mtkit.training.feed import Inputs
 from mtkit.training.loss import batch_loss, token_loss
 from mtkit.training.optimization.optimizer import Precision
 from tests.training.conftest import tiny
@@ -48,7 +48,7 @@ def test_a_batch_s_loss_is_that_of_its_real_tokens(prepared: Prepared) -> None:
     batch = make_batch(prepared.train, np.arange(4))
     assert not batch.target_valid.all()
     precision = Precision("float32", torch.device("cpu"))
-    loss, output = batch_loss(model, to_device(batch, precision.device), precision, smoothing=0.1)
+    loss, output = batch_loss(model, Inputs.of(batch, precision.device), precision, smoothing=0.1)
     logits, target = model.logits(output.hidden)[batch.target_valid], batch.target_out[batch.target_valid]
     reference = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(loss.smoothed, reference)

@@ -108,7 +108,7 @@ class Delta(HeadAttention):
             heads = read_causal(q, writes, self.chunk, self._features)
         else:
             writes = self._unmapped(memory, memory_valid)
-            heads = read(self._reads(query), written(writes, self.chunk, self._features))
+            heads = read(self._reads(query), memory_after(writes, self.chunk, self._features))
         losses = self.losses(heads, writes.values, None, query_valid, memory_valid)
         return Attended(self.joined(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
 
@@ -125,7 +125,9 @@ class Delta(HeadAttention):
     ) -> tuple[State, Any]:
         """An empty memory; in the cross role the one with the source in it, once for all hypotheses."""
         if memory is not None:
-            return {"shared": {"sums": written(self._unmapped(memory, memory_valid), self.chunk, self._features)}}, None
+            return {
+                "shared": {"sums": memory_after(self._unmapped(memory, memory_valid), self.chunk, self._features)}
+            }, None
         shape = (batch_size, hypotheses, self.groups, self.features, self.projection.value_width)
         return {"sums": widened(self.q_proj.weight).new_zeros(shape), "count": 0}, None
 
@@ -221,7 +223,7 @@ def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tenso
     return heads.unflatten(0, (-1, groups)).flatten(1, 2)
 
 
-def written(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
+def memory_after(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
     """The memory (B, G, M, V) after all writes, whose keys go through `features`."""
 
     def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

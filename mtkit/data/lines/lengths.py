@@ -100,7 +100,9 @@ class Lengths(BaseModel):
 
 def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
     """The lengths of each direction of prepared data, without the pairs that have over `longest` pieces on a side."""
-    found = dict(zip(prepared.directions, measure(prepared.train, len(prepared.directions), longest), strict=True))
+    found = dict(
+        zip(prepared.directions, measure_lengths(prepared.train, len(prepared.directions), longest), strict=True)
+    )
     corpora = prepared.record["sides"]["train"]["corpora"]
     if any("sentences" not in each for each in corpora):
         return found
@@ -110,7 +112,7 @@ def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
     return {name: each.model_copy(update={"sentences": dict(counted[name])}) for name, each in found.items()}
 
 
-def measure(side: "Side", directions: int, longest: int) -> list[Lengths]:
+def measure_lengths(side: "Side", directions: int, longest: int) -> list[Lengths]:
     """The lengths of each direction of a training side, without the pairs that have over `longest` pieces on a side."""
     counted = [_Counted() for _ in range(directions)]
     for first in range(0, len(side), TOGETHER):

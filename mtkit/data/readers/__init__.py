@@ -3,7 +3,7 @@
 from mtkit.data.readers.alignment import first_suspicious
 from mtkit.data.readers.corpora import name_of, read_corpus
 from mtkit.data.readers.documents import EMPTY_LINES, SegmentPair
-from mtkit.data.readers.facts import Facts, measure, measure_corpus
+from mtkit.data.readers.facts import Facts, measure_corpus, measure_file
 from mtkit.data.readers.text import Lines, Repairs, decoded
 
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
     "SegmentPair",
     "decoded",
     "first_suspicious",
-    "measure",
     "measure_corpus",
+    "measure_file",
     "name_of",
     "read_corpus",
 ]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mtkit.data.readers.tables import Cell, flat
-from mtkit.data.readers.text import Repairs, opened
+from mtkit.data.readers.text import Repairs, open_file
 from mtkit.errors import DataError
 
 _ROWS = 10_000
@@ -24,7 +24,7 @@ def parquet_rows(path: Path, columns: Sequence[str], repairs: Repairs) -> Iterat
     """
     import pyarrow.parquet as pq
 
-    with opened(path) as file:
+    with open_file(path) as file:
         try:
             table = pq.ParquetFile(file)
             for column in columns:

@@ -42,7 +42,7 @@ class Facts:
     """Carriage returns within a line, which stay in the text; in old Macintosh files they alone end lines."""
 
 
-def measure(path: Path) -> Facts:
+def measure_file(path: Path) -> Facts:
     """The facts of one text file. Raises: DataError where it is missing, damaged, empty or not UTF-8."""
     repairs = Repairs()
     return _facts(str(path), enumerate(Lines(path, repairs)), repairs)

@@ -45,7 +45,7 @@ class Lines:
 
     def __iter__(self) -> Iterator[str]:
         before = 0
-        with opened(self.path) as file:
+        with open_file(self.path) as file:
             while block := file.read(_BLOCK) + file.readline():
                 lines = _sound(block)
                 if lines is None:
@@ -88,7 +88,7 @@ def _sound(block: bytes) -> list[str] | None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path) -> Iterator[BinaryIO]:
     """The file at `path` as bytes, unpacked where its name ends in .gz.
 
     Raises: DataError where it is missing, a folder or unreadable; within the block, where a .gz file is damaged.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtkit.attention import build
-from mtkit.attention.linear.delta import Writes, dpfp, read, read_causal, written
+from mtkit.attention.linear.delta import Writes, dpfp, memory_after, read, read_causal
 from mtkit.errors import MtkitError
 
 
@@ -33,7 +33,7 @@ def test_a_place_written_again_holds_what_was_written_last(chunk: int) -> None:
     last = [None, 1, 1, 1, 4, 5, 5, 5]
     wanted = torch.stack([torch.zeros(5).double() if j is None else v[0, 0, j] for j in last])
     torch.testing.assert_close(found[0, 0], wanted)
-    memory = written(writes, chunk)
+    memory = memory_after(writes, chunk)
     torch.testing.assert_close(read(one_hot(0, 1, 3, 5, 2), memory)[0, 0, :4], v[0, 0, [6, 7, 5, 3]])
     assert not read(one_hot(2, 4), memory).any()
 
@@ -43,12 +43,12 @@ def test_keys_at_right_angles_add_up_like_linear_attention_without_a_denominator
     keys = 0.3 * one_hot(4, 0, 2, 1)
     v, beta = values(4), torch.full((1, 1, 4, 1), 0.7, dtype=torch.float64)
     wanted = keys.transpose(-1, -2) @ (0.7 * v)
-    torch.testing.assert_close(written(Writes(keys, v, beta), chunk), wanted)
+    torch.testing.assert_close(memory_after(Writes(keys, v, beta), chunk), wanted)
 
 
 def test_a_spread_key_is_overwritten_only_as_far_as_its_norm_goes() -> None:
     key, v = torch.full((1, 1, 2, 6), 1 / 6, dtype=torch.float64), values(2)
-    memory = written(Writes(key, v, torch.ones(1, 1, 2, 1, dtype=torch.float64)), 2)
+    memory = memory_after(Writes(key, v, torch.ones(1, 1, 2, 1, dtype=torch.float64)), 2)
     norm = key[0, 0, 0].square().sum()
     wanted = norm * ((1 - norm) * v[0, 0, 0] + v[0, 0, 1])
     torch.testing.assert_close(read(key[:, :, :1], memory)[0, 0, 0], wanted)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mtkit.data.lines.lengths import Lengths, measure
+from mtkit.data.lines.lengths import Lengths, measure_lengths
 from mtkit.data.prepared import Side, Tokens
 
 
@@ -18,7 +18,7 @@ def side(source: list[int], target: list[int], tasks: list[int] | None = None) -
 
 
 def lengths(source: list[int], target: list[int], longest: int = 1000) -> Lengths:
-    (found,) = measure(side(source, target), 1, longest)
+    (found,) = measure_lengths(side(source, target), 1, longest)
     return found
 
 
@@ -69,7 +69,7 @@ def test_pairs_that_are_not_trained_on_do_not_count() -> None:
 
 def test_each_direction_has_its_own() -> None:
     given = side([10] * 600, [10, 60] * 300, [0, 1] * 300)
-    german, french = measure(given, 2, 1000)
+    german, french = measure_lengths(given, 2, 1000)
     assert (german.limit(11) or 99) < 40
     assert (french.limit(11) or 0) > 60
     assert [each.bins[0].pairs for each in (german, french)] == [300, 300]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.readers import measure, measure_corpus
+from mtkit.data.readers import measure_corpus, measure_file
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus
 
@@ -67,4 +67,4 @@ def test_nothing_at_all_is_refused(tmp_path: Path) -> None:
         measure_corpus(Corpus(file=tmp_path / "a.tsv", source="en", target="de"))
     (tmp_path / "a.en").touch()
     with pytest.raises(DataError, match=r"a\.en is empty"):
-        measure(tmp_path / "a.en")
+        measure_file(tmp_path / "a.en")

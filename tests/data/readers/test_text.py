@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.readers import Lines, Repairs, measure, text
+from mtkit.data.readers import Lines, Repairs, measure_file, text
 from mtkit.errors import DataError
 
 CONTENTS = pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, content: bytes, lines: list[
     path = tmp_path / "text"
     path.write_bytes(content)
     assert list(Lines(path)) == lines
-    assert measure(path).lines == len(lines)
+    assert measure_file(path).lines == len(lines)
 
 
 @CONTENTS
@@ -95,4 +95,4 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     for name, what in (("none", "no file"), ("empty", "is empty"), (".", "is a folder")):
         with pytest.raises(DataError, match=what):
-            measure(tmp_path / name)
+            measure_file(tmp_path / name)
