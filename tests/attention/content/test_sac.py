@@ -188,7 +188,7 @@ def test_a_predictor_of_the_whole_model_is_one_module_saved_once(tmp_path: Path)
     assert len([name for name in apart.state_dict() if name.endswith("predictor.query")]) == 6
     predictors = {id(attention.predictor) for _, attention in model.attentions()}  # type: ignore[attr-defined]
     assert len(predictors) == 1
-    write_checkpoint(tmp_path / "checkpoint", {"model": model.state_dict()}, {})
+    write_checkpoint(tmp_path / "checkpoint", {"model": model.state_dict()}, {"update": 1})
     torch.manual_seed(9)
     other = tiny_model(share="model")
     assert not torch.equal(log_prob_of(other), log_prob_of(model))

@@ -10,7 +10,8 @@ from mtkit.attention import reorder
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Pattern, Rows
 from mtkit.attention.engines.blocks.random_pattern import Random, RandomBlocks
-from mtkit.attention.engines.heads.head_groups import HeadGroup, by_head
+from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
+from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup, by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 
 HEADS, LENGTH = 4, 37
@@ -151,3 +152,25 @@ def test_a_group_reads_the_rows_that_its_heads_share(some: range, shared: int, r
     assert torch.equal(group.of(x.unsqueeze(1), axis=2)[0], x[:, None, rows])
     own = group.of(x)[0].repeat_interleave(len(some) // len(rows), 1)
     assert torch.equal(own, x.repeat_interleave(8 // shared, 1)[:, some.start : some.stop])
+
+
+@torch.no_grad()
+def test_groups_may_have_widths_of_their_own() -> None:
+    """Two heads over all keys at rank 3, and two over a window at width 8: steps against dense masks."""
+    far, near = PatternGroup(range(2), HEADS, Band(None, None)), PatternGroup(range(2, 4), HEADS, Band(2, 2))
+    at = torch.arange(LENGTH)
+    for group, width in ((far, 3), (near, 8)):
+        q, k = (torch.randn(1, 2, LENGTH, width, dtype=torch.float64) for _ in range(2))
+        v = torch.randn(1, 2, LENGTH, 5, dtype=torch.float64)
+        scale = width**-0.5
+        visible = visible_pairs(group.pattern.sees(at.unsqueeze(-1), at), True, None)
+        wanted, _ = dense_attend(q, k, v, visible, scale)
+        torch.testing.assert_close(group.attend(q, k, v, scale=scale, causal=True)[0], wanted)
+        state = group.start(1, 1, q, keys=(HEADS, width), values=(HEADS, 5))
+        for t in range(LENGTH):
+            token = (x[:, None, :, t] for x in (q, k, v))
+            heads, _, state = group.step(state, *token, scale=scale)
+            torch.testing.assert_close(heads[:, 0], wanted[:, :, t])
+        heads, kept, own = state["keys"].shape[2:]
+        assert (heads, own) == (2, width)
+        assert kept == 8 if group is near else kept >= LENGTH
