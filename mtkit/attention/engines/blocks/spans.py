@@ -1,0 +1,108 @@
+"""Spans of neighbouring keys, of which a query sees one summary each: a mean, a convolution, or what a mechanism makes.
+
+Span s covers positions s * stride to s * stride + size - 1. Those of a segment are all that begin before its end; the
+last ones may reach beyond it, and padding never counts. A decoder may see a span from its last position on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.engines.blocks.listed import Lists
+from mtkit.attention.engines.softmax.dot_product import widened
+
+BLOCK = 32
+"""Queries that share a list of spans."""
+
+Pool = Callable[[Tensor, Tensor | None], Tensor]
+"""Summaries (B, G, P, V) of rows (B, G, P, size, K), of which those at `there` (B, 1, P, size) count, None: all."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of `size` positions, a new one every `stride` of them."""
+
+    size: int
+    stride: int
+
+    def count(self, length: int) -> int:
+        """How many begin among so many positions."""
+        return -(-length // self.stride)
+
+    def closed(self, length: int) -> int:
+        """How many end among so many positions."""
+        return max((length - self.size) // self.stride + 1, 0)
+
+
+def span_rows(x: Tensor, spans: Spans) -> Tensor:
+    """The rows (..., P, size, K) of each span of x (..., T, K); zero beyond the end."""
+    count = spans.count(x.shape[-2])
+    beyond = (count - 1) * spans.stride + spans.size - x.shape[-2]
+    if beyond > 0:
+        x = F.pad(x, (0, 0, 0, beyond))
+    return x.unfold(-2, spans.size, spans.stride)[..., :count, :, :].transpose(-1, -2)
+
+
+def pooled(x: Tensor, spans: Spans, pool: Pool, valid: Tensor | None = None) -> Tensor:
+    """The summaries (B, G, P, V) of x (B, G, T, K), of which the real rows at `valid` (B, T) count."""
+    rows = span_rows(x, spans)
+    there = x.new_ones(len(x), x.shape[-2], dtype=torch.bool) if valid is None else valid
+    if valid is None and rows.shape[-3] == spans.closed(x.shape[-2]):
+        return pool(rows, None)
+    reached = span_rows(there.unsqueeze(-1).float(), spans).squeeze(-1) > 0
+    return pool(rows, reached.unsqueeze(1))
+
+
+def spans_valid(valid: Tensor, spans: Spans) -> Tensor:
+    """Whether a real token lies in each span: (B, P) of (B, T), of segments padded on the right."""
+    return valid[:, :: spans.stride]
+
+
+def mean(rows: Tensor, there: Tensor | None = None) -> Tensor:
+    """The mean over what counts, in float32 at least and then in the type of the rows; zero where nothing does."""
+    if there is None:
+        return widened(rows).mean(-2).type_as(rows)
+    total = widened(rows).masked_fill(~there.unsqueeze(-1), 0.0).sum(-2)
+    return (total / there.sum(-1, keepdim=True).clamp(min=1)).type_as(rows)
+
+
+def convolution(weight: Tensor, bias: Tensor) -> Pool:
+    """Sums over the places of a span of rows times the matrix of the place, a kernel for each head or one for all.
+
+    weight (G or 1, size, K, V), bias (G or 1, V). What does not count is zero.
+    """
+
+    def pool(rows: Tensor, there: Tensor | None) -> Tensor:
+        if there is not None:
+            rows = rows.masked_fill(~there.unsqueeze(-1), 0.0)
+        summed: Tensor = rows.flatten(-2) @ weight.flatten(1, 2)  # (B, G, P, size * K) with (G, size * K, V)
+        return summed + bias.unsqueeze(-2).type_as(summed)
+
+    return pool
+
+
+def spans_seen(spans: Spans, position: Tensor, number: Tensor, *, causal: bool, radius: int | None = None) -> Tensor:
+    """Which of the spans with these numbers (..., P) queries at positions (..., T) see: (..., T, P).
+
+    Causal queries see spans that have ended, at their own position at the latest. With `radius`, those that lie within
+    this distance, from their first position to their last.
+    """
+    first, i = (number * spans.stride).unsqueeze(-2), position.unsqueeze(-1)
+    last = first + spans.size - 1
+    seen = (last <= i) | (not causal)
+    return seen if radius is None else seen & (first >= i - radius) & (last <= i + radius)
+
+
+def span_lists(spans: Spans, length: int, *, causal: bool, radius: int, device: torch.device) -> Lists:
+    """The spans within `radius` beside each block of queries, for `attend_listed`: label 0 where seen, else 1."""
+    count = spans.count(length)
+    start = torch.arange(0, length, BLOCK, device=device).unsqueeze(-1)
+    width = min((BLOCK - 1 + 2 * radius) // spans.stride + 2, count)
+    first = (start - radius).div(spans.stride, rounding_mode="floor").clamp(0, count - width)
+    number = first + torch.arange(width, device=device)  # (blocks, L)
+    position = start + torch.arange(BLOCK, device=device)
+    seen = spans_seen(spans, position, number, causal=causal, radius=radius)
+    return Lists(number, (~seen).to(torch.uint8))
