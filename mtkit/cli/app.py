@@ -16,13 +16,13 @@ COMMANDS = ("prepare", "train", "translate", "score", "attentions", "benchmark",
 app = typer.Typer(
     name="mtkit",
     help="Train and evaluate translation models in which the attention mechanism is a choice.",
-    epilog="Bare, the commands work on a built-in corpus: mtkit prepare && mtkit train --attention longformer && "
-    "mtkit translate && mtkit score",
+    epilog="Without arguments the commands use a built-in corpus: mtkit prepare && mtkit train --attention longformer "
+    "&& mtkit translate && mtkit score",
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 

@@ -6,13 +6,17 @@ import typer
 
 
 def attentions(
-    name: Annotated[str | None, typer.Argument(help="Show this mechanism with its options.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this mechanism with its options.")] = None,
 ) -> None:
-    """List the attention mechanisms with family, roles, cost and paper, or show one with its options.
+    """List the attention mechanisms, or show one with its options.
 
-    Roles in brackets are extensions beyond the paper, to be asked for by role.
+    The list shows family, roles, cost and paper. Roles in brackets are extensions beyond the paper, which only options
+    by role select (`mtkit train --decoder-attention NAME`).
 
-    Examples: mtkit attentions; mtkit attentions longformer
+    \b
+    Examples:
+      mtkit attentions
+      mtkit attentions longformer
     """
     from mtkit.attention.catalogue import describe, table
 

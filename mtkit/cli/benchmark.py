@@ -13,7 +13,7 @@ from mtkit.errors import MtkitError
 if TYPE_CHECKING:
     from mtkit.benchmark.attention import Benchmark
 
-benchmark = typer.Typer(help="Measure what things cost on this machine.", invoke_without_command=True)
+benchmark = typer.Typer(help="Measure speed and memory on this machine.", invoke_without_command=True)
 
 
 @benchmark.callback()
@@ -30,30 +30,33 @@ benchmark.command()(decode)
 def attention(
     names: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Mechanisms.  [default: those that grow linearly and are made for the role]"),
+        typer.Option(metavar="A,B", help="Mechanisms.  [default: those of linear cost published for the role]"),
     ] = None,
     lengths: Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
-    role: Annotated[str, typer.Option(help="encoder, decoder or cross.")] = "encoder",
+    role: Annotated[str, typer.Option(help="Role: encoder, decoder or cross.")] = "encoder",
     heads: Annotated[int, typer.Option(min=1, max=1_000_000, help="Attention heads.")] = 8,
-    width: Annotated[int, typer.Option(min=1, max=1_000_000, help="Width of the model, all heads together.")] = 512,
-    batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Segments in a batch.")] = 1,
+    width: Annotated[int, typer.Option(min=1, max=1_000_000, help="Model width, all heads together.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Segments per batch.")] = 1,
     attention_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
+        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times measured, of which the best counts.")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements per case; the fastest counts.")] = 3,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")] = Path(
         "mtkit-benchmark"
     ),
 ) -> None:
-    """Measure time, peak memory and FLOPs of attention mechanisms beside those of full, on the same work in one run.
+    """Measure time, memory and FLOPs of attention mechanisms.
 
-    Forward and backward at each length, in the decoder and cross roles a decoding step too; each for the whole
-    sub-layer and for the attention without its projections. What would not fit in memory is skipped and named.
+    Each mechanism runs beside full on the same inputs: forward and backward at each length, and a decoding step in the
+    decoder and cross roles. The whole sub-layer and the attention without projections are measured separately.
+    Cases that do not fit in memory are skipped and named.
 
-    Examples: mtkit benchmark attention --names band,linear --lengths 1024,4096,16384
+    \b
+    Examples:
+      mtkit benchmark attention --names band,linear --lengths 1024,4096,16384
     """
     import torch
 

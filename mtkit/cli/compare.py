@@ -12,35 +12,35 @@ if TYPE_CHECKING:
 
 
 def compare(
-    attention: Annotated[
-        str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles that its paper gives it.")
-    ],
+    attention: Annotated[str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper.")],
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`; options here win.")
+        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, picture and runs go.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, picture and runs.")] = Path(
         "mtkit-compare"
     ),
     attention_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
+        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
     ] = None,
-    max_updates: Annotated[int | None, typer.Option(help="Stop each after this many updates.")] = None,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop each after this many minutes.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
+    max_updates: Annotated[int | None, typer.Option(help="Updates per mechanism.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Training minutes per mechanism.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
-    """Train mechanisms under the same recipe, budget and seed, translate the test side with each, and compare.
+    """Train several mechanisms under one budget and compare them.
 
-    The table holds BLEU with its 95% bootstrap interval, target tokens/s in training (validation left out) and in
-    decoding, peak memory of the whole process, parameters and updates; a picture and JSON stand beside it. The same
-    command typed again goes on where it was, and with more names adds rows. The limits are those of the recipe, or of
-    its preset, where none is given here. One that fails is a row with the reason; exit code 1 then.
+    Recipe, budget and seed are the same for all; each model translates the first test side. The table holds BLEU with
+    its 95% bootstrap interval, target tokens/s in training (without validation) and in decoding, peak memory of the
+    process, parameters and updates. The budget defaults to that of the recipe or preset. The same command resumes;
+    with more names it adds rows. A mechanism that fails is a row with the reason, and the exit code is then 1.
 
-    Examples: mtkit compare --attention full,longformer,em-routing --max-minutes 2
+    \b
+    Examples:
+      mtkit compare --attention full,longformer,em-routing --max-minutes 2
     """
     from mtkit.recipe import load_recipe
 
@@ -76,7 +76,7 @@ def compare(
         signal = run(folder, list(chosen), show=line.set_description_str, done=done)
     written = _write(folder)
     if signal is not None:
-        typer.echo("stopped; the same command goes on from there", err=True)
+        typer.echo("stopped; the same command resumes", err=True)
         raise typer.Exit(128 + signal)
     results = folder.results()
     typer.echo(f"\n{table(folder.settings(), results)}\n\n{written}")

@@ -13,45 +13,52 @@ _PAIR = "SRC TGT"
 
 def prepare(
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`, whose data to prepare.")
+        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder to write; mtkit-data if left out.")] = None,
-    train: Annotated[_Files, typer.Option(metavar=_PAIR, help="Text to train on: source file, target file.")] = None,
-    valid: Annotated[_Files, typer.Option(metavar=_PAIR, help="Text to validate on while training.")] = None,
-    test: Annotated[_Files, typer.Option(metavar=_PAIR, help="Text that `mtkit translate` translates.")] = None,
-    source_language: Annotated[str | None, typer.Option(help="Language of the source, as in en.")] = None,
-    target_language: Annotated[str | None, typer.Option(help="Language of the target, as in de.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Pieces at most; 8,000 if left out.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="bpe|unigram", help="How pieces are found.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Output folder.  [default: mtkit-data]")] = None,
+    train: Annotated[_Files, typer.Option(metavar=_PAIR, help="Training text: source file, target file.")] = None,
+    valid: Annotated[_Files, typer.Option(metavar=_PAIR, help="Validation text, scored during training.")] = None,
+    test: Annotated[_Files, typer.Option(metavar=_PAIR, help="Test text, translated by `mtkit translate`.")] = None,
+    source_language: Annotated[str | None, typer.Option(help="Source language.  [default: en]")] = None,
+    target_language: Annotated[str | None, typer.Option(help="Target language.  [default: de]")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Maximum vocabulary size.  [default: 8,000]")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="bpe|unigram", help="Segmentation algorithm.  [default: bpe]")
+    ] = None,
     normalization: Annotated[
         str | None,
-        typer.Option(metavar="nfkc|nmt_nfkc|identity", help="How the source is folded; the target stays as it is."),
+        typer.Option(metavar="nfkc|nmt_nfkc|identity", help="Normalisation of source text.  [default: nfkc]"),
     ] = None,
-    separate: Annotated[bool, typer.Option("--separate", help="A vocabulary for each side, not a joint one.")] = False,
-    sentences: Annotated[int | None, typer.Option(help="Built-in corpus: sentences a document.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Built-in corpus: seed of the draw.")] = None,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="One vocabulary per side instead of a joint one.")
+    ] = False,
+    sentences: Annotated[
+        int | None, typer.Option(help="Built-in corpus: sentences per document.  [default: 1]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Built-in corpus: random seed.  [default: 1]")] = None,
     keep_misaligned: Annotated[
-        bool, typer.Option("--keep-misaligned", help="Take sides whose lines seem not to go together.")
+        bool, typer.Option("--keep-misaligned", help="Accept sides whose lines seem misaligned.")
     ] = False,
     keep_overlap: Annotated[
-        bool, typer.Option("--keep-overlap", help="Train on what is in the validation or a test side too.")
+        bool, typer.Option("--keep-overlap", help="Keep training pairs that are also in a held-out side.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Processes that encode; one for each core if left out.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace data prepared with other settings.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Encoding processes.  [default: one per core]")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace data that was prepared with other settings.")
+    ] = False,
 ) -> None:
-    """Prepare text for training; bare, the built-in corpus, into mtkit-data.
+    """Prepare text for training: tokenizer and encoded corpora.
 
-    Text files are plain UTF-8, one segment a line, or gzipped (.gz). A recipe's data settings take more: tables, data
-    sets, several corpora, directions and test sides, documents, cleaning. The same command again does nothing; other
-    settings or other text need --overwrite or a --data folder of their own.
+    Text files are UTF-8 with one segment per line, plain or gzipped (.gz). Without --train and --recipe, the built-in
+    corpus is used. The `data` section of a recipe accepts more: tables, data sets, several corpora, directions and test
+    sides, documents, cleaning. The same command does nothing the second time. Other settings or text need --overwrite
+    or another --data folder.
 
+    \b
     Examples:
-
       mtkit prepare
-
       mtkit prepare --sentences 8 --data documents
-
-      mtkit prepare --train train.en train.de --valid val.en val.de --test test.en test.de
+      mtkit prepare --train a.en a.de --valid b.en b.de --test c.en c.de
     """
     if train and not (sentences is None and seed is None):
         raise RecipeError("--sentences and --seed belong to the built-in corpus; leave them out, or leave --train out")

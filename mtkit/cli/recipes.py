@@ -15,18 +15,22 @@ recipes = typer.Typer(invoke_without_command=True)
 
 Which = Annotated[
     Path,
-    typer.Argument(metavar="RECIPE", help="Name of a recipe, as `mtkit recipes` lists it, or path of your own."),
+    typer.Argument(metavar="RECIPE", help="Recipe: a name from `mtkit recipes` or a YAML file."),
 ]
 
 
 @recipes.callback()
 def _recipes(context: typer.Context) -> None:
-    """List the recipes that come with mtkit: what each is, what it promises, and what was reached.
+    """List the recipes, show one, or check what it promises.
 
-    Any command takes one by its name: mtkit prepare --recipe multi30k-en-de. The corpora of some are looked for in the
-    folder that the environment variable MTKIT_DATA names.
+    The list shows what each recipe is, the scores it promises and the scores it reached. `--recipe NAME` of the other
+    commands reads one. The environment variable MTKIT_DATA names the folder of their corpora.
 
-    Examples: mtkit recipes; mtkit recipes show scan-simple; mtkit recipes check scan-simple
+    \b
+    Examples:
+      mtkit recipes
+      mtkit recipes show scan-simple
+      mtkit recipes check scan-simple
     """
     if context.invoked_subcommand is not None:
         return
@@ -40,7 +44,9 @@ def _recipes(context: typer.Context) -> None:
 def show(recipe: Which) -> None:
     """Print a recipe.
 
-    Examples: mtkit recipes show scan-simple > mine.yaml
+    \b
+    Examples:
+      mtkit recipes show scan-simple > mine.yaml
     """
     from mtkit.recipe.file import find_recipe, read_text
 
@@ -52,25 +58,29 @@ def check(
     recipe: Which,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where data and run go.  [default: mtkit-recipes/RECIPE, limits added]"),
+        typer.Option(
+            metavar="FOLDER", help="Output folder for data and run.  [default: mtkit-recipes/RECIPE, limits added]"
+        ),
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(
-            help="End training after so many minutes, if no other limit ends it before.  [default: the recipe's]"
-        ),
+        typer.Option(help="Stop after this many minutes, or earlier at another limit of the recipe."),
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
-    """Prepare, train, translate and score by a recipe, and say whether it keeps its promises: exit code 0, else 1.
+    """Run a recipe and check the scores that it promises.
 
-    All of it happens in a folder of its own. Killed and typed again, it goes on where it was. A promise counts for a
-    training of as many minutes or more; of a training shorter than all of them, the first one does.
+    Prepares, trains, translates and scores in a folder of its own. The exit code is 0 if all promises are kept, else 1.
+    The same command resumes. A promise applies to trainings of at least its minutes; the first promise applies to
+    shorter trainings.
 
-    Examples: mtkit recipes check scan-simple; mtkit recipes check multi30k-en-de --max-minutes 5; mtkit recipes check
-    mine.yaml
+    \b
+    Examples:
+      mtkit recipes check scan-simple
+      mtkit recipes check multi30k-en-de --max-minutes 5
+      mtkit recipes check mine.yaml
     """
     from mtkit.recipe.file import find_recipe
 
@@ -99,7 +109,7 @@ def check(
         progress=lambda items, what, total: tqdm(items, what, total, delay=2, unit_scale=True, leave=False),
     )
     if checked.signal is not None:
-        typer.echo("stopped; the same command goes on from there", err=True)
+        typer.echo("stopped; the same command resumes", err=True)
         raise typer.Exit(128 + checked.signal)
     _tell(checked)
     if not checked.kept:

@@ -16,59 +16,66 @@ if TYPE_CHECKING:
 def score(
     run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Folder of the run; several compare.  [default: the latest]"),
+        typer.Option(metavar="FOLDER", help="Run folder; several are compared.  [default: the latest run]"),
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Name of the run under mtkit-runs; several compare.")
+        list[str] | None, typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several are compared.")
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file with scoring settings.  [default: the first run's]")
+        Path | None, typer.Option(help="Recipe with scoring settings.  [default: the first run's]")
     ] = None,
     hypothesis: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Translations to score, one a line, in place of a run's; several compare."),
+        typer.Option(metavar="FILE", help="Translations, one per line, instead of a run's; several are compared."),
     ] = None,
     reference: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="What they are scored against; may be given several times."),
+        typer.Option(metavar="FILE", help="Reference translations; repeatable."),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What --hypothesis translates, for --by-length.")
+        Path | None, typer.Option(metavar="FILE", help="Source of --hypothesis, for --by-length.")
     ] = None,
     side: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Side to score, as test; repeatable.  [default: the latest checkpoint's]"),
+        typer.Option(
+            metavar="NAME", help="Side to score; repeatable.  [default: sides translated by the latest checkpoint]"
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="BLEU, chrF, TER or exact; repeatable.  [default: the recipe's]"),
+        typer.Option(metavar="NAME", help="Metric: BLEU, chrF, TER or exact; repeatable.  [default: the recipe's]"),
     ] = None,
     test: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="For several systems: bootstrap or randomisation.  [default: both]"),
+        typer.Option(metavar="NAME", help="Paired test: bootstrap or randomisation.  [default: both]"),
     ] = None,
-    by_length: Annotated[bool, typer.Option("--by-length", help="Also scores by words in the source.")] = False,
+    by_length: Annotated[bool, typer.Option("--by-length", help="Print scores by source length too.")] = False,
     target_language: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Language of the translations, as in zh.  [default: the run's, if any]"),
+        typer.Option(metavar="NAME", help="Language of the translations, e.g. zh.  [default: the run's]"),
     ] = None,
     tokenize: Annotated[
         str | None,
-        typer.Option(help="BLEU's tokenizer, as sacrebleu names it.  [default: that of the language, or 13a]"),
+        typer.Option(help="sacrebleu tokenizer for BLEU.  [default: by target language, else 13a]"),
     ] = None,
     lowercase: Annotated[
         bool | None,
-        typer.Option("--lowercase/--cased", help="Ignore case in BLEU, chrF and exact.  [default: cased]"),
+        typer.Option("--lowercase/--cased", help="Ignore case in BLEU, chrF and exact match.  [default: cased]"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, numbers unrounded.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
 ) -> None:
-    """Print scores with 95% bootstrap confidence intervals and sacrebleu's signatures.
+    """Score translations, with confidence intervals and signatures.
 
-    Bare: BLEU, chrF and TER of the latest run's latest translations, side by side of the test data. Of several systems,
-    the first is the baseline: the others come with their difference from it and p-values by paired bootstrap and
-    approximate randomisation. The numbers are those of the sacrebleu command on the same files.
+    Without arguments, the latest translations of the latest run are scored by BLEU, chrF and TER, with 95% bootstrap
+    confidence intervals. The first of several systems is the baseline: the others are printed with their difference
+    from it and p-values by paired bootstrap and approximate randomisation. The sacrebleu command gives the same scores
+    on the same files.
 
-    Examples: mtkit score; mtkit score --name one --name two; mtkit score --hypothesis out.de --reference test.de
+    \b
+    Examples:
+      mtkit score
+      mtkit score --name one --name two
+      mtkit score --hypothesis out.de --reference test.de
     """
     from mtkit.evaluation.report import side_object, side_text
     from mtkit.evaluation.side_scores import score_side

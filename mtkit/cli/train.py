@@ -16,58 +16,68 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`; options here win.")
+        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the run, its folder under mtkit-runs.  [default: the attention's name]")
+        str | None, typer.Option(help="Name of the run: its folder in mtkit-runs.  [default: the attention's name]")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.  [default: tiny]")] = None,
+    preset: Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")] = None,
     attention: Annotated[
-        str | None, typer.Option(help="Mechanism that fills the roles its paper gives it.  [default: full]")
+        str | None, typer.Option(help="Mechanism, in the roles of its paper.  [default: full]")
     ] = None,
     encoder_attention: Annotated[
-        str | None, typer.Option(help="The encoder's mechanism, or one for each layer: full,band,band.")
+        str | None, typer.Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band,band.")
     ] = None,
-    decoder_attention: Annotated[str | None, typer.Option(help="The decoder's self-attention, likewise.")] = None,
-    cross_attention: Annotated[str | None, typer.Option(help="The attention to the source, likewise.")] = None,
+    decoder_attention: Annotated[
+        str | None, typer.Option(help="Decoder self-attention: one name, or one per layer.")
+    ] = None,
+    cross_attention: Annotated[
+        str | None, typer.Option(help="Attention to the source: one name, or one per layer.")
+    ] = None,
     attention_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the mechanism: window_radius=64, decoder.window_radius=64."),
-    ] = None,
-    reversible: Annotated[
-        bool, typer.Option("--reversible", help="Reversible layers: activation memory independent of their number.")
-    ] = False,
-    init_from: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Begin with the best weights of this run: its name or folder.")
-    ] = None,
-    max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
-    max_epochs: Annotated[int | None, typer.Option(help="Stop after this many passes over the data.")] = None,
-    max_minutes: Annotated[
-        float | None,
         typer.Option(
-            help="Stop after so many minutes, if no other limit does before: tiny has 1,000 updates, small 30,000."
+            metavar="KEY=VALUE",
+            help="Option of the mechanism in all roles or one: window_radius=64, decoder.window_radius=64.",
         ),
     ] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
-    peak_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
+    reversible: Annotated[
+        bool, typer.Option("--reversible", help="Reversible layers: activation memory does not grow with depth.")
+    ] = False,
+    init_from: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Initialise with the best weights of this run (name or folder).")
+    ] = None,
+    max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
+    max_epochs: Annotated[int | None, typer.Option(help="Stop after this many epochs.")] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many minutes, or earlier at the update limit of the preset or recipe."),
+    ] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches per update.")] = None,
+    peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     tokenize: Annotated[
         str | None,
-        typer.Option(help="Tokenizer of validation's BLEU, as sacrebleu names it.  [default: the target language's]"),
+        typer.Option(help="sacrebleu tokenizer for validation BLEU.  [default: by target language]"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16 or float16.  [default: what the hardware is fast at]")
+        str | None, typer.Option(help="Precision: auto, float32, bfloat16 or float16.  [default: auto]")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
-    """Train a model on prepared data; the same command typed again goes on where it stopped.
+    """Train a model on prepared data, or resume its training.
 
-    Ctrl-C and SIGTERM save a checkpoint first. Several GPUs: torchrun --nproc-per-node 8 -m mtkit train ...
+    The same command resumes an interrupted run. Ctrl-C and SIGTERM save a checkpoint. For several GPUs, torchrun starts
+    one process per GPU.
 
-    Examples: mtkit train --attention longformer; mtkit train --preset small --max-minutes 10
+    \b
+    Examples:
+      mtkit train --attention longformer
+      mtkit train --preset small --max-minutes 10
+      torchrun --nproc-per-node 8 -m mtkit train --preset base
     """
     from mtkit.recipe import load_recipe
 

@@ -27,95 +27,99 @@ SAMPLES = 3
 def translate(
     input: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Text to translate, one segment a line (.gz too); - is standard input."),
+        typer.Option(metavar="FILE", help="Text file, one segment per line (.gz too); - is standard input."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write.  [default: standard output with --input]")
+        Path | None, typer.Option(metavar="FILE", help="Output file.  [default: standard output with --input]")
     ] = None,
     run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Folder of the run; several are an ensemble.  [default: the latest]"),
+        typer.Option(metavar="FOLDER", help="Run folder; several form an ensemble.  [default: the latest run]"),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Name of the run under mtkit-runs; several are an ensemble."),
+        typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble."),
     ] = None,
     side: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Test side to translate, or valid; repeatable.  [default: all test sides]"),
+        typer.Option(metavar="NAME", help="Test side, or valid; repeatable.  [default: all test sides]"),
     ] = None,
     direction: Annotated[
-        str | None, typer.Option(metavar="EN-FR", help="Direction of --input.  [default: the run's only one]")
+        str | None, typer.Option(metavar="EN-FR", help="Direction of --input; required for runs with several.")
     ] = None,
     documents: Annotated[
         bool | None,
         typer.Option(
             "--documents/--sentences",
-            help="Lines of a document together, blank lines between documents, or each alone.  [default: as trained]",
+            help="Translate lines of a document together (blank lines separate documents), or each alone.  "
+            "[default: as trained]",
         ),
     ] = None,
     document_ids: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The document of each line of --input, one id a line.")
+        Path | None, typer.Option(metavar="FILE", help="Document ids of the lines of --input, one per line.")
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe with decoding settings.  [default: the run's]")] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Prepared data: the test sides, and a lexicon's text.  [default: the run's]"
+            metavar="FOLDER", help="Prepared data with test sides and text for the lexicon.  [default: the run's]"
         ),
     ] = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last, average, or one by its name.")] = "best",
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
     target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Print the log-probability of these translations instead.")
+        Path | None, typer.Option(metavar="FILE", help="Print the log-probabilities of these translations instead.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="greedy, beam or sample.")] = None,
-    beam: Annotated[int | None, typer.Option(help="Hypotheses kept by beam search.")] = None,
+    method: Annotated[str | None, typer.Option(help="Search: greedy, beam or sample.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam size.")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Exponent of the length; 0: plain log-probability.")
+        float | None, typer.Option(help="Exponent of length normalisation; 0 disables it.")
     ] = None,
-    coverage_penalty: Annotated[float | None, typer.Option(help="Weight of source pieces left unattended.")] = None,
+    coverage_penalty: Annotated[
+        float | None, typer.Option(help="Weight of the penalty for unattended source pieces.")
+    ] = None,
     max_pieces: Annotated[
-        int | None, typer.Option(help="Longest translation.  [default: as in the training data]")
+        int | None,
+        typer.Option(help="Maximum pieces per translation.  [default: by source length, from training data]"),
     ] = None,
-    no_repeat_ngram: Annotated[int | None, typer.Option(help="Let no sequence of this many pieces repeat.")] = None,
-    n_best: Annotated[int | None, typer.Option(help="Translations a line, as number, score and text.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Divides the logits before sampling.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample among this many likeliest pieces; 0: all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample among the likeliest that reach this probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling.")] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(help="Forbid repeated n-grams of this many pieces.")] = None,
+    n_best: Annotated[
+        int | None, typer.Option(help="Translations per line, printed as line number, score, text.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest pieces; 0: from all.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest pieces with this total probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of sampling.")] = None,
     shortlist: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=100, help="Let only N translations of each source piece come: faster on CPUs."
+            metavar="N", min=1, max=100, help="Restrict output to the N likeliest translations of each source piece."
         ),
     ] = None,
-    scores: Annotated[bool, typer.Option("--scores", help="Write each score and a tab before its text.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="Print score, tab, translation.")] = False,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Padded source pieces a batch, all hypotheses counted.")
+        int | None, typer.Option(help="Maximum padded source pieces per batch, counted per hypothesis.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
-        str, typer.Option(help="auto (float32), bfloat16, float16, or int8: fast on CPUs, nearly as good.")
+        str, typer.Option(help="Arithmetic: auto (float32), bfloat16, float16, or int8 (CPU only, faster).")
     ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
-    """Translate the prepared test sides with the latest run, or any lines: N lines in, N lines out.
+    """Translate test sides, a file or standard input.
 
-    Decoding settings are those of the run's recipe unless given. A killed translation of --input to --output goes on
-    where it was when the same command is typed again. Several runs translate by the mean of their probabilities.
-    With --shortlist frequent pieces may come too, and those of the source; a lexicon is learned from the prepared data
-    at first, and kept with the run.
+    Without --input, the prepared test sides are translated by the latest run. N lines in give N lines out. Decoding
+    settings default to those of the run's recipe. The same command resumes a killed translation of --input to --output.
+    An ensemble averages the probabilities of its runs. A shortlist also contains the pieces of the source and frequent
+    pieces; its lexicon is learned from the prepared data at first use and kept with the run.
 
+    \b
     Examples:
-
       mtkit translate --side test
-
       mtkit translate --input - < text.en > text.de
-
-      mtkit translate --input text.en --output text.fr --direction en-fr --documents
-
+      mtkit translate --input text.en --output text.fr --direction en-fr
       mtkit translate --name one --name two --beam 5
-
       mtkit translate --dtype int8 --shortlist 20
     """
     import torch

@@ -108,4 +108,4 @@ def test_several_corpora_come_from_a_recipe_and_the_command_line_replaces_them(t
 
 def test_help_has_examples(tmp_path: Path) -> None:
     shown = run(tmp_path, "--help").stdout
-    assert "mtkit prepare --train train.en train.de --valid val.en val.de" in shown
+    assert "mtkit prepare --train a.en a.de --valid b.en b.de" in shown

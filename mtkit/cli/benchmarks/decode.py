@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def decode(
-    run: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the run.  [default: the latest]")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run under mtkit-runs.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder.  [default: the latest run]")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run in mtkit-runs.")] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the test side.  [default: the run's]")
+        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the side.  [default: the run's]")
     ] = None,
-    side: Annotated[str | None, typer.Option(help="Which side.  [default: the first test side]")] = None,
-    checkpoint: Annotated[str, typer.Option(help="best, last, average, or one by its name.")] = "best",
-    segments: Annotated[int | None, typer.Option(min=1, help="Translate this many, the first.  [default: all]")] = None,
-    beam: Annotated[str, typer.Option(metavar="N,N", help="Beams; 1 is greedy.")] = "1,5",
+    side: Annotated[str | None, typer.Option(help="Side to translate.  [default: the first test side]")] = None,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
+    segments: Annotated[
+        int | None, typer.Option(min=1, help="Translate only the first segments.  [default: all]")
+    ] = None,
+    beam: Annotated[str, typer.Option(metavar="N,N", help="Beam sizes; 1 is greedy.")] = "1,5",
     dtype: Annotated[
-        str, typer.Option(metavar="D,D", help="Arithmetics of mtkit; the first is what the others must agree with.")
+        str, typer.Option(metavar="D,D", help="Arithmetics of mtkit; agreement is measured with the first.")
     ] = "float32",
     shortlist: Annotated[
         int,
@@ -38,29 +38,32 @@ def decode(
             metavar="N",
             min=0,
             max=100,
-            help="Measure with a shortlist (mtkit translate --shortlist N) too; 0: only without.",
+            help="Measure with this shortlist too (mtkit translate --shortlist N); 0: without only.",
         ),
     ] = 0,
     batch_tokens: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Padded source pieces a batch, all hypotheses counted; the fastest is taken."),
+        typer.Option(metavar="N,N", help="Padded source pieces per batch, counted per hypothesis; the fastest counts."),
     ] = None,
     beside: Annotated[
-        str | None, typer.Option(metavar="A,B", help="huggingface,ctranslate2: the same model in programs installed.")
+        str | None, typer.Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each translates the side.")] = 3,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
+    repeats: Annotated[int, typer.Option(min=1, help="Translations of the side per program and beam.")] = 3,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")] = Path(
         "mtkit-benchmark"
     ),
 ) -> None:
-    """Measure segments/s of a trained run from text to text, with BLEU beside it, and how near it comes to the ceiling.
+    """Measure translation speed of a trained run.
 
-    The ceiling is what the operations that a segment cannot do without allow at the measured rate of matrix products.
-    Other programs translate with the same weights in turns, each with the fastest of a few batch sizes.
+    Reports segments/s from text to text, BLEU, and the share of the ceiling: the speed that the measured rate of matrix
+    products allows for the operations a segment needs. Other programs translate with the same weights in turns, each at
+    the fastest of several batch sizes.
 
-    Examples: mtkit benchmark decode --beam 1,5 --dtype float32,bfloat16 --beside ctranslate2
+    \b
+    Examples:
+      mtkit benchmark decode --dtype float32,bfloat16 --beside ctranslate2
     """
     from mtkit.benchmark.peers import PACKAGES, check_peers
     from mtkit.runs import find_run

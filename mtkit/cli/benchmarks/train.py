@@ -18,39 +18,42 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file, or a name of `mtkit recipes`; options here win.")
+        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
-    preset: Annotated[str | None, typer.Option(help="Size: tiny, small, base or big.  [default: tiny]")] = None,
+    preset: Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")] = None,
     attention: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles that its paper gives it.")
+        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper.")
     ] = None,
     attention_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it: window_radius=64."),
+        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="P,P", help="Precisions: float32,bfloat16.  [default: the recipe's]")
+        str | None, typer.Option(metavar="P,P", help="Precisions, e.g. float32,bfloat16.  [default: the recipe's]")
     ] = None,
     beside: Annotated[
-        str | None, typer.Option(metavar="PROGRAM", help="huggingface: its MarianMTModel, where it is installed.")
+        str | None, typer.Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
     ] = None,
-    updates: Annotated[int, typer.Option(min=1, help="Updates that are timed.")] = 100,
-    warmup: Annotated[int, typer.Option(min=3, help="Updates before them.")] = 20,
-    batch_tokens: Annotated[int | None, typer.Option(help="Padded tokens a batch, at most.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one a core]")] = None,
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table, JSON and picture go.")] = Path(
+    updates: Annotated[int, typer.Option(min=1, help="Timed updates.")] = 100,
+    warmup: Annotated[int, typer.Option(min=3, help="Updates before the timed ones.")] = 20,
+    batch_tokens: Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches per update.")] = None,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")] = Path(
         "mtkit-benchmark"
     ),
 ) -> None:
-    """Measure real target tokens/s of training on prepared data, and the share of the machine's rate they come to.
+    """Measure training speed on prepared data.
 
-    Each mechanism, precision and program trains on the same batches, in turns, from its initial weights; nothing is
-    saved. The share is what the operations that the model cannot do without take of the measured rate of products.
+    Reports real target tokens/s, without padding, and the share of the ceiling: the speed that the measured rate of
+    matrix products allows for the operations the model needs. Mechanisms, precisions and programs train on the same
+    batches in turns, from initial weights; nothing is saved.
 
-    Examples: mtkit benchmark train --preset small --attention full,linear --precision float32,bfloat16
+    \b
+    Examples:
+      mtkit benchmark train --preset small --attention full,linear
     """
     from mtkit.benchmark.peers import check_peers
     from mtkit.recipe import load_recipe
