@@ -1,4 +1,4 @@
-"""The recipe's data settings: where the text comes from, and how it becomes pieces."""
+"""The recipe's data settings: corpora, tokenizer, documents and cleaning."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,31 +10,31 @@ from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 
 
 class Corpus(Settings):
-    """Segment pairs from one place: two text files, one file with both sides, or a data set."""
+    """Segment pairs: two text files, one file with both sides, or a data set."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # a column's number is written as one in YAML
 
     source: Path | str | None = None
-    """Text file of the source side, one segment a line (.gz too); with `file` or `dataset` the source's column: its
-    name, as `translation.en` where it is nested, or its number from 1 in a TSV file without a header."""
+    """Text file of the source side, one segment per line (.gz too). With `file` or `dataset`, the column of the source:
+    its name (`translation.en` if nested), or its number from 1 in a TSV file without a header."""
     target: Path | str | None = None
-    """The target side, likewise."""
+    """Text file or column of the target side."""
     file: Path | None = None
     """One file with both sides: .tsv, .jsonl or .parquet; .tsv.gz and .jsonl.gz too."""
     dataset: str | None = None
-    """A data set by its name on the Hugging Face hub, or a folder that `datasets` has saved."""
+    """Data set: its name on the Hugging Face hub, or a folder saved by `datasets`."""
     subset: str | None = None
-    """Configuration of the data set, as `de-en`."""
+    """Configuration of the data set, e.g. `de-en`."""
     split: str = "train"
     """Split of the data set."""
     streaming: bool = False
-    """Read the data set from the hub as it comes, without keeping it on disk."""
+    """Stream the data set from the hub instead of storing it on disk."""
     documents: Path | str | None = None
-    """Where documents begin and end: `empty-lines`, a text file with the document's id for each line, or a column."""
+    """Document boundaries: `empty-lines`, a text file with one document id per line, or a column."""
     direction: str | None = None
-    """Languages of this corpus, as `en-fr`; the recipe's source and target language if left out."""
+    """Translation direction, e.g. `en-fr`. Default: the recipe's source and target language."""
     weight: PositiveFloat = 1.0
-    """How often an epoch goes through it: 2 is twice, 0.5 a random half, another one each epoch."""
+    """Passes over the corpus per epoch. 0.5 is a random half, drawn anew each epoch."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -46,7 +46,7 @@ class Corpus(Settings):
         if self.dataset is None:
             for name in ("subset", "split", "streaming"):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"a corpus's {name} is about a dataset, and this corpus is none; leave it out")
+                    raise ValueError(f"{name} of a corpus applies to data sets only; leave it out, or give dataset")
         return self
 
 
@@ -54,63 +54,61 @@ class Grammar(Settings):
     """The built-in corpus: a synchronous English-German grammar, drawn from a seed."""
 
     seed: Seed = 1
-    """Seed of the draw."""
+    """Random seed."""
     train: PositiveInt = 20_000
-    """Segments to train on."""
+    """Training segments."""
     valid: PositiveInt = 500
-    """Segments to validate on."""
+    """Validation segments."""
     test: PositiveInt = 500
-    """Held-out segments; none of their sources is in training."""
+    """Test segments. No source of the validation and test sides is in the training side."""
     sentences: int = Field(default=1, gt=0, le=1_000)
-    """Sentences a segment: above 1, segments are documents whose pronouns refer back across sentences."""
+    """Sentences per document. Above 1, pronouns refer back across sentences, and each line holds one document."""
 
 
 class TokenizerSettings(Settings):
-    """The sentencepiece model, trained on the training text."""
+    """The sentencepiece model, which is trained on the training text."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
     """The segmentation algorithm."""
     joint: bool = True
-    """One vocabulary for both languages; needed to tie source and target embeddings."""
+    """One vocabulary for both languages. `model.tie: all` needs it."""
     vocabulary: int = Field(default=8_000, gt=0, le=1_000_000)
-    """Pieces at most; lowered to what a small corpus supports, and rounded to a multiple of 8."""
+    """Maximum vocabulary size. It is lowered to what a small corpus supports, and rounded to a multiple of 8."""
     normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "nfkc"
-    """How source text is folded before it is cut into pieces (sentencepiece's rule of that name). Target text stays as
-    it is: what was folded away, a model could not write."""
+    """Normalisation of source text (sentencepiece's rule of that name). Target text is not normalised: a model could
+    not write the characters that normalisation removes."""
     byte_fallback: bool = True
-    """Write characters outside the vocabulary as bytes, so that nothing becomes unknown."""
+    """Encode characters outside the vocabulary as bytes, so that no piece is unknown."""
 
 
 class DocumentSettings(Settings):
-    """Training on documents: neighbouring segments joined with a break piece between them, others each epoch."""
+    """Training on documents: neighbouring segments are joined with a break piece, in other rows each epoch."""
 
     pieces: PositiveInt = 250
-    """Pieces a side that joined segments may have at most, and have where a document is translated; in training, rows
-    of all lengths up to it are drawn, single segments among them. A longer segment stays alone."""
+    """Maximum pieces per side of joined segments. Translation fills this length; training draws rows of all lengths up
+    to it, single segments included. A longer segment stays alone."""
 
 
 class Cleaning(Settings):
-    """What is left out of training besides pairs with an empty side; all of it is counted either way.
+    """Pairs that are left out of training, besides those with an empty side. All are counted in any case.
 
-    Validation and test sides are never cleaned. The defaults leave out, and refuse, only what a score would be wrong
-    with.
+    Validation and test sides are never cleaned. The defaults leave out and refuse only what makes scores wrong.
     """
 
     overlap: bool = True
-    """Leave out pairs that are in the validation or a test side: scores would measure memory."""
+    """Leave out pairs that are also in the validation or a test side: scores would measure memory."""
     duplicates: bool = False
-    """Leave out a pair that came before; kept by default, as how often a pair occurs is part of the text."""
+    """Leave out repeated pairs. Default: keep, because the frequency of a pair is information."""
     identical: bool = False
-    """Leave out pairs whose sides are the same; kept by default, as names and code stay as they are."""
+    """Leave out pairs with identical sides. Default: keep, because names and code are not translated."""
     length_ratio: PositiveFloat | None = None
-    """Leave out pairs with more than so many times the pieces on one side as on the other, where that side has over
-    10; counted beyond 4 if left out."""
+    """Leave out pairs whose longer side has over 10 pieces and more than this many times the pieces of the shorter.
+    Default: keep, and count ratios above 4."""
     misaligned: bool = False
-    """Take a corpus, of any side, whose lines seem from some line on to go with their neighbour's translation; an error
-    that names the line otherwise."""
+    """Accept corpora whose two sides seem shifted against each other from some line on. Default: an error that names
+    the line."""
     max_pieces: PositiveInt | None = None
-    """Leave out pairs with more pieces than this on a side; if left out, training leaves out what the model cannot
-    take (model.max_length)."""
+    """Leave out pairs with more pieces than this on a side. Default: only those that exceed `model.max_length`."""
 
 
 def _listed(given: Any) -> Any:
@@ -130,35 +128,37 @@ SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 
 
 BESIDE = (".source", ".reference", ".direction", ".nbest")
-"""What follows a side's name in the names of the files that lie beside its translations."""
+"""Suffixes of the files beside the translations of a side."""
 
 
 class DataSettings(Settings):
-    """Where the text comes from; the built-in corpus where no training text is given."""
+    """Corpora and their preparation. Without training text, the built-in corpus is used."""
 
     folder: Path = Path("mtkit-data")
-    """Where the prepared data lies."""
+    """Folder of the prepared data."""
     train: Corpora = ()
-    """One corpus, or a list of them, to train on."""
+    """Training text: one corpus or a list."""
     valid: Corpora = ()
-    """What training validates on, likewise."""
+    """Validation text: one corpus or a list."""
     test: Annotated[dict[SideName, Corpora], BeforeValidator(_named)] = Field(default_factory=dict)
-    """Test sides by name, each one corpus or a list; a corpus without a name is the side `test`."""
+    """Test sides by name, each one corpus or a list. A corpus without a name is the side `test`."""
     source_language: str = "en"
+    """Source language of corpora without a direction."""
     target_language: str = "de"
+    """Target language of corpora without a direction."""
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
     documents: DocumentSettings | None = None
-    """Join the training segments of a document; needs a corpus with `documents`."""
+    """Join the training segments of a document. This needs a training corpus with `documents`."""
     cleaning: Cleaning = Cleaning()
 
     @property
     def directions(self) -> list[str]:
-        """Translation directions of the training corpora, as `en-de`, each once, in the order they come in."""
+        """Translation directions of the training corpora, e.g. `en-de`, each once, in order of appearance."""
         return list(dict.fromkeys(self.direction_of(corpus) for corpus in self.train)) or [self._direction]
 
     def direction_of(self, corpus: Corpus) -> str:
-        """The direction of a corpus, the recipe's where it names none."""
+        """The direction of a corpus. Default: the recipe's."""
         return corpus.direction or self._direction
 
     @property
@@ -169,18 +169,18 @@ class DataSettings(Settings):
     def _training_text_comes_with_validation_text(self) -> Self:
         if not self.train and (self.valid or self.test):
             raise ValueError(
-                "data.valid and data.test need training text beside them: give --train SRC TGT (data.train in a recipe)"
+                "data.valid and data.test need training text: give --train SRC TGT (data.train in a recipe)"
             )
         if self.train and not self.valid:
             raise ValueError(
-                "training text needs validation text beside it, some hundred other lines: give --valid SRC TGT "
+                "training text needs validation text, some hundred other lines: give --valid SRC TGT "
                 "(data.valid in a recipe)"
             )
         if taken := {"train", "valid"} & set(self.test):
             raise ValueError(f"a test side cannot be named {taken.pop()}; choose another name in data.test")
         if taken := {name for name in self.test if Path(name).suffix in BESIDE}:
             raise ValueError(
-                f"a test side cannot be named {taken.pop()}, as a file beside the translations of a side might be; "
+                f"a test side cannot be named {taken.pop()}: the suffix is that of a file beside translations; "
                 "choose another name in data.test"
             )
         return self
@@ -191,7 +191,9 @@ class DataSettings(Settings):
         for name, corpora in (("valid", self.valid), *self.test.items()):
             for corpus in corpora:
                 if corpus.weight != 1:
-                    raise ValueError(f"the {name} side has a weight, which is for training corpora; leave it out")
+                    raise ValueError(
+                        f"the {name} side has a weight, which applies to training corpora only; leave it out"
+                    )
                 if (direction := self.direction_of(corpus)) not in known:
                     raise ValueError(
                         f"the {name} side has the direction {direction}, which is not among the training corpora's "
@@ -204,5 +206,5 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _documents_need_boundaries(self) -> Self:
         if self.documents is not None and not any(corpus.documents is not None for corpus in self.train):
-            raise ValueError("data.documents needs a training corpus that says where documents end (its `documents`)")
+            raise ValueError("data.documents needs a training corpus with document boundaries (its `documents`)")
         return self

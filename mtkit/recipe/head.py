@@ -25,7 +25,7 @@ _PROMISE = re.compile(
 
 @dataclass(frozen=True)
 class Promise:
-    """A score that a recipe's training comes to."""
+    """A bound on a score that the recipe's training reaches."""
 
     text: str
     """As it stands in the recipe: "BLEU >= 37 on flickr2016 after 20 minutes"."""
@@ -45,7 +45,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Head:
-    """What a recipe says of itself."""
+    """The head of a recipe: what it is, what it promises and what it reached."""
 
     name: str
     what: str

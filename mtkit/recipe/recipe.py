@@ -28,32 +28,35 @@ class ModelSettings(Settings):
     """The encoder-decoder Transformer."""
 
     d_model: PositiveInt = 128
-    """Width of a token's vector."""
+    """Model width: length of a token's vector."""
     heads: PositiveInt = 4
-    """Attention heads; must divide d_model."""
+    """Attention heads. Their number must divide d_model."""
     feed_forward: PositiveInt = 512
-    """Width inside the feed-forward sub-layer."""
+    """Inner width of the feed-forward sub-layer."""
     encoder_layers: PositiveInt = 2
+    """Layers of the encoder."""
     decoder_layers: PositiveInt = 2
+    """Layers of the decoder."""
     norm: Literal["pre", "post"] = "pre"
-    """Layer norm before each sub-layer (and once at the end of the stack), or after each residual sum."""
+    """Layer norm before each sub-layer and at the end of the stack (pre), or after each residual sum (post)."""
     reversible: bool = False
-    """Two residual streams, of which the backward pass recomputes one from the other: activation memory that does not
-    grow with the number of layers, for a third more computing; with norm pre, and attentions that carry nothing."""
+    """Reversible layers: the backward pass recomputes activations from two residual streams. Activation memory does not
+    grow with the number of layers; computing costs a third more. They need norm pre and attentions without carry."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """Activation of the feed-forward sub-layer."""
     positions: Literal["sinusoidal", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
-    """Absolute positions added to the embeddings: sines and cosines interleaved, or in two halves side by side, or
-    learned; relative ones are an option of the attention (positions=rotary)."""
+    """Absolute positions added to the embeddings: sines and cosines interleaved (sinusoidal) or in two halves
+    (sinusoidal-cat), or learned. Relative positions are an option of the attention (positions=rotary)."""
     tie: Literal["none", "decoder", "all"] = "all"
     """Share the output projection with the target embedding (decoder), and with the source embedding too (all)."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of values dropped in embeddings and at the end of each sub-layer."""
+    """Dropout probability in embeddings and at the end of each sub-layer."""
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of attention weights dropped."""
+    """Dropout probability of attention weights."""
     activation_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of values dropped inside the feed-forward sub-layer."""
+    """Dropout probability inside the feed-forward sub-layer."""
     max_length: PositiveInt = 1024
-    """Pieces that source and target may have at most, the end mark included."""
+    """Maximum pieces of source and target, including the end mark."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:
@@ -64,7 +67,7 @@ class ModelSettings(Settings):
     @model_validator(mode="after")
     def _reversible_layers_are_pre_norm(self) -> Self:
         if self.reversible and self.norm != "pre":
-            raise ValueError("model.reversible = true needs model.norm = pre: a norm behind the sum cannot be undone")
+            raise ValueError("model.reversible = true needs model.norm = pre: a norm after the sum cannot be inverted")
         return self
 
 
@@ -72,46 +75,45 @@ AttentionNames = str | list[str] | None
 
 
 class AttentionSettings(Settings):
-    """Which attention mechanism plays which role."""
+    """Attention mechanisms per role and layer."""
 
     name: str = "full"
-    """Fills the roles that its paper gives it; the others stay `full`."""
+    """Mechanism in the roles that its paper gives it. The other roles stay `full`."""
     encoder: AttentionNames = None
-    """The encoder's self-attention, extensions included: one name, or a list with one for each layer."""
+    """Encoder self-attention: one name, or a list with one name per layer. Extensions beyond the paper are allowed."""
     decoder: AttentionNames = None
-    """The decoder's causal self-attention, likewise."""
+    """Decoder causal self-attention: one name, or a list with one name per layer."""
     cross: AttentionNames = None
-    """The decoder's attention to the encoded source, likewise."""
+    """Attention of the decoder to the source: one name, or a list with one name per layer."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the mechanisms and the slots around them: `window_radius: 64`, for one role
-    `decoder.window_radius: 64`, `positions: rotary`, `projection: multi-query`."""
+    """Options of mechanisms and slots, for all roles or for one: `window_radius: 64`, `decoder.window_radius: 64`,
+    `positions: rotary`, `projection: multi-query`."""
 
 
 class TrainingSettings(Settings):
     """The training loop."""
 
     batch_tokens: PositiveInt = 2_048
-    """Padded target pieces a batch, at most (source pieces where there are more of them); where pieces are drawn anew
-    each epoch, as many rows as hold so many before the draw."""
+    """Maximum padded pieces per batch, of the longer side. With pieces drawn anew each epoch, the batch has the rows
+    that hold this many pieces before the draw."""
     accumulate: PositiveInt = 1
-    """Batches whose gradients one update sums, each token weighing the same."""
+    """Batches per update. Each token has the same weight in the summed gradient."""
     max_updates: PositiveInt | None = None
-    """Updates after which training stops."""
+    """Maximum updates."""
     max_epochs: PositiveInt | None = None
-    """Passes over the data after which training stops."""
+    """Maximum epochs."""
     max_minutes: PositiveFloat | None = None
-    """Minutes of training, those before a resume included, after which training stops."""
+    """Maximum minutes of training, including those before a resume."""
     patience: PositiveInt | None = None
-    """Validations without a better BLEU after which training stops."""
+    """Maximum validations without a better BLEU."""
     peak_rate: PositiveFloat = 1.5e-3
-    """The highest learning rate."""
+    """Peak learning rate."""
     schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
-    """How the rate falls after the warm-up; noam sets the peak itself, 1/sqrt(d_model * warmup_updates) times
-    `peak_rate`."""
+    """Decay of the learning rate after the warm-up. noam peaks at `peak_rate` / sqrt(d_model * warmup_updates)."""
     warmup_updates: NonNegativeInt = 400
-    """Updates over which the rate rises from 0 to its peak."""
+    """Updates over which the learning rate rises from 0 to its peak."""
     cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
-    """The last share of training over which the rate falls linearly to 0; needs a limit in updates, epochs or time."""
+    """Final share of training over which the learning rate falls linearly to 0. It needs a limit of training."""
     betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Adam's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-9
@@ -119,69 +121,72 @@ class TrainingSettings(Settings):
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay of matrices; vectors and scalars are not decayed."""
     clip_norm: NonNegativeFloat = 1.0
-    """Gradient norm that is clipped to; 0 switches clipping off."""
+    """Maximum gradient norm; 0 disables clipping."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Probability mass spread evenly over the whole vocabulary."""
+    """Probability mass spread uniformly over the vocabulary."""
     subword_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """BPE dropout: probability that a merge is left out when the training text is cut anew each epoch (Provilkov et
-    al., 2020; 0.05 to 0.1 is usual); for bpe tokenizers."""
+    """BPE dropout: probability of skipping a merge when training text is segmented anew each epoch (Provilkov et al.,
+    2020; usually 0.05 to 0.1). For bpe tokenizers; 0 disables it."""
     subword_alpha: NonNegativeFloat = 0.0
-    """Unigram sampling: the training text is cut anew each epoch, each way with its probability to this power (Kudo,
-    2018; 0.1 to 0.5 is usual); for unigram tokenizers; 0 takes the likeliest way."""
+    """Unigram sampling: training text is segmented anew each epoch, each segmentation with its probability to this
+    power (Kudo, 2018; usually 0.1 to 0.5). For unigram tokenizers; 0 disables it."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of training's passes; auto takes bfloat16 where the hardware has it, float16 on older GPUs."""
+    """Arithmetic of training. auto is bfloat16 where the hardware has it, float16 on older GPUs, else float32."""
     deterministic: bool = False
-    """Let a resumed run equal an uninterrupted one bit for bit on a GPU too, as it does on a CPU: operations that sum
-    in an order that changes are replaced or refused, which takes longer."""
+    """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted one, as it is on
+    CPUs. Operations that are not deterministic are replaced, which is slower, or refused."""
     ema: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Decay an update of the moving average of the weights that is validated and saved; 0 switches it off."""
+    """Decay per update of the moving average of the weights, which is validated and saved; 0 disables it."""
     average_last: NonNegativeInt = 0
-    """Average this many of the last checkpoints when training ends, validated like the others; 0 switches it off."""
+    """Number of last checkpoints to average at the end of training; 0 disables averaging."""
     validate_every: PositiveInt = 500
-    """Updates from one validation, and checkpoint, to the next."""
+    """Updates per validation and checkpoint."""
     validate_segments: PositiveInt | None = None
-    """Validation segments to decode for BLEU, the first ones of each corpus by its share; all if left out."""
+    """Validation segments to translate for BLEU: the first of each corpus, by its share. Default: all."""
     keep_last: PositiveInt = 3
-    """Checkpoints kept, counted from the last."""
+    """Last checkpoints to keep."""
     keep_best: PositiveInt = 1
-    """Checkpoints kept by validation BLEU besides."""
+    """Best checkpoints by validation BLEU to keep."""
     log_every: PositiveInt = 50
-    """Updates from one line of metrics to the next."""
+    """Updates per line of metrics."""
 
 
 class DecodingSettings(Settings):
     """Translation, in validation and by `translate`."""
 
     method: Literal["greedy", "beam", "sample"] = "beam"
+    """Search algorithm."""
     beam: Hypotheses = 5
-    """Hypotheses kept for each segment by beam search."""
+    """Beam size."""
     length_penalty: NonNegativeFloat = 1.0
-    """Exponent of the length that a hypothesis's log-probability is divided by; 0 is the plain sum."""
+    """Exponent of length normalisation: log-probability / length ^ exponent; 0 disables it."""
     coverage_penalty: NonNegativeFloat = 0.0
-    """Weight of the penalty for source pieces that got little attention; needs a cross attention that has weights."""
+    """Weight of the penalty for unattended source pieces. It needs a cross attention with weights; 0 disables it."""
     max_pieces: PositiveInt | None = None
-    """Pieces that a translation may have at most, its end counted; if left out, what the training pairs with about as
-    long a source have at most, and a few more."""
+    """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target of
+    training pairs with a similar source length."""
     no_repeat_ngram: NonNegativeInt = 0
-    """Forbid a sequence of this many pieces to appear twice; 0 allows all."""
+    """Forbid repeated n-grams of this many pieces; 0 disables this."""
     n_best: Hypotheses = 1
-    """Translations given for each segment, best first."""
+    """Translations per segment, best first."""
     temperature: PositiveFloat = 1.0
-    """Divides the logits before sampling."""
+    """Sampling temperature: divisor of the logits."""
     top_k: NonNegativeInt = 0
-    """Sample among this many most likely pieces; 0 means all."""
+    """Sample from the k likeliest pieces; 0 is all."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Sample among the most likely pieces that together reach this probability."""
+    """Sample from the likeliest pieces that together have this probability."""
     seed: Seed = 1
-    """Seed of sampling."""
+    """Random seed of sampling."""
     batch_tokens: PositiveInt = 8_192
-    """Padded source pieces a batch, at most, all hypotheses counted; on a CPU up to eight batches are worked on at
+    """Maximum padded source pieces per batch, counted once per hypothesis. A CPU works on up to eight batches at
     once."""
 
     @model_validator(mode="after")
     def _n_best_fits_the_beam(self) -> Self:
         if self.method != "sample" and self.n_best > (self.beam if self.method == "beam" else 1):
-            raise ValueError(f"decoding.n_best = {self.n_best} is more than the hypotheses that {self.method} keeps")
+            raise ValueError(
+                f"decoding.n_best = {self.n_best} exceeds the number of hypotheses of {self.method} search"
+            )
         return self
 
 
@@ -189,21 +194,21 @@ class ScoringSettings(Settings):
     """Scores, in validation and by `score`."""
 
     tokenize: str | None = None
-    """BLEU's tokenizer, as sacrebleu names it; if left out, that of the target language: zh, ja-mecab or ko-mecab where
-    installed, char for Thai, Lao, Khmer and Burmese, else 13a."""
+    """sacrebleu tokenizer of BLEU. Default by target language: zh, ja-mecab and ko-mecab where installed, char for
+    Thai, Lao, Khmer and Burmese, else 13a."""
     lowercase: bool = False
     """Ignore case in BLEU, chrF and exact match."""
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("BLEU", "chrF", "TER")
-    """What `score` computes; `exact` is the share of segments that are exactly right. Validation goes by BLEU."""
+    """Metrics of `score`. `exact` is the percentage of segments that equal the reference. Validation uses BLEU."""
 
 
 class Recipe(Settings):
-    """Every setting of an experiment; all commands read the same one."""
+    """Every setting of an experiment. All commands read the same recipe."""
 
     preset: Preset = "tiny"
-    """The size of the model and the training settings that go with it."""
+    """Model size with matching training settings."""
     seed: Seed = 1
-    """Seed of initialisation, dropout, data order and everything mechanisms draw."""
+    """Random seed of initialisation, dropout, data order and mechanisms."""
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     attention: AttentionSettings = AttentionSettings()
@@ -215,8 +220,8 @@ class Recipe(Settings):
 def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.
 
-    `path` may be the name of a recipe that comes with mtkit. Environment variables in its paths are filled in; relative
-    ones are relative to the current folder, as they are on the command line.
+    `path` may be the name of a recipe that comes with mtkit. Environment variables in its paths are expanded. Relative
+    paths start at the current folder, as on the command line.
 
     Raises: RecipeError naming the file, the setting, the value and the rule.
     """
@@ -227,7 +232,7 @@ def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 
 
 def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
-    """The recipe of nested settings, the preset's filled in. Raises: RecipeError, beginning with `origin`."""
+    """The recipe of nested settings on top of their preset. Raises: RecipeError, beginning with `origin`."""
     preset, where = given.get("preset", "tiny"), f"{origin}: " if origin else ""
     if preset not in get_args(Preset):
         names = list(get_args(Preset))
@@ -240,7 +245,7 @@ def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings laid over each other; `above` wins."""
+    """Two nested mappings merged; `above` overrides."""
     result = dict(below)
     for key, value in above.items():
         under = result.get(key)

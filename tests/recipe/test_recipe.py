@@ -43,7 +43,10 @@ PAIR = {"source": "a", "target": "b"}
         ({"preset": "smal"}, ["smal", "did you mean 'small'"]),
         ({"decoding": {"n_best": 9}}, ["n_best = 9"]),
         ({"data": {"train": {"source": "a", "target": "b"}}}, ["data.valid"]),
-        ({"data": {"train": {"source": "a", "target": "b", "split": "test"}}}, ["split is about a dataset"]),
+        (
+            {"data": {"train": {"source": "a", "target": "b", "split": "test"}}},
+            ["split of a corpus applies to data sets only"],
+        ),
         ({"data": {"train": PAIR, "valid": {**PAIR, "weight": 2}}}, ["the valid side has a weight"]),
         (
             {"data": {"train": PAIR, "valid": PAIR, "test": {"new": {**PAIR, "weight": 2}}}},
