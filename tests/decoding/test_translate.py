@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizers
-from mtkit.decoding.search import Model, SourceBatch
+from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.translate import SEARCHES, Translation, translate_lines
 from mtkit.errors import MtkitError
+from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import TinyModel
