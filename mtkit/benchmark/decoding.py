@@ -11,7 +11,8 @@ import torch
 
 from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate
 from mtkit.benchmark.operations import decoding_operations
-from mtkit.decoding.arithmetic import find_dtype
+from mtkit.decoding.engines.arithmetic import find_dtype
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
@@ -82,15 +83,8 @@ class OwnDecoder:
         """With the run's own settings but for beam and batch size."""
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
-        found = translate_lines(
-            self._model,
-            self._tokenizers,
-            lines,
-            settings,
-            trained_on=self._trained_on,
-            dtype=self.dtype,
-            lexicon=self._lexicon,
-        )
+        engine = ModelEngine(self._model, settings, self.dtype, self._lexicon)
+        found = translate_lines(engine, self._tokenizers, lines, trained_on=self._trained_on)
         return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
 
 

@@ -1,23 +1,21 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.translation.input import count, is_live, read, with_ids
+from mtkit.cli.translation.input import count, is_live, text
 from mtkit.cli.translation.lexicons import lexicon_for
-from mtkit.cli.translation.notes import Notes, note
-from mtkit.cli.translation.settings import joins_documents, recipe_of
-from mtkit.errors import DataError, MtkitError
+from mtkit.cli.translation.notes import note
+from mtkit.cli.translation.settings import recipe_of
+from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
-    from mtkit.decoding.lines.segments import Directions
-    from mtkit.decoding.lines.stream import Item, Together, Work
     from mtkit.decoding.translator import Translator
     from mtkit.runs import Run
 
@@ -124,7 +122,8 @@ def translate(
     """
     import torch
 
-    from mtkit.decoding.translator import Translator
+    from mtkit.decoding.files import force_file, translate_file
+    from mtkit.decoding.translator import Translator, joins_documents
     from mtkit.runs import find_run
 
     _check_options(
@@ -155,155 +154,70 @@ def translate(
     }
     whole = recipe_of(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
     asked = True if document_ids is not None and documents is None else documents
-    joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None)
+    joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None, say=note)
     if threads is not None:
         torch.set_num_threads(threads)
     translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype)
     prepared = data or whole.data.folder
     sides = _held_out(runs[0], prepared, side or []) if input is None else []
+    if len(sides) > 1 and (output or target):
+        option = "--target holds translations of" if target else "--output holds"
+        raise MtkitError(f"{option} one side; choose with --side: {', '.join(each.name for each in sides)}")
     if input is not None:
         translator.directions(direction, 0)  # said before anything is read or learned
     if shortlist:
         translator.shorten(lexicon_for(runs[0], prepared, shortlist))
-    job = _Job(translator, output, joined)
-    if input is None:
-        if target is None:
-            job.held_out(sides, asked=bool(documents))
-        else:
-            job.force_side(sides, target)
-    elif target is not None:
-        job.force(input, target, direction)
-    else:
-        job.lines(input, direction, document_ids, scores=scores)
+    if input is None and target is None:
+        _translate_sides(translator, sides, output, joined=joined, asked=bool(documents))
+        return
+    where = sys.stdout.buffer if output is None else output
+    with _progress(count(input) if input is not None else len(sides[0].sources)) as advance:
+        if target is not None:
+            lines, ways = (sides[0].sources, sides[0].directions) if input is None else (text(input), direction)
+            force_file(translator, lines, text(str(target)), where, directions=ways, say=note, on_progress=advance)
+            return
+        notes = translate_file(
+            translator,
+            text(str(input)),
+            where,
+            direction=direction,
+            documents=joined,
+            document_ids=None if document_ids is None else text(str(document_ids)),
+            scores=scores,
+            live=is_live(str(input)),
+            say=note,
+            on_progress=advance,
+        )
+    for message in notes.messages():
+        note(message)
 
 
-class _Job:
-    """What a model is to translate, and where to."""
+def _translate_sides(
+    translator: "Translator", sides: "Sequence[HeldOut]", output: Path | None, *, joined: bool, asked: bool
+) -> None:
+    """Translate test sides into the run's folder, and show samples, where and how fast."""
+    from mtkit.decoding.lines.notes import Notes
+    from mtkit.decoding.lines.output import write_whole
 
-    def __init__(self, translator: "Translator", output: Path | None, joined: bool) -> None:
-        self.translator, self.output, self.joined = translator, output, joined
-
-    def lines(self, name: str, direction: str | None, ids: Path | None, *, scores: bool) -> None:
-        """Translate the lines of a file or of standard input."""
-        from mtkit.decoding.held_out import n_best_lines
-        from mtkit.decoding.lines.documents import parted_by_blank_lines
-
-        notes = Notes()
-        items = zip(read(name)) if ids is None else with_ids(name, ids)
-
-        def work(first: int, chunk: "list[Item]") -> Iterable[str]:
-            lines = [item[0] for item in chunk]
-            documents: Sequence[int] | Sequence[str] | None = None
-            if self.joined:
-                documents = parted_by_blank_lines(lines) if ids is None else [item[1] for item in chunk]
-            found = self.translator.lines(
-                lines, direction=direction, documents=documents, first=first, on_progress=advance
-            )
-            notes.add(found, first)
-            if self.translator.settings.n_best > 1:
-                return n_best_lines(found, first)
-            return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in found]
-
-        def together(one: "Item", other: "Item") -> bool:
-            return one[1] == other[1] if ids is not None else bool(one[0].strip() and other[0].strip())
-
-        parted = self.joined and (str(ids) if ids else "blank lines")
-        about = {"direction": direction, "documents": parted, "scores": scores}
-        with _progress(count(name)) as advance:
-            self._write(items, work, about, advance, together if self.joined else None, notes, live=is_live(name))
-        notes.say()
-
-    def force(self, name: str, target: Path, direction: str | None) -> None:
-        """Print the log-probability of given translations of lines."""
-        sources = list(read(name))
-        self._force(sources, target, self.translator.directions(direction, len(sources)))
-
-    def force_side(self, sides: "Sequence[HeldOut]", target: Path) -> None:
-        """Print the log-probability of given translations of a side."""
-        if len(sides) > 1:
-            names = ", ".join(side.name for side in sides)
-            raise MtkitError(f"--target holds translations of one side; choose with --side: {names}")
-        self._force(sides[0].sources, target, sides[0].directions)
-
-    def _force(self, sources: Sequence[str], path: Path, directions: "Directions | None") -> None:
-        targets = list(read(str(path)))
-        if len(sources) != len(targets):
-            raise DataError(f"{len(sources):,} source lines and {len(targets):,} target lines do not make pairs")
-
-        def work(first: int, chunk: "list[Item]") -> Iterable[str]:
-            found = self.translator.force(
-                [item[0] for item in chunk],
-                [item[1] for item in chunk],
-                directions and directions.part(first, len(chunk)),
-                first=first,
-                on_progress=advance,
-            )
-            return [f"{each:.6f}" for each in found]
-
-        ways = directions.names_of_lines() if directions else [""] * len(sources)
-        with _progress(len(sources)) as advance:
-            self._write(zip(sources, targets, ways, strict=True), work, {"forced": True}, advance)
-
-    def held_out(self, sides: "Sequence[HeldOut]", *, asked: bool) -> None:
-        """Translate test sides into the run's folder, and say where and how fast."""
-        if self.output is not None and len(sides) > 1:
-            raise MtkitError(f"--output holds one side; choose with --side: {', '.join(each.name for each in sides)}")
-        for side in sides:
-            if asked and side.documents is None:
-                note(f"the side {side.name} has no documents, so its lines are translated one by one")
-            with _progress(len(side.sources), side.name) as advance:
-                found, speed, path = self.translator.held_out(side, joined=self.joined, on_progress=advance)
-            notes = Notes()
-            notes.add(found, 0)
-            notes.say()
-            if self.output is not None:
-                self._write_whole(self.output, "".join(f"{each.text}\n" for each, *_ in found))
-            for number in range(0, len(found), -(-len(found) // SAMPLES)):
-                typer.echo(f"source       {side.sources[number]}")
-                typer.echo(f"reference    {side.references[number]}")
-                typer.echo(f"translation  {found[number][0].text}\n")
-            numbers = speed.numbers()
-            typer.echo(
-                f"{len(found):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} "
-                f"segments/s, {numbers['tokens_per_second']:,.0f} tokens/s), "
-                f"checkpoint {self.translator.about['checkpoint']}: {path}"
-            )
-
-    def _write_whole(self, output: Path, text: str) -> None:
-        from mtkit.files import write_text
-
-        if _is_device(output):
-            with output.open("wb") as pipe:
-                pipe.write(text.encode())
-        else:
-            write_text(output, text)
-
-    def _write(
-        self,
-        items: "Iterable[Item]",
-        work: "Work",
-        about: dict[str, Any],
-        advance: Callable[[int], object],
-        together: "Together | None" = None,
-        notes: Notes | None = None,
-        live: bool = False,
-    ) -> None:
-        from mtkit.decoding.lines.stream import to_file, to_stream
-
-        if self.output is None:
-            to_stream(items, work, sys.stdout.buffer, together=together, live=live)
-        elif _is_device(self.output):
-            with self.output.open("wb") as pipe:
-                to_stream(items, work, pipe, together=together, live=live)
-        else:
-            about = {**self.translator.identity, **about}
-            to_file(items, work, self.output, about, together=together, memory=notes, say=note, on_skip=advance)
-
-
-def _is_device(path: Path) -> bool:
-    """Whether it is a device or a pipe, whose place no file must take; /dev/stdout is one wherever it leads."""
-    descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
-    return path.exists() and (descriptor or not path.is_file())
+    for side in sides:
+        if asked and side.documents is None:
+            note(f"the side {side.name} has no documents, so its lines are translated one by one")
+        with _progress(len(side.sources), side.name) as advance:
+            found, speed, path = translator.held_out(side, joined=joined, on_progress=advance)
+        for message in Notes.of(found).messages():
+            note(message)
+        if output is not None:
+            write_whole(output, "".join(f"{each.text}\n" for each, *_ in found))
+        for number in range(0, len(found), -(-len(found) // SAMPLES)):
+            typer.echo(f"source       {side.sources[number]}")
+            typer.echo(f"reference    {side.references[number]}")
+            typer.echo(f"translation  {found[number][0].text}\n")
+        numbers = speed.numbers()
+        typer.echo(
+            f"{len(found):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} "
+            f"segments/s, {numbers['tokens_per_second']:,.0f} tokens/s), "
+            f"checkpoint {translator.about['checkpoint']}: {path}"
+        )
 
 
 def _check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:

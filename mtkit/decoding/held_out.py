@@ -20,12 +20,14 @@ from typing import Any, cast
 
 import mtkit
 from mtkit.data.prepared import Prepared
+from mtkit.data.tokenizer import Tokenizers
+from mtkit.decoding.engines.contract import Engine
 from mtkit.decoding.lines.documents import Documents, source_budget
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
-from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.errors import DataError, did_you_mean
 from mtkit.files import write_json, write_text
-from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
@@ -124,11 +126,18 @@ def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
 
 
 def timed(
-    run: Run, model: Model, side: HeldOut, settings: DecodingSettings, *, joined: bool = True, **how: Any
+    engine: Engine,
+    tokenizers: Tokenizers,
+    side: HeldOut,
+    *,
+    joined: bool = True,
+    trained_on: TrainedOn | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[list[list[Translation]], Speed]:
     """What `translate_lines` gives for a side with the same arguments, and how fast."""
     begin = monotonic()
-    found = translate_lines(model, run.tokenizers, side.sources, settings, **side.how(settings, joined=joined), **how)
+    how = side.how(engine.settings, joined=joined)
+    found = translate_lines(engine, tokenizers, side.sources, trained_on=trained_on, on_progress=on_progress, **how)
     tokens = sum(len(translations[0].pieces) for translations in found)
     return found, Speed(monotonic() - begin, len(side.sources), tokens)
 

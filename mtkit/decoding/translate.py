@@ -8,24 +8,17 @@ from functools import partial
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizer, Tokenizers
-from mtkit.decoding.arithmetic import decoding_with
 from mtkit.decoding.batches import make_batch, plan
-from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.engines.contract import Engine
 from mtkit.decoding.lines.documents import Documents, apart, joined
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions, Segment, Source
 from mtkit.decoding.search import Hypotheses
-from mtkit.decoding.search.beam import beam_search
-from mtkit.decoding.search.greedy import greedy_search
-from mtkit.decoding.search.sampling import sample
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.languages import has_spaces
-from mtkit.model.network import Model
 from mtkit.out_of_memory import Halving
 from mtkit.recipe import DecodingSettings
-
-SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
 
 OnProgress = Callable[[int], object]
 """Called with the number of lines that have just been translated, as the `update` of a progress bar wants it."""
@@ -58,78 +51,58 @@ BLANK = Translation(text="", score=0.0, log_prob=0.0, pieces=(), parts=0)
 
 
 def translate_lines(
-    model: Model,
+    engine: Engine,
     tokenizers: Tokenizers,
     lines: Sequence[str],
-    settings: DecodingSettings,
     *,
     directions: Directions | None = None,
     documents: Documents | None = None,
     trained_on: TrainedOn | None = None,
     first: int = 0,
-    dtype: torch.dtype | None = None,
-    lexicon: Lexicon | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Translation]]:
-    """The translations of each line, best first: one, or `settings.n_best`.
+    """The translations of each line, best first: one, or `n_best` of the engine's settings.
 
-    Blank lines never reach the model. Lines that are too long for it are cut at sentence ends, and so are those that
+    Blank lines never reach the engine. Lines that are too long for it are cut at sentence ends, and so are those that
     hold more than the lines it was `trained_on` (`mtkit.decoding.lines.splitting.parted` has the rule); translations of
     the parts are joined: by a space, but where the target language has none (`Translation.parts` tells). `trained_on`
-    also says how long a translation may be. In float32 a line's result does not depend on others, but for a `lexicon`,
-    and for `documents`, whose lines are translated together; a line falls back to itself where that does not give as
-    many lines (`Translation.fell_back`).
+    also says how long a translation may be. Where an engine's hypotheses do not depend on the batch, a line's result
+    does not depend on others, but for `documents`, whose lines are translated together; a line falls back to itself
+    where that does not give as many lines (`Translation.fell_back`).
     `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
-    that are translated, from 0; sampling draws by it. `dtype` is the arithmetic of the matrix products; None stands for
-    float32. With a `lexicon`, only pieces on its shortlist of a batch may come, so that a line's result depends on its
-    batch; probabilities are then among those pieces.
+    that are translated, from 0; sampling draws by it.
 
-    Raises: MtkitError where the settings ask for a coverage penalty that the model cannot give, or for several
-    translations of lines that are translated together.
+    Raises: MtkitError where the settings ask for what the engine cannot do, or for several translations of lines that
+    are translated together.
     """
-    check_coverage(model, settings)
+    engine.check()
+    settings = engine.settings
     if documents is not None and settings.n_best > 1:
         raise MtkitError(
             f"decoding.n_best = {settings.n_best} is for lines that are translated one by one; "
             "set it to 1, or translate without documents (--sentences)"
         )
     trained_on = trained_on or TrainedOn()
-    source = Source(tokenizers.source, model.longest_source, directions, trained_on)
+    work = _Work(engine, tokenizers.target, trained_on, first, on_progress or (lambda lines: None))
+    source = Source(tokenizers.source, engine.longest_source, directions, trained_on)
     encoded = source.encode(lines)
-    work = _Work(model, tokenizers.target, settings, trained_on, first, on_progress or (lambda lines: None), lexicon)
-    results: list[list[Translation] | None] = [None if pieces else [BLANK] * settings.n_best for pieces in encoded]
-    work.on_progress(sum(translations is not None for translations in results))
-    with decoding_with(model, dtype) as device:
-        together = {}
-        if documents is not None:
-            groups = list(documents.groups(source, encoded))
-            together = {number: len(group) for group in groups for number in group}
-            work.documents(source, encoded, groups, results, device)
-        rest = [number for number, translations in enumerate(results) if translations is None]
-        parts = work.alone(list(source.segments(lines, encoded, rest)), device)
+    groups = [] if documents is None else list(documents.groups(source, encoded))
+    found = {number: [BLANK] * settings.n_best for number, pieces in enumerate(encoded) if not pieces}
+    work.on_progress(len(found))
+    with engine.ready() as device:
+        found |= work.together(source, encoded, groups, device)
+        rest = [number for number in range(len(lines)) if number not in found]
+        alone = work.alone(list(source.segments(lines, encoded, rest)), device)
     seams = [" "] * len(lines)
     if directions is not None:
         seams = [" " if has_spaces(language) else "" for language in directions.targets_of_lines()]
+    sizes = {number: len(group) for group in groups for number in group}
     for number in rest:
-        whole = _line(parts.get(number, []), settings, seams[number])
-        if number in together:
-            whole = [replace(each, together=together[number], fell_back=True) for each in whole]
-        results[number] = whole
-    return [translations for translations in results if translations is not None]
-
-
-def check_coverage(model: Model, settings: DecodingSettings) -> None:
-    """Raises: MtkitError where a coverage penalty is asked for and the model has no attention weights to base it on."""
-    if settings.coverage_penalty and settings.method != "beam":
-        raise MtkitError(
-            f"decoding.coverage_penalty = {settings.coverage_penalty} ranks the hypotheses of beam search; "
-            f"set it to 0 with method {settings.method}"
-        )
-    if settings.coverage_penalty and not model.has_weights:
-        raise MtkitError(
-            f"decoding.coverage_penalty = {settings.coverage_penalty} needs attention weights, and this model's cross "
-            "attention mechanism has none; set it to 0, or train with a cross attention that has (cross: full)"
-        )
+        whole = _line(alone.get(number, []), settings, seams[number])
+        if number in sizes:
+            whole = [replace(each, together=sizes[number], fell_back=True) for each in whole]
+        found[number] = whole
+    return [found[number] for number in range(len(lines))]
 
 
 def hypotheses_of(settings: DecodingSettings) -> int:
@@ -141,68 +114,67 @@ def hypotheses_of(settings: DecodingSettings) -> int:
 class _Work:
     """What all batches have in common."""
 
-    model: Model
+    engine: Engine
     tokenizer: Tokenizer
-    settings: DecodingSettings
     trained_on: TrainedOn
     first: int
     on_progress: OnProgress
-    lexicon: Lexicon | None = None
 
     def batches(
         self, segments: Sequence[Segment], device: torch.device
     ) -> Iterator[list[tuple[int, list[Translation]]]]:
         """Batch by batch, the indices of its segments and the `n_best` translations of each."""
-        lengths = [len(segment.pieces) for segment in segments]
+        lengths, settings = [len(segment.pieces) for segment in segments], self.engine.settings
 
         def translated(indices: Sequence[int]) -> list[tuple[int, list[Translation]]]:
             chosen = [segments[index] for index in indices]
             batch = make_batch(chosen, [self._limit(each) for each in chosen], device, self.first)
-            if self.lexicon is not None:
-                batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
-            found = SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
-            return list(zip(indices, _texts(found, batch.limits, self.tokenizer, self.settings.n_best), strict=True))
+            found = self.engine.translate(batch)
+            return list(zip(indices, _texts(found, batch.limits, self.tokenizer, settings.n_best), strict=True))
 
-        plans = plan(lengths, self.settings.batch_tokens, hypotheses_of(self.settings), at_once(device))
+        plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device))
         for parts in side_by_side(partial(Halving(lengths).run, translated), plans, device):
             yield from parts
 
     def _limit(self, segment: Segment) -> int:
-        longest = self.model.longest_target
-        return self.trained_on.limit(segment.pieces, segment.task, longest, self.settings.max_pieces)
+        most = self.engine.settings.max_pieces
+        return self.trained_on.limit(segment.pieces, segment.task, self.engine.longest_target, most)
 
     def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:
-        """For each line, the translations of each of its parts."""
-        parts: dict[int, list[list[Translation]]] = {}
-        for segment in segments:
-            parts.setdefault(segment.line, []).append([])
+        """For each line, the translations of each of its parts, in order."""
+        found: dict[int, list[Translation]] = {}
         for batch in self.batches(segments, device):
-            for index, translations in batch:
-                parts[segments[index].line][segments[index].part] = translations
+            found |= batch
             self.on_progress(sum(segments[index].part == 0 for index, _ in batch))
-        return parts
+        lines: dict[int, list[list[Translation]]] = {}
+        for index, segment in enumerate(segments):
+            lines.setdefault(segment.line, []).append(found[index])
+        return lines
 
-    def documents(
-        self,
-        source: Source,
-        encoded: Sequence[list[int]],
-        groups: Sequence[Sequence[int]],
-        results: list[list[Translation] | None],
-        device: torch.device,
-    ) -> None:
-        """Puts the translations of the lines of each group in their places, where they come apart."""
-        segments = [joined(source, encoded, group) for group in groups]
-        for batch in self.batches(segments, device):
-            done = 0
-            for index, (whole, *_) in batch:
-                group = groups[index]
-                # one that was cut has lost the end of its last line, or runs in circles
-                ended = math.isfinite(whole.score) and not whole.cut
-                lines = apart(self.tokenizer, whole.pieces, len(group)) if ended else None
-                for number, (text, pieces) in zip(group, lines or (), strict=lines is not None):
-                    results[number] = [replace(whole, text=text, pieces=pieces, together=len(group))]
-                done += len(lines or ())
-            self.on_progress(done)
+    def together(
+        self, source: Source, encoded: Sequence[list[int]], groups: Sequence[Sequence[int]], device: torch.device
+    ) -> dict[int, list[Translation]]:
+        """The translation of each line of the groups whose joined translation comes apart into as many lines."""
+        found: dict[int, list[Translation]] = {}
+        for batch in self.batches([joined(source, encoded, group) for group in groups], device):
+            lines = {
+                number: [each]
+                for index, (whole, *_) in batch
+                for number, each in zip(groups[index], _apart(whole, self.tokenizer, len(groups[index])), strict=False)
+            }
+            found |= lines
+            self.on_progress(len(lines))
+        return found
+
+
+def _apart(whole: Translation, tokenizer: Tokenizer, lines: int) -> list[Translation]:
+    """The translation of each of so many joined lines; none where it does not come apart.
+
+    One that was cut has lost the end of its last line, or runs in circles.
+    """
+    ended = math.isfinite(whole.score) and not whole.cut
+    parts = apart(tokenizer, whole.pieces, lines) if ended else None
+    return [replace(whole, text=text, pieces=pieces, together=lines) for text, pieces in parts or ()]
 
 
 def _texts(found: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int) -> Iterator[list[Translation]]:

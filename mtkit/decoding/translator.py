@@ -1,6 +1,6 @@
 """A trained run, or several as an ensemble, loaded and ready to translate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from mtkit.data.tokenizer import Tokenizers
-from mtkit.decoding.arithmetic import find_dtype
-from mtkit.decoding.ensemble import Ensemble
+from mtkit.decoding.engines.arithmetic import find_dtype
+from mtkit.decoding.engines.ensemble import Ensemble
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, Speed, save, timed
 from mtkit.decoding.lexicon import Lexicon
@@ -32,22 +33,22 @@ class Translator:
     def __init__(
         self,
         runs: Sequence[Run],
-        settings: DecodingSettings,
+        settings: DecodingSettings | None = None,
         *,
         checkpoint: str = "best",
         device: str = "auto",
         dtype: str = "auto",
     ) -> None:
-        """Loads the checkpoint of each run.
+        """Loads the checkpoint of each run; without settings, those of the first run's recipe hold.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for a device or dtype that is not
         there; RunError for a checkpoint that cannot be loaded.
         """
+        settings = runs[0].recipe.decoding if settings is None else settings
         self.runs, self.settings = runs, settings
-        self._lexicon: Lexicon | None = None
         self._trained_on = TrainedOn.of(runs)
-        self._dtype, where = find_dtype(dtype), find_device(device)
-        if self._dtype == torch.int8:
+        arithmetic, where = find_dtype(dtype), find_device(device)
+        if arithmetic == torch.int8:
             check_int8(where)  # before models and text are read
         for other in runs[1:]:
             _check_alike(runs[0], other)
@@ -55,11 +56,12 @@ class Translator:
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
+        self.engine = ModelEngine(self.model, settings, arithmetic)
         self._weights = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
             "device": str(where),
-            "dtype": dtype if self._dtype else "float32",
+            "dtype": dtype if arithmetic else "float32",
             "threads": torch.get_num_threads(),
             "shortlist": None,
             "settings": settings.model_dump(),
@@ -69,7 +71,7 @@ class Translator:
 
     def shorten(self, lexicon: Lexicon) -> None:
         """From now on, let only pieces on the lexicon's shortlists come, where lines are translated."""
-        self._lexicon, self.about["shortlist"] = lexicon, lexicon.each
+        self.engine, self.about["shortlist"] = replace(self.engine, lexicon=lexicon), lexicon.each
 
     @property
     def tokenizers(self) -> Tokenizers:
@@ -88,17 +90,8 @@ class Translator:
             "weights": [digest(path) for path in self._weights],
             "vocabulary": self.runs[0].vocabulary,
             "trained_on": self._trained_on.fingerprint,
-            "device": str(self.about["device"]).partition(":")[0],
-            "dtype": self.about["dtype"],
-            "lexicon": self._lexicon and self._lexicon.fingerprint,
-            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self._by_batch else None,
-            "settings": self.settings.model_dump(exclude={"batch_tokens"}),
+            **self.engine.identity,
         }
-
-    @property
-    def _by_batch(self) -> bool:
-        """Whether a translation may depend on what is translated beside it, and with that on how much is at once."""
-        return self._dtype == torch.int8 or self._lexicon is not None
 
     def directions(self, chosen: str | None, lines: int) -> Directions:
         """The same direction for so many lines. Raises: MtkitError as `Directions.alike`."""
@@ -119,16 +112,13 @@ class Translator:
         """
         pieces = self.document_pieces
         return translate_lines(
-            self.model,
+            self.engine,
             self.tokenizers,
             lines,
-            self.settings,
             directions=self.directions(direction, len(lines)),
             documents=None if documents is None or pieces is None else Documents(documents, pieces),
             trained_on=self._trained_on,
             first=first,
-            dtype=self._dtype,
-            lexicon=self._lexicon,
             on_progress=on_progress,
         )
 
@@ -143,14 +133,12 @@ class Translator:
     ) -> list[float]:
         """The log-probability of each given translation; None stands for the only direction."""
         return log_probs_of_lines(
-            self.model,
+            self.engine,
             self.tokenizers,
             sources,
             targets,
-            batch_tokens=self.settings.batch_tokens,
             directions=directions and directions.among(self.runs[0].directions),
             first=first,
-            dtype=self._dtype,
             on_progress=on_progress,
         )
 
@@ -167,14 +155,11 @@ class Translator:
         if side.documents is not None and self.document_pieces is not None:
             side = replace(side, documents=replace(side.documents, pieces=self.document_pieces))
         found, speed = timed(
-            run,
-            self.model,
+            self.engine,
+            self.tokenizers,
             side,
-            self.settings,
             joined=joined,
             trained_on=self._trained_on,
-            dtype=self._dtype,
-            lexicon=self._lexicon,
             on_progress=on_progress,
         )
         about = {**self.about, "by_documents": joined and side.documents is not None}
@@ -186,6 +171,37 @@ def document_pieces(runs: Sequence[Run]) -> int | None:
     """Pieces that joined lines may have with all of these runs; None where one was not trained on documents."""
     known = [run.document_pieces for run in runs]
     return min((pieces for pieces in known if pieces is not None), default=None) if all(known) else None
+
+
+def joins_documents(
+    runs: Sequence[Run],
+    asked: bool | None,
+    settings: DecodingSettings,
+    *,
+    scores: bool = False,
+    forced: bool = False,
+    say: Callable[[str], object],
+) -> bool:
+    """Whether lines of a document are translated together: as asked, or else where all runs were trained that way.
+
+    `say` gets a line for people where they would be, but for the settings, `scores`, or because they are `forced`.
+    Raises: MtkitError for what is asked and cannot be done.
+    """
+    trained = document_pieces(runs) is not None
+    if asked and not trained:
+        raise MtkitError(
+            "--documents needs a run that was trained on documents (data.documents in its recipe); leave it out"
+        )
+    if not trained or asked is False:
+        return False
+    single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
+    for option, given in single.items():
+        if given and asked:
+            raise MtkitError(f"{option} is for lines that are translated one by one; give --sentences with it")
+        if given:
+            say(f"with {option}, lines are translated one by one, not by documents")
+            return False
+    return True
 
 
 def _check_alike(one: Run, other: Run) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mtkit.data.batches import make_batch, plan
 from mtkit.data.prepared import Prepared
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
@@ -104,10 +105,9 @@ def validate(
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         sources, references = side.sources, side.references
         translated = translate_lines(
-            model,
+            ModelEngine(model, recipe.decoding),
             prepared.tokenizers,
             sources,
-            recipe.decoding,
             trained_on=TrainedOn.of([Run(folder)]),
             on_progress=go_on,
             **side.how(recipe.decoding),
@@ -136,7 +136,8 @@ def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:
             f"no validation segment in {prepared.folder} has at most {longest} pieces; raise model.max_length"
         )
     side, settings = held_out(prepared, "valid").sample(1), recipe.decoding.model_copy(update={"max_pieces": 2})
-    translated = translate_lines(model, prepared.tokenizers, side.sources, settings, **side.how(settings))
+    engine = ModelEngine(model, settings)
+    translated = translate_lines(engine, prepared.tokenizers, side.sources, **side.how(settings))
     _score([each[0].text for each in translated], side, recipe)
 
 

@@ -7,6 +7,7 @@ import pytest
 from mtkit.benchmark import decoding, machine
 from mtkit.benchmark.decoding import Decoded, DecodingBenchmark, OwnDecoder, first_segments, measure_decoding
 from mtkit.benchmark.decoding_report import as_object, bars, table
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
@@ -50,7 +51,7 @@ def measured(trained: Trained, copier: Copier, beams: Sequence[int]) -> Decoding
 def test_mtkit_translates_as_its_translate_command_does(trained: Trained) -> None:
     model, side, settings = trained.run.load_model(), held_out(trained.prepared), trained.run.recipe.decoding
     found = OwnDecoder(trained.run, model, settings, "float32").translate(side.sources, settings.beam, 64)
-    expected = translate_lines(model, trained.run.tokenizers, side.sources, settings)
+    expected = translate_lines(ModelEngine(model, settings), trained.run.tokenizers, side.sources)
     assert [each.text for each in found] == [best.text for best, *_ in expected]
     assert [each.pieces for each in found] == [len(best.pieces) for best, *_ in expected]
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.batches import padded
-from mtkit.decoding.forced import forced_log_probs, log_probs_of_lines
+from mtkit.decoding.engines.likelihood import forced_log_probs
+from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
-from tests.decoding.tiny import TinyModel, log_prob_of, random_sources
 from tests.decoding.trained import make_run, sentences, three_threads
 
 
@@ -24,13 +25,13 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Tokeni
     return run.load_model(), run.tokenizers
 
 
-def test_equals_the_sum_over_steps_whatever_the_batch() -> None:
-    model = TinyModel()
-    sources, targets = ([[*each, EOS] for each in random_sources(12, seed=seed)] for seed in (1, 2))
-    device = model.output_weight.device
-    found = forced_log_probs(model, padded(sources, device), padded(targets, device))
-    for source, target, log_prob in zip(sources, targets, found.tolist(), strict=True):
-        assert log_prob == pytest.approx(log_prob_of(model, source[:-1], target), abs=1e-4)
+def log_probs(
+    parts: tuple[Transformer, Tokenizers], sources: list[str], targets: list[str], batch_tokens: int
+) -> list[float]:
+    model, tokenizers = parts
+    return log_probs_of_lines(
+        ModelEngine(model, DecodingSettings(batch_tokens=batch_tokens)), tokenizers, sources, targets
+    )
 
 
 def test_hypotheses_of_the_transformer_score_what_forcing_them_gives(parts: tuple[Transformer, Tokenizers]) -> None:
@@ -39,7 +40,7 @@ def test_hypotheses_of_the_transformer_score_what_forcing_them_gives(parts: tupl
     lines = sentences(15, seed=3)
     for method, kept in (("beam", 4), ("greedy", 1), ("sample", 4)):
         settings = DecodingSettings.model_validate({"method": method, "beam": 4, "n_best": kept})
-        found = translate_lines(model, tokenizers, lines, settings)
+        found = translate_lines(ModelEngine(model, settings), tokenizers, lines)
         sources = [[*tokenizers.source.encode(line), EOS] for line in lines for _ in range(kept)]
         flat = [each for translations in found for each in translations]
         device = model.output_weight.device
@@ -50,29 +51,27 @@ def test_hypotheses_of_the_transformer_score_what_forcing_them_gives(parts: tupl
 
 def test_lines_in_order_whatever_the_batch(parts: tuple[Transformer, Tokenizers]) -> None:
     sources, targets = sentences(20, 1), sentences(20, 2)
-    one, many = (log_probs_of_lines(*parts, sources, targets, batch_tokens=size) for size in (1, 10_000))
+    one, many = (log_probs(parts, sources, targets, batch_tokens=size) for size in (1, 10_000))
     assert one == pytest.approx(many, abs=1e-4)
     with three_threads():
-        assert log_probs_of_lines(*parts, sources, targets, batch_tokens=30) == pytest.approx(many, abs=1e-4)
+        assert log_probs(parts, sources, targets, batch_tokens=30) == pytest.approx(many, abs=1e-4)
     assert len(set(many)) == 20
-    assert log_probs_of_lines(*parts, sources[4:5], targets[4:5], batch_tokens=100)[0] == pytest.approx(
-        many[4], abs=1e-4
-    )
-    assert log_probs_of_lines(*parts, ["", "a"], ["", ""], batch_tokens=100)[0] < 0
+    assert log_probs(parts, sources[4:5], targets[4:5], batch_tokens=100)[0] == pytest.approx(many[4], abs=1e-4)
+    assert log_probs(parts, ["", "a"], ["", ""], batch_tokens=100)[0] < 0
 
 
 def test_what_cannot_be_forced_is_named(parts: tuple[Transformer, Tokenizers], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="2 source lines and 1 target"):
-        log_probs_of_lines(*parts, ["a", "b"], ["a"], batch_tokens=100)
+        log_probs(parts, ["a", "b"], ["a"], batch_tokens=100)
     with pytest.raises(DataError, match="target line 2 has"):
-        log_probs_of_lines(*parts, ["a", "b"], ["a", "b" * 100], batch_tokens=100)
+        log_probs(parts, ["a", "b"], ["a", "b" * 100], batch_tokens=100)
 
 
 def test_pairs_that_memory_does_not_hold_together_are_scored_in_halves(
     parts: tuple[Transformer, Tokenizers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources, targets = sentences(9, 1), sentences(9, 2)
-    whole = log_probs_of_lines(*parts, sources, targets, batch_tokens=10_000)
+    whole = log_probs(parts, sources, targets, batch_tokens=10_000)
     forward, sizes = Transformer.forward, list[int]()
 
     def short(self: Transformer, source: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -82,5 +81,5 @@ def test_pairs_that_memory_does_not_hold_together_are_scored_in_halves(
         return forward(self, source, *arguments, **options)
 
     monkeypatch.setattr(Transformer, "forward", short)
-    assert log_probs_of_lines(*parts, sources, targets, batch_tokens=10_000) == pytest.approx(whole, abs=1e-4)
+    assert log_probs(parts, sources, targets, batch_tokens=10_000) == pytest.approx(whole, abs=1e-4)
     assert max(sizes) == 9

@@ -15,7 +15,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.decoding import lexicon as module
-from mtkit.decoding.ensemble import Ensemble
+from mtkit.decoding.engines.ensemble import Ensemble
+from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import (
     FILE,
@@ -26,7 +27,7 @@ from mtkit.decoding.lexicon import (
     load_lexicon,
     save_lexicon,
 )
-from mtkit.decoding.translate import SEARCHES, Translation, translate_lines
+from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.model.network import Model
@@ -184,9 +185,10 @@ def test_searches_find_what_they_find_where_no_other_piece_is_likely(
 def test_lines_hold_only_what_is_on_the_shortlist_of_their_batch(trained: Trained) -> None:
     model, tokenizers, lines = trained.run.load_model(), trained.run.tokenizers, sentences(12, seed=5)
     lexicon, settings = learn(trained.prepared).cut(2), DecodingSettings()
-    found = translate_lines(model, tokenizers, lines, settings, lexicon=lexicon)
+    engine = ModelEngine(model, settings, lexicon=lexicon)
+    found = translate_lines(engine, tokenizers, lines)
     assert only_of(lexicon, tokenizers, lines, found)
-    assert not only_of(lexicon, tokenizers, lines, translate_lines(model, tokenizers, lines, settings))
+    assert not only_of(lexicon, tokenizers, lines, translate_lines(replace(engine, lexicon=None), tokenizers, lines))
 
 
 def test_a_translator_shortens_lines_and_sides(trained: Trained) -> None:

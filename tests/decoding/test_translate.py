@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import EOS, Tokenizers
+from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.search import SourceBatch
-from mtkit.decoding.translate import SEARCHES, Translation, translate_lines
+from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
@@ -45,8 +46,12 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Tokeni
 
 @pytest.fixture
 def translate(parts: tuple[Transformer, Tokenizers]) -> Translate:
+    model, tokenizers = parts
+
     def call(lines: list[str], *, on_progress: Any = None, **settings: Any) -> list[list[Translation]]:
-        return translate_lines(*parts, lines, DecodingSettings.model_validate(settings), on_progress=on_progress)
+        return translate_lines(
+            ModelEngine(model, DecodingSettings.model_validate(settings)), tokenizers, lines, on_progress=on_progress
+        )
 
     return call
 
@@ -105,10 +110,13 @@ def test_a_line_gets_the_same_from_several_threads(translate: Translate, how: di
 def test_several_threads_compute_in_the_type_asked_for(
     parts: tuple[Transformer, Tokenizers], dtype: torch.dtype
 ) -> None:
+    model, tokenizers = parts
     lines, settings = sentences(40, seed=5), DecodingSettings(batch_tokens=1)  # each alone: in int8 others have a say
-    whole, one = (translate_lines(*parts, lines, settings, dtype=each) for each in (None, dtype))
+    engine = ModelEngine(model, settings, dtype)
+    whole = translate_lines(ModelEngine(model, settings), tokenizers, lines)
+    one = translate_lines(engine, tokenizers, lines)
     with three_threads():
-        several = translate_lines(*parts, lines, settings, dtype=dtype)
+        several = translate_lines(engine, tokenizers, lines)
     assert [each[0].score for each in several] == pytest.approx([each[0].score for each in one], abs=1e-4)
     assert [each[0].score for each in several] != pytest.approx([each[0].score for each in whole], abs=1e-4)
 
@@ -124,22 +132,22 @@ def test_the_model_goes_back_to_training(parts: tuple[Transformer, Tokenizers]) 
     model, tokenizers = parts
     for training in (True, False):
         model.train(training)
-        translate_lines(model, tokenizers, ["The dog."], DecodingSettings())
+        translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, ["The dog."])
         assert model.training == training
     loss = model(torch.tensor([[5, EOS]]), torch.tensor([[2, 5]])).hidden.sum()
     loss.backward()  # what decoding cached inside the model can still be trained through
 
 
 def test_coverage_needs_a_model_with_weights(parts: tuple[Transformer, Tokenizers]) -> None:
-    blind = TinyModel()
+    (model, tokenizers), blind = parts, TinyModel()
     blind.has_weights = False
     with pytest.raises(MtkitError, match="cross attention"):
-        translate_lines(blind, parts[1], ["a"], DecodingSettings(coverage_penalty=0.2))
+        translate_lines(ModelEngine(blind, DecodingSettings(coverage_penalty=0.2)), tokenizers, ["a"])
     with pytest.raises(MtkitError, match="beam"):
-        translate_lines(*parts, ["a"], DecodingSettings(method="greedy", coverage_penalty=0.2))
+        translate_lines(ModelEngine(model, DecodingSettings(method="greedy", coverage_penalty=0.2)), tokenizers, ["a"])
     plain, covered = (
-        translate_lines(*parts, sentences(6, 7), DecodingSettings(coverage_penalty=weight, beam=4, n_best=4))
-        for weight in (0.0, 0.3)
+        translate_lines(ModelEngine(model, each), tokenizers, sentences(6, 7))
+        for each in (DecodingSettings(coverage_penalty=weight, beam=4, n_best=4) for weight in (0.0, 0.3))
     )
     without, beside = (
         [each.score - each.log_prob / len(each.pieces) for translations in found for each in translations]
@@ -151,11 +159,11 @@ def test_coverage_needs_a_model_with_weights(parts: tuple[Transformer, Tokenizer
 
 
 def test_lower_precision_decodes(parts: tuple[Transformer, Tokenizers]) -> None:
-    lines = sentences(5, 8)
-    full = translate_lines(*parts, lines, DecodingSettings())
+    (model, tokenizers), lines = parts, sentences(5, 8)
+    full = translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, lines)
     seen = set()
     watch = parts[0].encoder_norm.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
-    half = translate_lines(*parts, lines, DecodingSettings(), dtype=torch.bfloat16)
+    half = translate_lines(ModelEngine(model, DecodingSettings(), torch.bfloat16), tokenizers, lines)
     watch.remove()
     assert seen == {torch.bfloat16}
     for a, b in zip(full, half, strict=True):
@@ -190,7 +198,8 @@ def test_the_gpu_gives_what_the_cpu_gives(tmp_path: Path, method: str) -> None:
     settings = DecodingSettings.model_validate({"method": method, "batch_tokens": 10_000})
     lines = sentences(40, seed=5) + AWKWARD
     here, there = (
-        translate_lines(run.load_model(device=device), run.tokenizers, lines, settings) for device in ("cpu", "cuda")
+        translate_lines(ModelEngine(run.load_model(device=device), settings), run.tokenizers, lines)
+        for device in ("cpu", "cuda")
     )
     for cpu, gpu in zip(here, there, strict=True):
         assert cpu[0].pieces == gpu[0].pieces

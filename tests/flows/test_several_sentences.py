@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from mtkit.cli.app import app
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import Translation, translate_lines
@@ -109,7 +110,8 @@ def test_every_sentence_of_a_line_is_translated(run: Run, pairs: list[tuple[str,
 
 def test_without_what_the_run_keeps_of_its_training_most_are_lost(run: Run, lines: list[str]) -> None:
     """What the rule is there for; a run of an earlier version still does so."""
-    found = translate_lines(run.load_model(), run.tokenizers, lines, run.recipe.decoding, trained_on=TrainedOn())
+    engine = ModelEngine(run.load_model(), run.recipe.decoding)
+    found = translate_lines(engine, run.tokenizers, lines, trained_on=TrainedOn())
     assert sum(sentences_in(best.text) for best, *_ in found) < 2 * len(lines)
 
 

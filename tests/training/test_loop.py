@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mtkit.data.batches import plan
 from mtkit.data.prepared import Prepared, Side
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError, MtkitError, RecipeError, RunError
@@ -93,8 +94,8 @@ def test_validation_bleu_is_that_of_translate_and_score_with_the_best_checkpoint
     best, found = json.loads((finished / "best.json").read_text()), Run(finished)
     assert prepared.valid.source_text is not None
     assert prepared.valid.target_text is not None
-    parts = (found.load_model(), found.tokenizers, prepared.valid.source_text[:4], found.recipe.decoding)
-    translations = translate_lines(*parts, trained_on=TrainedOn.of([found]))
+    engine, lines = ModelEngine(found.load_model(), found.recipe.decoding), prepared.valid.source_text[:4]
+    translations = translate_lines(engine, found.tokenizers, lines, trained_on=TrainedOn.of([found]))
     references = [prepared.valid.target_text[:4]]
     bleu = score_corpus([each[0].text for each in translations], references, metrics=("BLEU",), bootstrap=0)[0]
     assert best["bleu"] == bleu.value

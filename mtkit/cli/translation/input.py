@@ -3,38 +3,26 @@
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from mtkit.errors import DataError, MtkitError
-
-if TYPE_CHECKING:
-    from mtkit.decoding.lines.stream import Item
+from mtkit.errors import MtkitError
 
 
-def read(name: str) -> Iterable[str]:
-    """The lines of a file; - is standard input."""
-    from mtkit.data.readers import Lines, decoded
+def text(name: str) -> Path | Iterable[str]:
+    """The file of that name; of -, the lines of standard input."""
+    from mtkit.data.readers import decoded
 
-    return decoded(_standard_input(), "standard input") if name == "-" else Lines(Path(name))
-
-
-def with_ids(name: str, path: Path) -> "Iterator[Item]":
-    """Lines with the ids of their documents. Raises: DataError where they are not equally many, at once if it can."""
-    wrong = f"{path} must have as many lines as the input: the id of each line's document"
-    if Path(name).is_file() and path.is_file() and sum(1 for _ in read(name)) != sum(1 for _ in read(str(path))):
-        raise DataError(wrong)
-    try:
-        yield from zip(read(name), read(str(path)), strict=True)
-    except ValueError as error:
-        raise DataError(wrong) from error
+    return decoded(_standard_input(), "standard input") if name == "-" else Path(name)
 
 
 def count(name: str) -> int | None:
     """How many lines there are, where a bar will show it and it can be known."""
+    from mtkit.data.readers import Lines
+
     known = name != "-" and Path(name).is_file() and sys.stderr.isatty()  # a pipe can be read but once
-    return sum(1 for _ in read(name)) if known else None
+    return sum(1 for _ in Lines(Path(name))) if known else None
 
 
 def is_live(name: str) -> bool:

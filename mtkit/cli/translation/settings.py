@@ -1,14 +1,12 @@
-"""What `mtkit translate` is asked to do, from its options and the runs' recipes."""
+"""The settings that `mtkit translate` decodes by, from its options and the run's recipe."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtkit.cli.translation.notes import note
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.recipe import DecodingSettings, Recipe
+    from mtkit.recipe import Recipe
     from mtkit.runs import Run
 
 ONLY_WITH = {
@@ -16,29 +14,6 @@ ONLY_WITH = {
     "sample": ("temperature", "top_k", "top_p", "seed"),
 }
 """Settings that say nothing with another method."""
-
-
-def joins_documents(
-    runs: "Sequence[Run]", asked: bool | None, settings: "DecodingSettings", *, scores: bool, forced: bool
-) -> bool:
-    """Whether lines of a document are translated together: as asked, or else where all runs were trained that way."""
-    from mtkit.decoding.translator import document_pieces
-
-    trained = document_pieces(runs) is not None
-    if asked and not trained:
-        raise MtkitError(
-            "--documents needs a run that was trained on documents (data.documents in its recipe); leave it out"
-        )
-    if not trained or asked is False:
-        return False
-    single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
-    for option, given in single.items():
-        if given and asked:
-            raise MtkitError(f"{option} is for lines that are translated one by one; give --sentences with it")
-        if given:
-            note(f"with {option}, lines are translated one by one, not by documents")
-            return False
-    return True
 
 
 def recipe_of(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":

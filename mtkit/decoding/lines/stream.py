@@ -8,8 +8,9 @@ from itertools import chain, islice
 from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
+from mtkit.decoding.lines.notes import Notes
 from mtkit.errors import MtkitError
 from mtkit.files import json_text, lock, write_json
 
@@ -22,36 +23,28 @@ LONGEST_CHUNK = 4 * CHUNK
 Item = tuple[str, ...]
 """An input line with what belongs to it, none of which has a line end; all items of an input have as many strings."""
 
-Work = Callable[[int, list[Item]], Iterable[str]]
-"""(number of the first item, from 0; items) to lines of output, which depend on nothing else."""
+Work = Callable[[int, list[Item]], tuple[Iterable[str], Notes]]
+"""(number of the first item, from 0; items) to lines of output and notes on them, which depend on nothing else."""
 
 Together = Callable[[Item, Item], bool]
 """Whether an item and the next belong together, so that no chunk should end between them."""
 
 
-class Memory(Protocol):
-    """What is gathered over all chunks beside their output, and must not be lost with a kill."""
-
-    def state(self) -> Any:
-        """All so far, as JSON can hold it."""
-        ...
-
-    def restore(self, state: Any) -> object:
-        """Go on from there."""
-        ...
-
-
 def to_stream(
     items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None, live: bool = False
-) -> None:
-    """Write the output of each chunk as soon as it is there.
+) -> Notes:
+    """Write the output of each chunk as soon as it is there; gives the notes on all.
 
     A chunk of `live` items, none of which belong together, is what has come while the one before it was worked on: who
     writes a line at a time is answered a line at a time.
     """
+    notes = Notes()
     for first, chunk in _chunks_as_they_come(items) if live and together is None else _chunks(items, together):
-        stream.write(_bytes(work(first, chunk)))
+        lines, found = work(first, chunk)
+        notes += found
+        stream.write(_bytes(lines))
         stream.flush()
+    return notes
 
 
 def to_file(
@@ -61,11 +54,10 @@ def to_file(
     about: Mapping[str, Any],
     *,
     together: Together | None = None,
-    memory: Memory | None = None,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
-) -> None:
-    """Write the output to `path`, which appears when it is whole.
+) -> Notes:
+    """Write the output to `path`, which appears when it is whole; gives the notes on all, those before a kill included.
 
     Until then it grows, a chunk at a time, in `path`.partial, with `path`.partial.json beside it. The same call later,
     after a kill, leaves out the chunks that are there; `on_skip` gets the number of their items. A chunk is there where
@@ -79,7 +71,7 @@ def to_file(
     about = json.loads(json_text(about))
     if path.is_dir():
         raise MtkitError(f"{path} is a folder; give the name of a file to write")
-    todo, done = _chunks(items, together), list[dict[str, Any]]()
+    todo, done, notes = _chunks(items, together), list[dict[str, Any]](), Notes()
     begun = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,21 +79,24 @@ def to_file(
             lock(file, f"another process is writing {path}; wait for it, or choose another file")
             done = _done(record, about, partial.stat().st_size, say)
             begun = True
-            waiting = _skip(done, todo, partial, say, on_skip)
-            if memory is not None and done and "memory" in done[-1]:
-                memory.restore(done[-1]["memory"])
+            there, waiting = _skip(done, todo, partial, say, on_skip)
+            done = done[:there]
+            if done:
+                notes = Notes.restored(done[-1]["notes"])
             file.truncate(done[-1]["bytes"] if done else 0)
             for first, chunk in chain(waiting, todo):
-                file.write(_bytes(work(first, chunk)))
+                lines, found = work(first, chunk)
+                notes += found
+                file.write(_bytes(lines))
                 file.flush()
                 os.fsync(file.fileno())
-                done.append({"sha256": _digest(chunk), "bytes": os.fstat(file.fileno()).st_size})
-                if memory is not None:
-                    done[-1]["memory"] = memory.state()
+                size = os.fstat(file.fileno()).st_size
+                done.append({"sha256": _digest(chunk), "bytes": size, "notes": notes.state()})
                 write_json(record, {"about": about, "chunks": done})
             os.fsync(file.fileno())
             partial.replace(path)
             done = []
+            return notes
     except OSError as error:
         raise MtkitError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
@@ -175,6 +170,8 @@ def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> 
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
         there = [each for each in found["chunks"] if each["bytes"] <= size and each["sha256"]]
+        for each in there:
+            Notes.restored(each["notes"])
         before = found["about"]
     except FileNotFoundError:
         return []
@@ -192,8 +189,8 @@ def _skip(
     partial: Path,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
-) -> list[tuple[int, list[Item]]]:
-    """Goes past the chunks that are there, and strikes out of `done` what is not; gives the first one that is to do."""
+) -> tuple[int, list[tuple[int, list[Item]]]]:
+    """Goes past the chunks that are there; gives how many these are, and the first chunk that is to do, if any is."""
     there = 0
     waiting: list[tuple[int, list[Item]]] = []
     for first, chunk in todo:
@@ -206,8 +203,7 @@ def _skip(
         say(f"{partial} was made of other text from line {waiting[0][0] + 1:,} on")
     if waiting and there:
         say(f"going on after line {waiting[0][0]:,}, where {partial} ends")
-    del done[there:]
-    return waiting
+    return there, waiting
 
 
 def _digest(chunk: list[Item]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mtkit.data.tokenizer import BREAK, EOS, Tokenizers
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lines.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
 from mtkit.decoding.lines.segments import Directions, Source
@@ -30,7 +31,7 @@ def tokenizers(trained: Trained) -> Tokenizers:
 
 def translated(model: Echo, tokenizers: Tokenizers, lines: list[str], documents: Documents) -> list[Translation]:
     seen: list[int] = []
-    found = translate_lines(model, tokenizers, lines, GREEDY, documents=documents, on_progress=seen.append)
+    found = translate_lines(ModelEngine(model, GREEDY), tokenizers, lines, documents=documents, on_progress=seen.append)
     assert sum(seen) == len(lines)
     return [best for best, *_ in found]
 
@@ -126,7 +127,11 @@ def test_a_trained_model_gives_every_line_something(trained: Trained) -> None:
     for method in ("greedy", "beam", "sample"):
         settings = DecodingSettings.model_validate({"method": method})
         found = translate_lines(
-            model, trained.run.tokenizers, lines, settings, directions=ways, documents=Documents([1] * 30, 20)
+            ModelEngine(model, settings),
+            trained.run.tokenizers,
+            lines,
+            directions=ways,
+            documents=Documents([1] * 30, 20),
         )
         assert len(found) == 30
         assert all("\n" not in best.text for best, *_ in found)
@@ -144,7 +149,9 @@ def test_longer_targets_leave_less_room(trained: Trained) -> None:
 def test_several_translations_are_refused(tokenizers: Tokenizers) -> None:
     settings = DecodingSettings(beam=2, n_best=2)
     with pytest.raises(MtkitError, match="--sentences"):
-        translate_lines(Echo(tokenizers.target.size), tokenizers, ["a"], settings, documents=Documents([1], 9))
+        translate_lines(
+            ModelEngine(Echo(tokenizers.target.size), settings), tokenizers, ["a"], documents=Documents([1], 9)
+        )
 
 
 def test_validation_and_translation_join_the_same_lines(trained: Trained) -> None:

@@ -11,7 +11,8 @@ from mtkit.data.lines.lengths import PERCENTILES, ROOM, Bin, Lengths, lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.tokenizer import BREAK, EOS
-from mtkit.decoding.ensemble import Ensemble
+from mtkit.decoding.engines.ensemble import Ensemble
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lines.limits import TrainedOn, Usual
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings, make_recipe
@@ -139,7 +140,9 @@ def test_targets_six_times_as_long_as_their_sources_come_whole(sixfold: Prepared
     settings = DecodingSettings.model_validate({"method": method, "beam": 2})
 
     def translated(trained_on: TrainedOn | None) -> list[str]:
-        found = translate_lines(model, tokenizers, list(side.source_text or ()), settings, trained_on=trained_on)
+        found = translate_lines(
+            ModelEngine(model, settings), tokenizers, list(side.source_text or ()), trained_on=trained_on
+        )
         return [each[0].text for each in found]
 
     known = TrainedOn([list(lengths_of(sixfold, 1024).values())] * models)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.tokenizer import EOS, Tokenizers
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.translate import translate_lines
@@ -53,7 +54,7 @@ def test_the_tag_comes_first_and_the_task_beside(tokenizers: Tokenizers) -> None
     model = Echo(tokenizers.target.size, tags=1)
     lines = ["The dog.", "", "A cat.", "The dog."]
     directions = Directions(NAMES, [0, 0, 1, 1])
-    found = translate_lines(model, tokenizers, lines, DecodingSettings(), directions=directions)
+    found = translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, lines, directions=directions)
     assert [each[0].text for each in found] == lines
     tags = [tokenizers.source.tag(name) for name in NAMES]
     dog, cat = (tokenizers.source.encode(line) for line in ("The dog.", "A cat."))
@@ -65,7 +66,7 @@ def test_the_tag_comes_first_and_the_task_beside(tokenizers: Tokenizers) -> None
 def test_one_direction_needs_no_tag(tokenizers: Tokenizers) -> None:
     model = Echo(tokenizers.target.size)
     for directions in (None, Directions(["en-de"], [0])):
-        translate_lines(model, tokenizers, ["A cat."], DecodingSettings(), directions=directions)
+        translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, ["A cat."], directions=directions)
     assert model.seen == [([*tokenizers.source.encode("A cat."), EOS], None)] * 2
 
 
@@ -86,13 +87,20 @@ def test_directions_change_what_a_trained_model_gives_and_scores(run: Run) -> No
     ways = [Directions(run.directions, [task] * 8) for task in (0, 1)]
     mixed = Directions(run.directions, [0, 1] * 4)
     german, french, both = (
-        translate_lines(model, run.tokenizers, lines, DecodingSettings(), directions=each) for each in (*ways, mixed)
+        translate_lines(ModelEngine(model, DecodingSettings()), run.tokenizers, lines, directions=each)
+        for each in (*ways, mixed)
     )
     assert german != french
     for number, (best, *_) in enumerate(both):
         assert best.pieces == (german, french)[number % 2][number][0].pieces
     forced, other = (
-        log_probs_of_lines(model, run.tokenizers, lines, sentences(8, 7), batch_tokens=200, directions=each)
+        log_probs_of_lines(
+            ModelEngine(model, DecodingSettings(batch_tokens=200)),
+            run.tokenizers,
+            lines,
+            sentences(8, 7),
+            directions=each,
+        )
         for each in (mixed, ways[0])
     )
     assert forced[::2] == pytest.approx(other[::2], abs=1e-4)
@@ -101,10 +109,9 @@ def test_directions_change_what_a_trained_model_gives_and_scores(run: Run) -> No
 
 def test_the_longest_source_leaves_room(run: Run, tmp_path: Path) -> None:
     found = translate_lines(
-        run.load_model(),
+        ModelEngine(run.load_model(), DecodingSettings(method="greedy")),
         run.tokenizers,
         ["The house near the tree. " * 20],
-        DecodingSettings(method="greedy"),
         directions=Directions(run.directions, [1]),
     )
     assert found[0][0].parts > 20 * 6 // LONGEST
@@ -118,7 +125,9 @@ def test_parts_are_joined_as_the_target_language_is_written(
     directions = None if direction is None else Directions([direction], [0])
     model = Echo(tokenizers.target.size, longest=max(len(tokenizers.source.encode(each)) for each in sentences) + 1)
     settings = DecodingSettings(method="greedy")
-    ((found,),) = translate_lines(model, tokenizers, [" ".join(sentences)], settings, directions=directions)
+    ((found,),) = translate_lines(
+        ModelEngine(model, settings), tokenizers, [" ".join(sentences)], directions=directions
+    )
     assert found.parts == 2
     assert found.text == space.join(sentences)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.decoding.lines import stream
+from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.stream import Item, to_file, to_stream
 from mtkit.errors import MtkitError
 
@@ -42,11 +43,13 @@ class Worker:
     def __init__(self, killed_at: int | None = None) -> None:
         self.killed_at, self.firsts = killed_at, list[int]()
 
-    def __call__(self, first: int, chunk: list[Item]) -> Iterable[str]:
+    def __call__(self, first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
         if self.killed_at is not None and first + len(chunk) > self.killed_at:
             raise KilledError
         self.firsts.append(first)
-        return [f"{first + number} {item[0]}\u0085" for number, item in enumerate(chunk)]
+        return [f"{first + number} {item[0]}\u0085" for number, item in enumerate(chunk)], Notes(
+            cut=Listed.of([first + 1])
+        )
 
 
 def run(out: Path, given: list[Item], worker: Worker, about: object = 1) -> tuple[list[str], int]:
@@ -57,38 +60,15 @@ def run(out: Path, given: list[Item], worker: Worker, about: object = 1) -> tupl
     return said, sum(skipped)
 
 
-class Counted:
-    """How many chunks were worked on, the ones before a kill among them."""
-
-    def __init__(self) -> None:
-        self.chunks = 0
-
-    def state(self) -> object:
-        return {"chunks": self.chunks}
-
-    def restore(self, state: dict[str, int]) -> None:
-        self.chunks = state["chunks"]
-
-
-def test_what_was_gathered_goes_on_after_a_kill(out: Path) -> None:
-    def work(at: int | None, memory: Counted) -> None:
-        worker = Worker(at)
-
-        def counting(first: int, chunk: list[Item]) -> Iterable[str]:
-            lines = worker(first, chunk)
-            memory.chunks += 1
-            return lines
-
-        to_file(iter(items(45)), counting, out, {}, memory=memory, say=str, on_skip=abs)
+def test_notes_go_on_after_a_kill(out: Path) -> None:
+    def work(at: int | None) -> Notes:
+        nobody = list[object]().append
+        return to_file(iter(items(45)), Worker(at), out, {}, say=nobody, on_skip=nobody)
 
     with pytest.raises(KilledError):
-        work(25, Counted())
-    again = Counted()
-    work(None, again)
-    assert again.chunks == 5
-    changed = Counted()
-    work(None, changed)  # nothing is left of before
-    assert changed.chunks == 5
+        work(25)
+    assert work(None).cut == Listed(5, (1, 11, 21, 31, 41))
+    assert work(None).cut == Listed(5, (1, 11, 21, 31, 41))  # nothing is left of before
 
 
 def killed(out: Path, given: list[Item], at: int) -> None:
@@ -151,11 +131,15 @@ def test_shorter_text_leaves_nothing_behind(out: Path) -> None:
     assert out.read_bytes() == expected(items(20))
 
 
-@pytest.mark.parametrize("damage", ["about", "record"])
+@pytest.mark.parametrize("damage", ["about", "record", "notes"])
 def test_other_settings_and_damaged_records_begin_anew(out: Path, damage: str) -> None:
     killed(out, items(47), at=35)
     if damage == "record":
         out.with_name("out.txt.partial.json").write_text("{")
+    if damage == "notes":
+        record = json.loads(out.with_name("out.txt.partial.json").read_text())
+        record["chunks"][-1]["notes"] = [[1, [1]]]
+        out.with_name("out.txt.partial.json").write_text(json.dumps(record))
     worker = Worker()
     said, skipped = run(out, items(47), worker, about=2 if damage == "about" else 1)
     assert (worker.firsts, skipped) == ([0, 10, 20, 30, 40], 0)
@@ -227,7 +211,7 @@ def test_lines_that_have_come_are_worked_on_together() -> None:
         yield from items(25)
         come.set()
 
-    def work(first: int, chunk: list[Item]) -> Iterable[str]:
+    def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
         assert come.wait(20)
         return worker(first, chunk)
 

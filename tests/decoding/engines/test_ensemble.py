@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import EOS
-from mtkit.decoding.ensemble import Ensemble, mean_of
-from mtkit.decoding.forced import forced_log_probs
+from mtkit.decoding.engines.ensemble import Ensemble, mean_of
+from mtkit.decoding.engines.likelihood import forced_log_probs
+from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings
@@ -42,7 +43,7 @@ def test_of_a_model_with_itself_translates_as_the_model(runs: list[Run], method:
     model, lines = runs[0].load_model(), sentences(20, seed=3)
     settings = DecodingSettings.model_validate({"method": method})
     alone, twice = (
-        translate_lines(each, runs[0].tokenizers, lines, settings)
+        translate_lines(ModelEngine(each, settings), runs[0].tokenizers, lines)
         for each in (model, Ensemble([model, runs[0].load_model()]))
     )
     for (one, *_), (two, *_) in zip(alone, twice, strict=True):
@@ -68,7 +69,7 @@ def test_of_two_goes_by_the_mean_of_probabilities() -> None:
 def test_steps_and_forced_decoding_agree_across_attentions(runs: list[Run]) -> None:
     ensemble, tokenizers = Ensemble([run.load_model() for run in runs]), runs[0].tokenizers
     lines = sentences(10, seed=9)
-    found = translate_lines(ensemble, tokenizers, lines, DecodingSettings(beam=4, n_best=4))
+    found = translate_lines(ModelEngine(ensemble, DecodingSettings(beam=4, n_best=4)), tokenizers, lines)
     for line, translations in zip(lines, found, strict=True):
         for each in translations:
             source = torch.tensor([[*tokenizers.source.encode(line), EOS]])
@@ -99,5 +100,5 @@ def test_the_mean_is_of_probabilities() -> None:
 def test_evaluation_mode_and_back(runs: list[Run], tmp_path: Path) -> None:
     ensemble = Ensemble([run.load_model() for run in runs])
     ensemble.train()
-    translate_lines(ensemble, runs[0].tokenizers, ["The dog."], DecodingSettings())
+    translate_lines(ModelEngine(ensemble, DecodingSettings()), runs[0].tokenizers, ["The dog."])
     assert all(each.training for each in ensemble.networks)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.attention.registry import mechanisms
-from mtkit.decoding.arithmetic import decoding_with, find_dtype
+from mtkit.decoding.engines.arithmetic import decoding_with, find_dtype
 from mtkit.decoding.search.beam import beam_search
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model

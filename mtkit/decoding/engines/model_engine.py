@@ -1,0 +1,84 @@
+"""mtkit's own engine: its searches over a model, or over an ensemble."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtkit.decoding.engines.arithmetic import decoding_with
+from mtkit.decoding.engines.likelihood import forced_log_probs
+from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.search import Hypotheses, SourceBatch
+from mtkit.decoding.search.beam import beam_search
+from mtkit.decoding.search.greedy import greedy_search
+from mtkit.decoding.search.sampling import sample
+from mtkit.errors import MtkitError
+from mtkit.model.network import Model
+from mtkit.recipe import DecodingSettings
+
+SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
+
+
+@dataclass(frozen=True)
+class ModelEngine:
+    """An `Engine` over a model; it serves one call of `ready` at a time."""
+
+    model: Model
+    settings: DecodingSettings
+    dtype: torch.dtype | None = None
+    """The arithmetic of the matrix products; None stands for float32, whose results do not depend on the batch."""
+    lexicon: Lexicon | None = None
+    """Where there is one, only pieces on its shortlist of a batch may come, so that a result depends on its batch."""
+
+    @property
+    def longest_source(self) -> int | None:
+        """As the model."""
+        return self.model.longest_source
+
+    @property
+    def longest_target(self) -> int | None:
+        """As the model."""
+        return self.model.longest_target
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Settings, arithmetic and shortlists; batch size and threads where a result may depend on its batch."""
+        by_batch = self.dtype == torch.int8 or self.lexicon is not None
+        return {
+            "device": next(self.model.parameters()).device.type,
+            "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
+            "lexicon": self.lexicon and self.lexicon.fingerprint,
+            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if by_batch else None,
+            "settings": self.settings.model_dump(exclude={"batch_tokens"}),
+        }
+
+    def check(self) -> None:
+        """Raises: MtkitError for a coverage penalty where the search, or the model's attention, has no use for it."""
+        settings = self.settings
+        if settings.coverage_penalty and settings.method != "beam":
+            raise MtkitError(
+                f"decoding.coverage_penalty = {settings.coverage_penalty} ranks the hypotheses of beam search; "
+                f"set it to 0 with method {settings.method}"
+            )
+        if settings.coverage_penalty and not self.model.has_weights:
+            raise MtkitError(
+                f"decoding.coverage_penalty = {settings.coverage_penalty} needs attention weights, and this model's "
+                "cross attention mechanism has none; set it to 0, or train with a cross attention that has "
+                "(cross: full)"
+            )
+
+    def ready(self) -> AbstractContextManager[torch.device]:
+        """The model in evaluation mode and inference mode, its arithmetic in `dtype`. Raises: as `decoding_with`."""
+        return decoding_with(self.model, self.dtype)
+
+    def translate(self, batch: SourceBatch) -> Hypotheses:
+        """What the search of `settings.method` finds; log-probabilities are among the pieces that may come."""
+        if self.lexicon is not None:
+            batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
+        return SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
+
+    def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
+        """As `forced_log_probs`, among all pieces."""
+        return forced_log_probs(self.model, source, target, task=task)

@@ -1,0 +1,147 @@
+"""Translating or scoring whole files: N lines in, N lines out, and a killed call typed again goes on where it was."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from mtkit.data.readers import Lines
+from mtkit.decoding.held_out import n_best_lines
+from mtkit.decoding.lines.documents import parted_by_blank_lines
+from mtkit.decoding.lines.notes import Notes
+from mtkit.decoding.lines.output import write_lines
+from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.stream import Item
+from mtkit.decoding.translate import OnProgress, Translation
+from mtkit.decoding.translator import Translator, joins_documents
+from mtkit.errors import DataError
+
+Text = Path | Iterable[str]
+"""Lines: a file, .gz too, or what gives one after the other, without line ends."""
+
+
+def translate_file(
+    translator: Translator,
+    source: Text,
+    output: Path | BinaryIO,
+    *,
+    direction: str | None = None,
+    documents: bool | None = None,
+    document_ids: Text | None = None,
+    scores: bool = False,
+    live: bool = False,
+    say: Callable[[str], object] = lambda message: None,
+    on_progress: OnProgress = lambda lines: None,
+) -> Notes:
+    """Write the translation of each line: N lines in, N lines out; gives what is to be known about some of them.
+
+    The file `output` appears when it is whole; the same call after a kill leaves out what is done. A stream gets
+    translations as they come; `live` lines, whose writer may wait for an answer, are taken as they come too. With
+    several translations per line (`n_best`), each has a line of its own as number, score and text; `scores` puts each
+    score and a tab before its text.
+
+    `direction` is needed by a run of several. With `documents`, lines of a document are translated together; None
+    stands for as trained. Documents are parted by blank lines, or have `document_ids`, one per line. `say` gets lines
+    for people, `on_progress` the numbers of lines just done.
+
+    Raises: MtkitError for what does not go together, and where `output` cannot be written; DataError for bad input.
+    """
+    together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
+    items: Iterable[Item] = zip(_lines(source)) if document_ids is None else _with_ids(source, document_ids)
+
+    def ids_of(chunk: Sequence[Item]) -> Sequence[int] | Sequence[str] | None:
+        if not together:
+            return None
+        return parted_by_blank_lines([item[0] for item in chunk]) if document_ids is None else [i[1] for i in chunk]
+
+    def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
+        found = translator.lines(
+            [item[0] for item in chunk],
+            direction=direction,
+            documents=ids_of(chunk),
+            first=first,
+            on_progress=on_progress,
+        )
+        return _written(found, first, several=translator.settings.n_best > 1, scores=scores), Notes.of(found, first)
+
+    def in_a_document(one: Item, other: Item) -> bool:
+        return bool(one[0].strip() and other[0].strip()) if document_ids is None else one[1] == other[1]
+
+    parted = together and ("blank lines" if document_ids is None else _name(document_ids, "ids"))
+    return write_lines(
+        items,
+        work,
+        output,
+        lambda: {**translator.identity, "direction": direction, "documents": parted, "scores": scores},
+        together=in_a_document if together else None,
+        live=live,
+        say=say,
+        on_skip=on_progress,
+    )
+
+
+def force_file(
+    translator: Translator,
+    sources: Text,
+    targets: Text,
+    output: Path | BinaryIO,
+    *,
+    directions: Directions | str | None = None,
+    say: Callable[[str], object] = lambda message: None,
+    on_progress: OnProgress = lambda lines: None,
+) -> None:
+    """Write the log-probability of each target line given its source line, resumed as `translate_file` is.
+
+    `directions` are those of the lines, or one for all by its name; None stands for the only one.
+    Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as above.
+    """
+    source, target = list(_lines(sources)), list(_lines(targets))
+    if len(source) != len(target):
+        raise DataError(f"{len(source):,} source lines and {len(target):,} target lines do not make pairs")
+    if not isinstance(directions, Directions):
+        directions = translator.directions(directions, len(source))
+    ways = directions
+
+    def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
+        found = translator.force(
+            [item[0] for item in chunk],
+            [item[1] for item in chunk],
+            ways.part(first, len(chunk)),
+            first=first,
+            on_progress=on_progress,
+        )
+        return [f"{each:.6f}" for each in found], Notes()
+
+    items = zip(source, target, ways.names_of_lines(), strict=True)
+    write_lines(items, work, output, lambda: {**translator.identity, "forced": True}, say=say, on_skip=on_progress)
+
+
+def _written(
+    translations: Sequence[Sequence[Translation]], first: int, *, several: bool, scores: bool
+) -> Iterable[str]:
+    """The lines of output of lines, the first of which is number `first` from 0."""
+    if several:
+        return n_best_lines(translations, first)
+    return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in translations]
+
+
+def _with_ids(source: Text, ids: Text) -> Iterator[Item]:
+    """Lines with the ids of their documents. Raises: DataError where they are not equally many, at once if it can."""
+    wrong = f"{_name(ids, 'the ids')} must have as many lines as the input: the id of each line's document"
+    if _is_file(source) and _is_file(ids) and sum(1 for _ in _lines(source)) != sum(1 for _ in _lines(ids)):
+        raise DataError(wrong)
+    try:
+        yield from zip(_lines(source), _lines(ids), strict=True)
+    except ValueError as error:
+        raise DataError(wrong) from error
+
+
+def _lines(text: Text) -> Iterable[str]:
+    return Lines(text) if isinstance(text, Path) else text
+
+
+def _is_file(text: Text) -> bool:
+    return isinstance(text, Path) and text.is_file()
+
+
+def _name(text: Text, otherwise: str) -> str:
+    return str(text) if isinstance(text, Path) else otherwise

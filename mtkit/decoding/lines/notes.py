@@ -1,0 +1,91 @@
+"""What a user should know about some of the lines that were translated."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Self
+
+from mtkit.decoding.translate import Translation
+
+NAMED = 10
+"""Line numbers that a note lists at most."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Line numbers: how many, and the first of them."""
+
+    count: int = 0
+    first: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Self:
+        """These numbers, which rise."""
+        every = tuple(numbers)
+        return cls(len(every), every[:NAMED])
+
+    def __add__(self, other: Self) -> "Listed":
+        """These, and others behind them."""
+        return Listed(self.count + other.count, (*self.first, *other.first)[:NAMED])
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.first):,} more" if self.count > len(self.first) else ""
+        return ", ".join(map(str, self.first)) + more
+
+
+@dataclass(frozen=True)
+class Notes:
+    """The lines, by their numbers from 1, that were not simply translated."""
+
+    in_parts: Listed = Listed()
+    cut: Listed = Listed()
+    failed: Listed = Listed()
+    joined: Listed = Listed()
+    fell_back: Listed = Listed()
+
+    @classmethod
+    def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
+        """Those among lines with these translations, the first of which is number `first` from 0."""
+        best = list(enumerate((each for each, *_ in translations), start=first + 1))
+        return cls(
+            in_parts=Listed.of(number for number, each in best if each.parts > 1),
+            cut=Listed.of(number for number, each in best if each.cut),
+            failed=Listed.of(number for number, each in best if each.score == float("-inf")),
+            joined=Listed.of(number for number, each in best if each.together > 1),
+            fell_back=Listed.of(number for number, each in best if each.fell_back),
+        )
+
+    @classmethod
+    def restored(cls, state: Any) -> Self:
+        """What `state` was of. Raises: TypeError or ValueError for what it cannot have given."""
+        if len(state) != len(fields(cls)):
+            raise ValueError("notes of another version")
+        return cls(*(Listed(int(count), tuple(map(int, first))) for count, first in state))
+
+    def __add__(self, other: Self) -> "Notes":
+        """These, and those of the lines that follow."""
+        return Notes(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def state(self) -> list[Any]:
+        """All of it, as JSON can hold it."""
+        return [[count, list(first)] for count, first in astuple(self)]
+
+    def messages(self) -> Iterator[str]:
+        """What there is to say, a line each."""
+        if self.in_parts.count:
+            yield (
+                "lines were cut at sentence ends and translated in parts, as they hold more than training lines, or "
+                f"than the model takes ({self.in_parts.count:,}): {self.in_parts}"
+            )
+        if self.cut.count:
+            yield (
+                "translations that may lack their end, as they are as long as they may be (--max-pieces, or as those "
+                f"of the training data, or the model's max_length): {self.cut}"
+            )
+        if self.failed.count:
+            yield f"the model gave no finite probabilities, so these lines are empty: {self.failed}"
+        if self.fell_back.count:
+            yield (
+                f"of {self.joined.count:,} lines that were joined with others of their document, "
+                f"{self.fell_back.count:,} were translated one by one, as their joined translation did not come "
+                f"apart into as many lines: {self.fell_back}"
+            )

@@ -1,0 +1,107 @@
+"""Whole files from Python: translated, scored, and gone on with after a kill."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtkit.decoding import translator as module
+from mtkit.decoding.files import force_file, translate_file
+from mtkit.decoding.lines import stream
+from mtkit.decoding.translator import Translator
+from mtkit.errors import DataError, MtkitError
+from mtkit.recipe import DecodingSettings
+from tests.decoding.trained import Trained, make_run, sentences
+
+GREEDY = DecodingSettings(method="greedy")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return make_run(tmp_path_factory.mktemp("run"), documents=20)
+
+
+@pytest.fixture(scope="module")
+def translator(trained: Trained) -> Translator:
+    return Translator([trained.run], GREEDY)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_text("".join(f"{line}\n" for line in [*sentences(6, 1), "The tree and the house. " * 9, ""]))
+    return path
+
+
+def written(translate: Callable[[io.BytesIO], object]) -> list[str]:
+    stream = io.BytesIO()
+    translate(stream)
+    return stream.getvalue().decode().splitlines()
+
+
+def test_a_killed_call_goes_on_where_it_was(
+    translator: Translator, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = translate_file(translator, source, tmp_path / "whole", documents=False)
+    assert whole.in_parts.first == (7,)
+    monkeypatch.setattr(stream, "CHUNK", 3)
+    translate, firsts, said = module.translate_lines, list[int](), list[str]()
+
+    def dying(*arguments: object, first: int, **rest: object) -> object:
+        firsts.append(first)
+        if firsts == [0, 3, 6]:
+            raise KeyboardInterrupt
+        return translate(*arguments, first=first, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "translate_lines", dying)
+    with pytest.raises(KeyboardInterrupt):
+        translate_file(translator, source, tmp_path / "out", documents=False)
+    assert not (tmp_path / "out").exists()
+    done: list[int] = []
+    notes = translate_file(
+        translator, source, tmp_path / "out", documents=False, say=said.append, on_progress=done.append
+    )
+    assert firsts == [0, 3, 6, 6]
+    assert said == [f"going on after line 6, where {tmp_path / 'out.partial'} ends"]
+    assert sum(done) == 8
+    assert notes == whole
+    assert (tmp_path / "out").read_text() == (tmp_path / "whole").read_text()
+
+
+def test_lines_in_lines_out_with_scores_and_several_of_each(trained: Trained, source: Path) -> None:
+    plain = Translator([trained.run], DecodingSettings(beam=3, n_best=3))
+    several = [line.split("\t") for line in written(lambda out: translate_file(plain, source, out))]
+    assert [number for number, *_ in several] == [str(line) for line in range(1, 9) for _ in range(3)]
+    best = Translator([trained.run], DecodingSettings(beam=3))
+    scored = written(lambda out: translate_file(best, source, out, scores=True))
+    assert [line.split("\t") for line in scored] == [[score, text] for _, score, text in several[::3]]
+
+
+def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, seen = [*sentences(3, 2), "", *sentences(2, 3)], list[object]()
+    translate = translator.lines
+    monkeypatch.setattr(
+        translator, "lines", lambda *given, documents, **how: seen.append(documents) or translate(*given, **how)
+    )
+    for how in ({}, {"document_ids": list("aabbbc")}, {"documents": False}, {"scores": True}):
+        assert len(written(lambda out: translate_file(translator, lines, out, **how))) == 6  # noqa: B023
+    assert seen == [[0, 0, 0, 1, 1, 1], list("aabbbc"), None, None]
+    with pytest.raises(DataError, match="the ids must have as many lines"):
+        translate_file(translator, lines, io.BytesIO(), document_ids=["a"])
+    with pytest.raises(MtkitError, match="one by one"):
+        translate_file(translator, lines, io.BytesIO(), documents=True, scores=True)
+
+
+def test_given_translations_are_scored(translator: Translator, tmp_path: Path) -> None:
+    lines, given = sentences(4, 5), sentences(4, 6)
+    expected = [f"{each:.6f}" for each in translator.force(lines, given, None)]
+    assert written(lambda out: force_file(translator, lines, given, out)) == expected
+    force_file(translator, lines, given, tmp_path / "out", directions="en-de")
+    assert (tmp_path / "out").read_text().split("\n") == [*expected, ""]
+    with pytest.raises(DataError, match="4 source lines and 1 target lines"):
+        force_file(translator, lines, ["a"], io.BytesIO())
+
+
+def test_a_run_is_translated_with_by_its_own_settings(trained: Trained) -> None:
+    assert Translator([trained.run]).settings == trained.run.recipe.decoding
