@@ -89,9 +89,22 @@ class _Loader(yaml.SafeLoader):
         try:
             if node.tag == f"{_TAG}float":
                 return float(word.replace(".inf", "inf").replace(".nan", "nan"))
-            return int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
+            number = int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
+            str(number)  # which is refused for thousands of digits
         except ValueError as error:
             raise ConstructorError(problem=f"{word[:20]!r} is no number", problem_mark=node.start_mark) from error
+        return number
+
+    def construct_text(self, node: yaml.ScalarNode) -> str:
+        """A string that names of files and UTF-8 can hold, which what an escape writes may not."""
+        text = str(self.construct_scalar(node))
+        try:
+            sound = b"\0" not in text.encode()
+        except UnicodeEncodeError:
+            sound = False
+        if not sound:
+            raise ConstructorError(problem=f"{text[:20]!a} is no text", problem_mark=node.start_mark)
+        return text
 
     def construct_boolean(self, node: yaml.ScalarNode) -> bool:
         """True or false."""
@@ -113,7 +126,7 @@ for _kind, _constructor in {
     "int": _Loader.construct_number,
     "float": _Loader.construct_number,
     "null": yaml.SafeLoader.construct_yaml_null,
-    "str": yaml.SafeLoader.construct_yaml_str,
+    "str": _Loader.construct_text,
     "seq": yaml.SafeLoader.construct_yaml_seq,
     "map": yaml.SafeLoader.construct_yaml_map,
 }.items():

@@ -56,7 +56,8 @@ def test_two_equal_keys_are_refused_with_both_lines() -> None:
         "a: &a [*a]",
         "a: &a []\n" + "".join(f"{b}: &{b} [{', '.join(10 * [f'*{a}'])}]\n" for a, b in pairwise("abcdefghi")),
         "!!int many", "!!float x", "!!bool x", "!!timestamp x", "!!binary '*'", "!!python/name:os.system x",
-        "? [a]\n: b", "a: \0", "9" * 5000,
+        "? [a]\n: b", "a: \0", "9" * 5000, "0x" + "f" * 5000,
+        'a: "\\0"', 'a: "\\udcff"', '"\\0": a',
     ],
 )  # fmt: skip
 def test_what_no_recipe_needs_is_an_error_of_yaml(text: str) -> None:

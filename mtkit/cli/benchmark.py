@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.attention_options import parse_options
 from mtkit.cli.benchmarks.decode import decode
 from mtkit.cli.benchmarks.train import train
-from mtkit.errors import MtkitError
+from mtkit.cli.values import MOST, parse_names, parse_numbers, parse_options
 
 if TYPE_CHECKING:
     from mtkit.benchmark.attention import Benchmark
@@ -41,7 +40,7 @@ def attention(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements per case; the fastest counts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")] = 3,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")] = Path(
@@ -77,22 +76,14 @@ def attention(
         device=find_device(device),
         options=parse_options(attention_option or []),
     )
-    chosen = default_names(role) if names is None else [name.strip() for name in names.split(",")]
+    chosen = default_names(role) if names is None else parse_names(names)
     with steps("benchmark", "part") as on_progress:
-        measured = measure_attention(chosen, _lengths(lengths), setting, on_progress=on_progress)
+        measured = measure_attention(chosen, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
     typer.echo(table(measured))
     stem = output / f"attention-{role}"
     write_text(stem.with_suffix(".txt"), table(measured) + "\n")
     write_json(stem.with_suffix(".json"), as_object(measured))
     typer.echo(f"\n{stem}.txt, {stem}.json{_picture(measured, stem.with_suffix('.png'))}")
-
-
-def _lengths(text: str) -> list[int]:
-    """[512, 1024] from "512,1024". Raises: MtkitError."""
-    try:
-        return [int(each) for each in text.split(",")]
-    except ValueError as error:
-        raise MtkitError(f"--lengths {text}: write whole numbers with commas between them, as in 512,1024") from error
 
 
 def _picture(measured: "Benchmark", path: Path) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.attention_options import parse_options
+from mtkit.cli.values import parse_names, parse_options
 
 if TYPE_CHECKING:
     from mtkit.comparison.folder import Folder
@@ -63,7 +63,7 @@ def compare(
     from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
 
-    chosen = entries(settings, [name.strip() for name in attention.split(",") if name.strip()], options)
+    chosen = entries(settings, parse_names(attention), options)
     prepared = open_prepared(settings.data.folder)
     folder = Folder(out)
     folder.open(chosen, prepared, device=str(find_device(device)), threads=threads or torch.get_num_threads())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.attention_options import parse_options
+from mtkit.cli.values import parse_options
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def train(
 
     label = label_attention(settings)  # names, roles and options are checked before any data is read
 
-    if name is not None and Path(name).name != name:
-        raise MtkitError(f"--name {name}: a run's name is one folder under {RUNS}; leave the slashes out")
+    if name is not None and (name in ("", "..") or Path(name).name != name):
+        raise MtkitError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
     if threads is not None:
         torch.set_num_threads(threads)
     source = None

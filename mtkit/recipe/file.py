@@ -14,6 +14,9 @@ from mtkit.yaml_text import load_yaml
 FOLDER = Path(__file__).parents[1] / "recipes"
 """The recipes that come with mtkit."""
 
+LARGEST = 1_000_000
+"""Characters of a recipe, at most."""
+
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
@@ -42,13 +45,17 @@ def find_recipe(path: Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """What stands in the file. Raises: RecipeError where it cannot be read, or is no text."""
+    """What stands in the file. Raises: RecipeError where it cannot be read, is larger than LARGEST, or is no text."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
     except OSError as error:
         raise RecipeError(f"cannot read recipe {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not a YAML recipe: its bytes are not UTF-8") from error
+    if len(text) > LARGEST:
+        raise RecipeError(f"{path}: larger than a recipe can be ({LARGEST:,} characters); give another file")
+    return text
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from mtkit.stored import explain
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-Hypotheses = Annotated[int, Field(gt=0, le=1_000)]
+MOST_HYPOTHESES = 1_000
+Hypotheses = Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+Layers = Annotated[int, Field(gt=0, le=10_000)]
 Preset = Literal["tiny", "small", "base", "big"]
 Metric = Literal["BLEU", "chrF", "TER", "exact"]
 
@@ -33,9 +35,9 @@ class ModelSettings(Settings):
     """Attention heads. Their number must divide d_model."""
     feed_forward: PositiveInt = 512
     """Inner width of the feed-forward sub-layer."""
-    encoder_layers: PositiveInt = 2
+    encoder_layers: Layers = 2
     """Layers of the encoder."""
-    decoder_layers: PositiveInt = 2
+    decoder_layers: Layers = 2
     """Layers of the decoder."""
     norm: Literal["pre", "post"] = "pre"
     """Layer norm before each sub-layer and at the end of the stack (pre), or after each residual sum (post)."""

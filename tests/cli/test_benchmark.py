@@ -68,7 +68,7 @@ def test_bare_it_says_what_there_is() -> None:
         (["--names", "linformer", "--role", "decoder"], "cannot play the role"),
         (["--role", "encodr"], "did you mean 'encoder'"),
         (["--lengths", "8,many"], "--lengths 8,many"),
-        (["--lengths", "-4"], "from 1"),
+        *((["--lengths", lengths], "from 1 to") for lengths in ("-4", "8,0", "1e9", "9" * 30, "9" * 5000)),
         (["--device", "gpu9"], "no device 'gpu9'"),
         (["--attention-option", "window"], "KEY=VALUE"),
         (["--names", "band", "--attention-option", "chunck=3"], "chunck"),

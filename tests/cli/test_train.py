@@ -116,7 +116,7 @@ def test_a_signal_shows_in_the_exit_code(call: Any, number: int, code: int) -> N
         (["--attention-option", "radius=[1"], MtkitError, "no YAML value"),
         (["--recipe", "none.yaml"], RecipeError, "cannot read recipe none.yaml"),
         (["--init-from", "nobody"], RunError, "no run"),
-        (["--name", "../elsewhere"], MtkitError, "--name ../elsewhere"),
+        *((["--name", name], MtkitError, f"--name '{name}'") for name in ("", ".", "..", "../elsewhere")),
     ],
 )
 def test_mistakes_are_one_line(call: Any, arguments: list[str], kind: type[Exception], message: str) -> None:

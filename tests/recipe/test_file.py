@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import RecipeError
-from mtkit.recipe import load_recipe
+from mtkit.recipe import file, load_recipe
 from mtkit.recipe.file import find_recipe, read_settings, shipped_recipes, with_variables
 
 PAIR = "{source: $CORPORA/train.en, target: '${CORPORA}/train.de'}"
@@ -79,3 +79,11 @@ def test_an_equal_key_is_named_with_both_lines(written: Path) -> None:
     with pytest.raises(RecipeError, match=r"mine\.yaml, line 4: .*'seed' stands here and in line 1") as raised:
         load_recipe(written)
     assert "\n" not in str(raised.value)
+
+
+def test_what_never_ends_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /dev/zero, which memory would not hold."""
+    monkeypatch.setattr(file, "LARGEST", 20)
+    (tmp_path / "large.yaml").write_text("#" * 21)
+    with pytest.raises(RecipeError, match=r"large\.yaml: larger than a recipe"):
+        load_recipe(tmp_path / "large.yaml")

@@ -39,6 +39,7 @@ PAIR = {"source": "a", "target": "b"}
         ({"training": {"peak_rate": float("inf")}}, ["training.peak_rate"]),
         ({"decoding": {"beam": 1_000_000}}, ["decoding.beam = 1000000", "less than or equal to 1000"]),
         ({"training": {"peak_rate": -1}}, ["training.peak_rate = -1", "greater than 0"]),
+        ({"model": {"encoder_layers": 10**9}}, ["model.encoder_layers = 1000000000", "less than or equal to 10000"]),
         ({"model": {"heads": 3}}, ["model.heads = 3", "model.d_model = 128"]),
         ({"preset": "smal"}, ["smal", "did you mean 'small'"]),
         ({"decoding": {"n_best": 9}}, ["n_best = 9"]),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtkit.cli.translation.lexicons import lexicon_for
+from mtkit.cli.values import MOST, parse_names, parse_numbers
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def decode(
     side: Annotated[str | None, typer.Option(help="Side to translate.  [default: the first test side]")] = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
     segments: Annotated[
-        int | None, typer.Option(min=1, help="Translate only the first segments.  [default: all]")
+        int | None, typer.Option(min=1, max=MOST, help="Translate only the first segments.  [default: all]")
     ] = None,
     beam: Annotated[str, typer.Option(metavar="N,N", help="Beam sizes; 1 is greedy.")] = "1,5",
     dtype: Annotated[
@@ -48,7 +49,7 @@ def decode(
     beside: Annotated[
         str | None, typer.Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Translations of the side per program and beam.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")] = Path(
@@ -66,9 +67,11 @@ def decode(
       mtkit benchmark decode --dtype float32,bfloat16 --beside ctranslate2
     """
     from mtkit.benchmark.peers import PACKAGES, check_peers
+    from mtkit.recipe.recipe import MOST_HYPOTHESES
     from mtkit.runs import find_run
 
-    programs, beams, sizes = _split(beside), _numbers("--beam", beam), _numbers("--batch-tokens", batch_tokens)
+    programs = parse_names(beside)
+    beams, sizes = parse_numbers("--beam", beam, MOST_HYPOTHESES), parse_numbers("--batch-tokens", batch_tokens)
     check_peers(programs, list(PACKAGES), "decode")
     found = find_run(run, name)
     if len(found.directions) > 1:
@@ -92,7 +95,7 @@ def decode(
     settings = found.recipe.decoding
     lexicons = [None, lexicon_for(found, folder, shortlist)] if shortlist else [None]
     decoders: list[Decoder] = [
-        OwnDecoder(found, model, settings, each, sizes, short) for each in _split(dtype) for short in lexicons
+        OwnDecoder(found, model, settings, each, sizes, short) for each in parse_names(dtype) for short in lexicons
     ]
     decoders += _peers(found, model, programs, lexicons)
     with steps("benchmark", "turn") as on_progress:
@@ -118,17 +121,3 @@ def _peers(
 
             for arithmetic in huggingface_decoding.ARITHMETICS[device]:
                 yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)
-
-
-def _split(text: str | None) -> list[str]:
-    return [each.strip() for each in (text or "").split(",") if each.strip()]
-
-
-def _numbers(option: str, text: str | None) -> list[int]:
-    try:
-        numbers = [int(each) for each in _split(text)]
-    except ValueError as error:
-        raise MtkitError(f"{option} {text}: write whole numbers with commas between them, as in 1,5") from error
-    if min(numbers, default=1) < 1:
-        raise MtkitError(f"{option} {text}: numbers from 1")
-    return numbers

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.attention_options import parse_options
+from mtkit.cli.values import MOST, parse_names, parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ def train(
     beside: Annotated[
         str | None, typer.Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
     ] = None,
-    updates: Annotated[int, typer.Option(min=1, help="Timed updates.")] = 100,
-    warmup: Annotated[int, typer.Option(min=3, help="Updates before the timed ones.")] = 20,
+    updates: Annotated[int, typer.Option(min=1, max=MOST, help="Timed updates.")] = 100,
+    warmup: Annotated[int, typer.Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
     batch_tokens: Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Batches per update.")] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
@@ -69,7 +69,7 @@ def train(
         },
     }
     settings = load_recipe(recipe, given if preset is None else given | {"preset": preset})
-    precisions, programs = _split(precision), _split(beside)
+    precisions, programs = parse_names(precision), parse_names(beside)
     check_peers(programs, ["huggingface"], "train")
 
     import torch
@@ -88,7 +88,7 @@ def train(
     prepared = open_prepared(settings.data.folder)
     settings = settings.model_copy(update={"data": prepared.settings})
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
-        chosen = list(entries(settings, _split(attention), options).values()) if attention else [settings]
+        chosen = list(entries(settings, parse_names(attention), options).values()) if attention else [settings]
         own = _own(chosen, prepared, world, precisions or [settings.training.precision])
         peers = _peers(settings, prepared, world, own) if programs else []
         with steps("benchmark", "turn", show=world.first) as on_progress:
@@ -119,7 +119,3 @@ def _peers(recipe: "Recipe", prepared: "Prepared", world: "World", own: "Sequenc
 
     precisions = dict.fromkeys(["float32", *(each.precision for each in own if each.precision in PRECISIONS)])
     return [HuggingFaceTrainer(recipe, prepared, world, each) for each in precisions]
-
-
-def _split(text: str | None) -> list[str]:
-    return [each.strip() for each in (text or "").split(",") if each.strip()]

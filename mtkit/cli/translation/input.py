@@ -12,9 +12,9 @@ from mtkit.errors import MtkitError
 
 def text(name: str) -> Path | Iterable[str]:
     """The file of that name; of -, the lines of standard input."""
-    from mtkit.data.readers import decoded
+    from mtkit.data.readers import decoded, lines_of
 
-    return decoded(_standard_input(), "standard input") if name == "-" else Path(name)
+    return decoded(lines_of(_standard_input()), "standard input") if name == "-" else Path(name)
 
 
 def count(name: str) -> int | None:

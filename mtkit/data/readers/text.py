@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -13,6 +14,9 @@ from mtkit.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
+
+LONGEST = 1 << 24
+"""Bytes of a line, at most: what has no ends of lines, as /dev/zero, would fill the memory."""
 
 _BLOCK = 1 << 18
 """Bytes of a file that are decoded at once: many times as fast as line by line."""
@@ -46,7 +50,9 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         before = 0
         with open_file(self.path) as file:
-            while block := file.read(_BLOCK) + file.readline():
+            while block := file.read(_BLOCK) + (rest := file.readline(LONGEST + 1)):
+                if len(rest) > LONGEST:
+                    raise _endless(str(self.path), before + 1 + block.count(b"\n"))
                 lines = _sound(block)
                 if lines is None:
                     each = block.removesuffix(b"\n").split(b"\n")
@@ -57,10 +63,17 @@ class Lines:
                     before += len(lines)
 
 
+def lines_of(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a binary stream as they come; of one that is too long only so much that `decoded` refuses it."""
+    return iter(partial(stream.readline, LONGEST + 1), b"")
+
+
 def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *, first: int = 1) -> Iterator[str]:
-    """The lines of a binary file or stream called `name`, from line `first` on, as `Lines` gives them; its errors."""
+    """Lines of a file or stream called `name`, from line `first` on, as `Lines` gives them; its errors."""
     repairs = repairs or Repairs()
     for number, line in enumerate(lines, start=first):
+        if len(line) > LONGEST:
+            raise _endless(name, number)
         text = line.removesuffix(b"\n")
         if text.endswith(b"\r"):
             text = text[:-1]
@@ -75,6 +88,10 @@ def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *
                 f"{name}, line {number}: not UTF-8 (byte {error.start + 1} is 0x{text[error.start]:02x}); "
                 f"convert the file, as with `iconv -f latin1 -t utf-8`"
             ) from error
+
+
+def _endless(name: str, number: int) -> DataError:
+    return DataError(f"{name}, line {number}: longer than {LONGEST:,} bytes; give text with one segment a line")
 
 
 def _sound(block: bytes) -> list[str] | None:

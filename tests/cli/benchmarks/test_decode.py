@@ -65,6 +65,7 @@ def test_a_shortlist_is_measured_beside_all_pieces(monkeypatch: pytest.MonkeyPat
     [
         (["--beam", "1,few"], "--beam 1,few"),
         (["--beam", "0"], "from 1"),
+        (["--beam", "1001"], "from 1 to 1,000"),
         (["--dtype", "flaot32"], "flaot32"),
         (["--name", "two"], "no run 'two'"),
         (["--side", "valdi"], "no test side 'valdi'"),

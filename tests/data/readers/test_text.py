@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.readers import Lines, Repairs, measure_file, text
+from mtkit.data.readers import Lines, Repairs, decoded, measure_file, text
+from mtkit.data.readers.text import lines_of
 from mtkit.errors import DataError
 
 CONTENTS = pytest.mark.parametrize(
@@ -35,6 +36,23 @@ def test_a_gzipped_file_reads_like_a_plain_one(tmp_path: Path, content: bytes, l
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(content))
     assert list(Lines(path)) == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "line"), [(b"a" * 99, 1), (b"a\n" + b"b" * 99, 2), (b"a\n" + b"b" * 99 + b"\nc\n", 2)]
+)
+def test_a_line_that_never_ends_is_no_text(
+    tmp_path: Path, content: bytes, line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of /dev/zero, which memory would not hold."""
+    monkeypatch.setattr(text, "LONGEST", 50)
+    monkeypatch.setattr(text, "_BLOCK", 4)
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"line {line}: longer than"):
+        list(Lines(path))
+    with path.open("rb") as file, pytest.raises(DataError, match=f"standard input, line {line}: longer than"):
+        list(decoded(lines_of(file), "standard input"))
 
 
 @CONTENTS

@@ -1,8 +1,8 @@
-"""Options of attention mechanisms on the command line."""
+"""Values of options that several commands take."""
 
 import pytest
 
-from mtkit.cli.attention_options import parse_options
+from mtkit.cli.values import parse_names, parse_numbers, parse_options
 from mtkit.errors import MtkitError
 
 
@@ -24,3 +24,15 @@ def test_values_are_yaml() -> None:
 def test_what_cannot_be_meant_is_refused(texts: list[str], words: str) -> None:
     with pytest.raises(MtkitError, match=words):
         parse_options(texts)
+
+
+def test_names_and_numbers_stand_between_commas() -> None:
+    assert parse_names(" full, band,") == ["full", "band"]
+    assert parse_names(None) == parse_names("") == []
+    assert parse_numbers("--beam", "1, 10", most=10) == [1, 10]
+
+
+@pytest.mark.parametrize("text", ["0", "11", "1,-1", "few", "1_0", "\u0661", "9" * 5000])
+def test_other_numbers_are_refused(text: str) -> None:
+    with pytest.raises(MtkitError, match=r"--beam .*: write whole numbers from 1 to 10 with commas"):
+        parse_numbers("--beam", text, most=10)
