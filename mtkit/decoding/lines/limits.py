@@ -46,17 +46,18 @@ class TrainedOn:
         """The pieces that the translation of a segment may have at most, its end counted.
 
         That is `most` where it is given; else what `Lengths.limit` says of the training pairs of its direction, for an
-        ensemble the greatest; else, where nothing is known of these, twice the pieces of the source and 20. Lines that
-        are joined by breaks have a limit each. It is never more than `longest`, what the model takes.
+        ensemble the greatest, and at least twice the pieces of the source and 20: text of another kind than that of
+        training, as a line of numbers, may be longer than any pair tells. Lines that are joined by breaks have a limit
+        each. It is never more than `longest`, what the model takes.
         """
         lines = [len(list(line)) + 1 for is_break, line in groupby(pieces, BREAK.__eq__) if not is_break]
         lines[-1:] = [each - 1 for each in lines[-1:]]  # the end of the segment is there already
         if most is not None:
             limit = most * len(lines)
-        elif self._known(task):
-            limit = sum(max(each.limit(line) or 0 for each in self._known(task)) for line in lines)
         else:
-            limit = 2 * len(pieces) + 20
+            known = self._known(task)
+            told = sum(max((each.limit(line) or 0 for each in known), default=0) for line in lines)
+            limit = max(told, 2 * len(pieces) + 20)
         return limit if longest is None else min(limit, longest)
 
     def usual(self, task: int | None) -> Usual | None:

@@ -41,8 +41,14 @@ def test_of_an_old_run_nothing_is_known() -> None:
 def test_a_limit_is_that_of_the_training_pairs() -> None:
     assert TrainedOn([[lengths(6.0)]]).limit(SEGMENT, None, None) == 30 + ROOM
     assert TrainedOn([[lengths(6.0)]]).limit(SEGMENT, None, 24) == 24
-    assert TrainedOn([[lengths(6.0), lengths(1.0)]]).limit(SEGMENT, 1, None) == 5 + ROOM
+    assert TrainedOn([[lengths(6.0), lengths(5.0)]]).limit(SEGMENT, 1, None) == 25 + ROOM
     assert TrainedOn([[lengths(2.0)], [lengths(6.0)], [lengths(1.0)]]).limit(SEGMENT, None, None) == 30 + ROOM
+
+
+def test_pairs_that_are_all_alike_cut_no_text_of_another_kind() -> None:
+    for known in (TrainedOn([[lengths(0.5)]]), TrainedOn([[lengths(1.0)]])):
+        assert known.limit(SEGMENT, None, None) == 2 * 5 + 20
+        assert known.limit(SEGMENT, None, None, 7) == 7
 
 
 def test_a_limit_that_was_given_holds() -> None:
@@ -53,7 +59,7 @@ def test_a_limit_that_was_given_holds() -> None:
 
 
 def test_joined_lines_have_a_limit_each() -> None:
-    assert TrainedOn([[lengths(2.0)]]).limit(JOINED, None, None) == 2 * (3 + 2 + 4) + 3 * ROOM
+    assert TrainedOn([[lengths(3.0)]]).limit(JOINED, None, None) == 3 * (3 + 2 + 4) + 3 * ROOM
 
 
 def test_usual_is_what_a_share_of_the_training_lines_have() -> None:
