@@ -9,9 +9,10 @@ from mtkit.data.lines.abbreviations import ABBREVIATIONS, BEFORE_NUMBERS, CODES,
 _WIDE = "。！？｡।॥؟։።፧။។៕"
 """Marks that end a sentence whether or not a space follows."""
 
-_CLOSING = r"\"'”’»«›‹“)\]}」』）】》〉〕］｝＂＇"
+_CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
 _OPENING = r"\"'“‘„‚«»‹›(\[{「『（【《〈〔［｛＂＇¿¡–—#@*-"
-_END = re.compile(rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔]++|[;\u037e])(?P<closing>[{_CLOSING}]*+)(?P<space>\s*+)")
+_CLOSES = rf"(?:[{_CLOSING}]|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
+_END = re.compile(rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔]++|[;\u037e])(?P<closing>{_CLOSES})(?P<space>\s*+)")
 _OPENED = re.compile(rf"(?:[{_OPENING}]\s*+)*+")
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")

@@ -75,3 +75,8 @@ def test_long_runs_of_marks_take_no_time() -> None:
         " " * 200_000,
     ):
         assert "".join(sentences(text, "fr")) == text
+
+
+def test_a_quotation_that_begins_belongs_to_what_follows() -> None:
+    assert sentences("他走了。“你好。”“不好。”", "zh") == ["他走了。", "“你好。”", "“不好。”"]
+    assert sentences("„Ja.“ Er ging.", "de") == ["„Ja.“ ", "Er ging."]
