@@ -166,7 +166,7 @@ class DecodingSettings(Settings):
     """Weight of the penalty for unattended source pieces. It needs a cross attention with weights; 0 disables it."""
     max_pieces: PositiveInt | None = None
     """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target of
-    training pairs with a similar source length."""
+    training pairs with a similar source length, and at least twice the source's pieces and 20."""
     no_repeat_ngram: NonNegativeInt = 0
     """Forbid repeated n-grams of this many pieces; 0 disables this."""
     n_best: Hypotheses = 1
