@@ -78,7 +78,7 @@ def check(
         wanted = _wanted(head, recipe, list(prepared.tests) or ["valid"])
         outcome = train(recipe, prepared, run.folder, command=command, device=device, init_from=None, say=say)
     except DiffersError as error:
-        raise MtkitError(f"{error.what}; delete {folder} to begin anew, or give --out another folder") from error
+        raise MtkitError(f"{error.what}; delete {folder} to start again, or give another folder with --out") from error
     if outcome.signal is not None:
         return Checked(head, [], [], outcome.signal)
     names = _translate(run, device, say, progress)
@@ -96,7 +96,7 @@ def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
     for promise in head.promises:
         if promise.side not in sides:
             raise RecipeError(
-                f"recipe {head.name} promises '{promise.text}', and has no such side but: {', '.join(sides)}; "
+                f"recipe {head.name} promises '{promise.text}', but it has the sides: {', '.join(sides)}; "
                 "change that line at its top, or take it out"
             )
     promises = head.promises_after(recipe.training.max_minutes)
@@ -119,9 +119,9 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
         numbers, counts = speed.numbers(), unusual([each for each, *_ in found])
         say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
         if counts["joined"]:
-            say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them did not come apart")
+            say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them did not split again")
         if counts["cut"]:
-            say(f"{name}: {counts['cut']:,} translations are as long as decoding.max_pieces lets them be")
+            say(f"{name}: {counts['cut']:,} translations reached the maximum length")
     return names
 
 

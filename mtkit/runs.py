@@ -243,7 +243,7 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} is truncated or no safetensors file; choose another --checkpoint") from error
+        raise RunError(f"{path} is truncated or not a safetensors file; choose another --checkpoint") from error
 
 
 def _latest(manifests: list[Path]) -> Path:

@@ -110,7 +110,7 @@ def test_a_signal_stops_it_with_nothing_scored(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_promise_about_what_is_not_there_is_refused_before_training() -> None:
-    with pytest.raises(MtkitError, match=r"promises 'exact <= 100 on three', and has no such side but: one, two"):
+    with pytest.raises(MtkitError, match=r"promises 'exact <= 100 on three', but it has the sides: one, two"):
         checked("exact <= 100 on three")
     with pytest.raises(MtkitError, match="no metric 'exactly'"):
         checked("exactly <= 100 on two")
@@ -122,5 +122,5 @@ def test_another_recipe_in_the_same_folder_is_refused() -> None:
     checked()
     path = Path("other.yaml")
     path.write_text(RECIPE.format(promise="BLEU >= 0 on two").replace("feed_forward: 16", "feed_forward: 32"))
-    with pytest.raises(MtkitError, match=r"model\.feed_forward: 16 -> 32\); delete out to begin anew"):
+    with pytest.raises(MtkitError, match=r"model\.feed_forward: 16 -> 32\); delete out to start again"):
         check(path, Path("out"), {}, command=["mtkit"], say=lambda line: None)

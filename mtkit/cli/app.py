@@ -89,7 +89,7 @@ def _check_words(words: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError as error:
             shown = word.encode(errors="replace").decode()
-            raise MtkitError(f"{shown} is no UTF-8; rename that file, or give a link to it") from error
+            raise MtkitError(f"{shown} is not UTF-8; rename that file, or give a link to it") from error
 
 
 def _say(message: str) -> None:

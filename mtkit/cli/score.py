@@ -88,7 +88,7 @@ def score(
     if hypothesis or reference or source:
         if run or name or side:
             raise MtkitError(
-                "--hypothesis, --reference and --source belong to no run; leave --run, --name and --side out"
+                "--hypothesis, --reference and --source do not combine with --run, --name and --side; leave these out"
             )
         sides = [(None, _files(hypothesis or [], reference or [], source))]
         chosen = load_recipe(recipe)

@@ -128,8 +128,8 @@ def train(
     changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
         typer.echo(
-            f"note: {prepared.folder} was prepared otherwise than {recipe} says ({'; '.join(changed[:3])}) and "
-            f"stays as it is; to change it: mtkit prepare --recipe {recipe} --overwrite"
+            f"note: {prepared.folder} was prepared with other settings than those of {recipe} "
+            f"({'; '.join(changed[:3])}) and is not changed; to replace it: mtkit prepare --recipe {recipe} --overwrite"
         )
     outcome = run_training(
         settings,

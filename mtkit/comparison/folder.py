@@ -113,8 +113,8 @@ class Folder:
             changed = _changed(before, settings)
             if changed:
                 raise MtkitError(
-                    f"the comparison in {self.path} was begun with other settings ({'; '.join(changed)}); "
-                    "repeat them to go on with it, or choose another --out"
+                    f"the comparison in {self.path} was started with other settings ({'; '.join(changed)}); "
+                    "repeat them to resume it, or choose another --out"
                 )
             settings["attentions"] = before["attentions"] | attentions
         write_json(self._settings_path, settings)

@@ -69,7 +69,7 @@ def prepare(
         found = read_record(folder)
         if changes := differences(found["identity"], identity):
             raise DiffersError(
-                f"{folder} holds data prepared otherwise ({_listed(changes)})",
+                f"{folder} holds data prepared with other settings ({_listed(changes)})",
                 "give --overwrite to replace it, or another folder with --data",
             )
         return Report(folder, unchanged=True, record=open_prepared(folder).record)
@@ -99,7 +99,7 @@ def prepare(
                 if settings.train and counted != lines[name]:
                     raise DataError(
                         f"the text of {name} changed while it was read, from {sum(lines[name]):,} lines to "
-                        f"{sum(counted):,}; give files that stay as they are, and no pipes"
+                        f"{sum(counted):,}; give files that do not change, and no pipes"
                     )
         _check_size(settings, written["train"]["segments"], written["train"]["left_out"])
         record = {
@@ -174,11 +174,11 @@ def _check_place(folder: Path, sides: Corpora) -> None:
     """The folder is replaced whole, so it must be free or hold prepared data, and nothing that it is made from."""
     place = Path(os.path.realpath(folder))
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists and is no prepared data; give another folder with --data")
+        raise DataError(f"{folder} exists and is not prepared data; give another folder with --data")
     if place.is_symlink():
-        raise DataError(f"{folder} is a link that leads nowhere; give another folder with --data")
+        raise DataError(f"{folder} is a broken link; give another folder with --data")
     if Path.cwd().is_relative_to(place):
-        raise DataError(f"{folder} is the folder that you are in; give one of its own with --data, as mtkit-data")
+        raise DataError(f"{folder} is the current folder; give another one with --data, e.g. mtkit-data")
     for path in (path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)):
         if Path(os.path.realpath(path)).is_relative_to(place):
             raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")

@@ -104,7 +104,7 @@ def load_lexicon(run: Run) -> Lexicon | None:
             if pieces.dtype != torch.int32 or not ((pieces >= 0) & (pieces < run.tokenizers.target.size)).all():
                 raise ValueError
     except (RunError, KeyError, ValueError) as error:
-        raise RunError(f"{path} is damaged, or of another version; delete it, and it is learned anew") from error
+        raise RunError(f"{path} is damaged or of another version; delete it, and it will be learned again") from error
     return lexicon
 
 

@@ -136,7 +136,7 @@ def check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str
         if count != hypotheses:
             raise DataError(
                 f"{names[0]} has {hypotheses:,} lines and {name} has {count:,}; "
-                "line N of one must translate line N of the other, so score what belongs together"
+                "line N of one must translate line N of the other; give files that match"
             )
     if not hypotheses or not references:
-        raise DataError(f"{names[0]} has no lines: there is nothing to score")
+        raise DataError(f"{names[0]} has no lines; give a file with translations")

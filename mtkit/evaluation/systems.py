@@ -88,7 +88,7 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
         if first.source is not None and each.source is not None:
             _same([first.source], [each.source])
     if sources and first.source is None:
-        raise MtkitError(f"where the sources of {first.hypothesis} stand is not known; name their file with --source")
+        raise MtkitError(f"the source of {first.hypothesis} is unknown; give it with --source")
     return SystemTexts(
         hypotheses,
         references,
@@ -158,10 +158,10 @@ def _same(firsts: Sequence[Path], others: Sequence[Path]) -> None:
         if len(lines) != len(others_lines):
             raise DataError(
                 f"{first} has {len(lines):,} lines and {other} has {len(others_lines):,}; "
-                "only systems that translated the same side compare"
+                "compare systems that translated the same side"
             )
         for number, (one, two) in enumerate(zip(lines, others_lines, strict=True), start=1):
             if one != two:
                 raise DataError(
-                    f"{first} and {other} differ in line {number:,}; only systems that translated the same side compare"
+                    f"{first} and {other} differ in line {number:,}; compare systems that translated the same side"
                 )

@@ -95,7 +95,7 @@ def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
     if isinstance(given, str):
         given = [given] * layers
     if len(given) != layers:
-        raise MtkitError(f"attention.{role} lists {len(given)} mechanisms for {layers} layers; give one for each layer")
+        raise MtkitError(f"attention.{role} lists {len(given)} mechanisms for {layers} layers; give one per layer")
     for name in given:
         check_role(find(name), role)
     return given

@@ -76,7 +76,7 @@ def int8_products(model: nn.Module) -> Iterator[None]:
 def check_int8(device: torch.device) -> None:
     """Raises: MtkitError where there are no such products."""
     if device.type != "cpu" or torch.backends.quantized.engine == "none":
-        raise MtkitError("int8 is for the CPU, x86-64 or Arm; give --device cpu, or --dtype bfloat16")
+        raise MtkitError("int8 runs on CPUs only (x86-64 or Arm); give --device cpu, or --dtype bfloat16")
 
 
 def _rounded(module: nn.Module, weight: Tensor, bias: Tensor | None) -> _Rounded:

@@ -85,8 +85,8 @@ def refuse_carry(name: str, attention: Attention) -> None:
     attention.train(training)
     if carries:
         raise MtkitError(
-            f"attention '{name}' carries something from layer to layer in the {site.role} role, as reversible layers "
-            "cannot: set model.reversible to false, or choose another attention or an option that carries nothing"
+            f"attention '{name}' has a carry in the {site.role} role, which reversible layers cannot have: "
+            "set model.reversible to false, or choose an attention or option without carry"
         )
 
 

@@ -106,8 +106,8 @@ def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
         changed.append("the prepared data is another")
     if changed:
         raise DiffersError(
-            f"the run in {before.folder} was begun with other settings ({'; '.join(changed)})",
-            "repeat its settings to go on with it, or choose another --name",
+            f"the run in {before.folder} was started with other settings ({'; '.join(changed)})",
+            "repeat its settings to resume it, or choose another --name",
         )
 
 
@@ -116,8 +116,8 @@ def _check_pieces(run: Run, prepared: Prepared) -> None:
     run.checkpoint()
     if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
         raise RunError(
-            f"{run.folder} was trained with another vocabulary than that of {prepared.folder}, so that its weights "
-            "stand for other pieces; begin without --init-from, or with a run on this data"
+            f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings stand "
+            "for other pieces; leave out --init-from, or give a run trained on this data"
         )
 
 

@@ -29,7 +29,7 @@ from mtkit.training.report import Interval, Metrics, ProgressLine, Say
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
 
-AGAIN = "the same command goes on from there"
+AGAIN = "the same command resumes it"
 """What to do after a signal."""
 
 
@@ -182,7 +182,7 @@ class Training:
         if most != -fewest:
             raise RunError(
                 f"not all processes find the same checkpoint in {self.folder}; "
-                "it must be one folder, which all machines see"
+                "it must be one folder that all machines share"
             )
 
     def _adopt(self, run: Run) -> None:
@@ -191,7 +191,7 @@ class Training:
         self.updater.begin_average()
         if left:
             more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
-            self.say(f"of {run.folder} do not fit, and are not taken over: {', '.join(left[:3])}{more}")
+            self.say(f"of {run.folder} do not fit and are not copied: {', '.join(left[:3])}{more}")
 
     def _introduce(self) -> None:
         """Say what is trained on what, and where it starts."""
@@ -213,7 +213,7 @@ class Training:
         if note := missing_tokenizer(languages, self.recipe.scoring.tokenize):
             self.say(f"note: {note}")
         if self.progress.update and not self.limits.reached(self.progress):
-            self.say(f"going on in {self.folder} from update {self.progress.update}")
+            self.say(f"resuming {self.folder} from update {self.progress.update}")
 
     def _update(self, work: Iterator[Work]) -> None:
         """Train on the next batches."""
@@ -337,7 +337,7 @@ class Training:
             self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
             return Outcome(self.folder, self.progress, None, update - first, int(stopped_by))
         done = "is finished" if update > first else "was finished already"
-        self.line.say(f"{self.folder} {done}: {limit} reached; to go on, raise that limit and repeat the command")
+        self.line.say(f"{self.folder} {done}: {limit} reached; to continue, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)
 
 

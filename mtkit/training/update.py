@@ -194,7 +194,7 @@ class Updater:
             )
         self._say(
             f"the memory of {self.world.device} does not hold a batch of {len(refused.source)} segments and "
-            f"{refused.size:,} pieces a side; such batches are computed in halves, to the same gradient"
+            f"{refused.size:,} pieces per side; such batches are computed in halves, to the same gradient"
         )
         self.room = max(half.size for half in refused.halves())
         if self.world.device.type == "cuda":

@@ -157,8 +157,8 @@ def comparable(progress: Progress, recipe: Recipe, say: Say) -> Progress:
     judged = judged_by(recipe)
     if progress.best_bleu is not None and progress.judged_by != judged:
         say(
-            "earlier validations were made by other settings of decoding or scoring and do not compare: "
-            "the best checkpoint and patience are counted anew"
+            "earlier validations used other settings of decoding or scoring and are not comparable: "
+            "the best checkpoint and patience start again"
         )
         progress = replace(progress, validated=-1, bleu=None, nll=None, best_bleu=None, best_nll=None, stale=0)
     return replace(progress, judged_by=judged)

@@ -89,7 +89,7 @@ def test_a_name_that_is_no_utf_8_is_one_line(tmp_path: Path) -> None:
     command = [os.fsencode(sys.executable), b"-m", b"mtkit", b"prepare", b"--data", b"d\xff"]
     result = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == b"mtkit: d? is no UTF-8; rename that file, or give a link to it\n"
+    assert result.stderr == b"mtkit: d? is not UTF-8; rename that file, or give a link to it\n"
 
 
 def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ def test_after_a_change_of_the_recipe_check_says_what_check_takes(shipped: Path,
     assert typed(*command).exit_code == 0
     recipe = shipped / "easy.yaml"
     recipe.write_text(recipe.read_text().replace(there, here))
-    with pytest.raises(MtkitError, match="delete mtkit-recipes/easy-updates-1 to begin anew, or give --out") as caught:
+    with pytest.raises(
+        MtkitError, match="delete mtkit-recipes/easy-updates-1 to start again, or give another folder with --out"
+    ) as caught:
         raise typed(*command).exception or AssertionError("nothing was refused")
     assert "--overwrite" not in str(caught.value)
     assert "--name" not in str(caught.value)

@@ -146,11 +146,14 @@ def test_the_list_of_options_does_not_grow_by_accident() -> None:
 def test_a_recipe_whose_data_has_changed_since_is_said_to_be_prepared_otherwise(call: Any) -> None:
     Path("mine.yaml").write_text("data: {tokenizer: {vocabulary: 4000}}")
     _, seen = call("--recipe", "mine.yaml")
-    assert "note: mtkit-data was prepared otherwise than mine.yaml says (tokenizer.vocabulary: " in seen["output"]
+    assert (
+        "note: mtkit-data was prepared with other settings than those of mine.yaml (tokenizer.vocabulary: "
+        in seen["output"]
+    )
     assert "mtkit prepare --recipe mine.yaml --overwrite" in seen["output"]
     Path("mine.yaml").write_text("data: {train: {source: a, target: b}, valid: {source: a, target: b}}")
     _, seen = call("--recipe", "mine.yaml")
-    assert "note: mtkit-data was prepared otherwise" in seen["output"]
+    assert "note: mtkit-data was prepared with other settings" in seen["output"]
     _, seen = call("--recipe", "mine.yaml", "--data", "other")  # meant so
     assert "note" not in seen["output"]
     Path("mine.yaml").write_text("seed: 2")

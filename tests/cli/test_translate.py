@@ -57,7 +57,7 @@ def test_bare_it_translates_the_test_side_into_the_run() -> None:
     assert str(there / "test.txt") in result.stdout
     assert record["joined"] == record["fell_back"] == 0
     # a model of ten updates goes on until it is stopped
-    assert result.stderr.count("\n") == bool(record["cut"]) == ("may lack their end" in result.stderr)
+    assert result.stderr.count("\n") == bool(record["cut"]) == ("may be incomplete" in result.stderr)
     # the same lines through --input give the same
     assert lines_of(typed("--input", "test.source")) == translations
 
@@ -222,11 +222,11 @@ def test_documents_are_translated_together_as_trained(wide: Path, monkeypatch: p
     monkeypatch.chdir(wide)
     command = ["--input", "flickr.source.en-de", "--direction", "en-de"]
     default, alone = typed(*command), typed(*command, "--sentences")
-    assert "did not come apart" in default.stderr
+    assert "did not split" in default.stderr
     assert "apart" not in alone.stderr
     assert len(lines_of(default)) == len(lines_of(alone)) == 7
     Path("ids.txt").write_text("a\na\nb\nb\nb\nc\nd\n")
-    assert "did not come apart" in typed(*command, "--document-ids", "ids.txt").stderr
+    assert "did not split" in typed(*command, "--document-ids", "ids.txt").stderr
     Path("ids.txt").write_text("a\nb\nc\nd\ne\nf\ng\n")
     assert typed(*command, "--document-ids", "ids.txt").stderr.count("apart") == 0
     Path("ids.txt").write_text("a\n")
@@ -258,7 +258,7 @@ def test_a_killed_translation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["translate", *command, "killed.txt"]).exit_code != 0
     assert not Path("killed.txt").exists()
     result = typed(*command, "killed.txt")
-    assert "going on after line 3" in result.stderr
+    assert "resuming after line 3" in result.stderr
     assert firsts == [0, 3, 3, 6]
     assert Path("killed.txt").read_text() == Path("whole.txt").read_text()
 

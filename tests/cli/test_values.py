@@ -16,8 +16,8 @@ def test_values_are_yaml() -> None:
     ("texts", "words"),
     [
         (["64"], "write KEY=VALUE"),
-        (["a=[1"], "is no YAML value"),
-        (["a={b: 1, b: 2}"], "is no YAML value"),
+        (["a=[1"], "is not a YAML value"),
+        (["a={b: 1, b: 2}"], "is not a YAML value"),
         (["a=1", "a=2"], "given twice"),
     ],
 )

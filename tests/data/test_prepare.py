@@ -207,11 +207,11 @@ def test_folders_that_hold_something_else_are_never_replaced(
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").touch()
     for folder in (tmp_path / "photos", tmp_path / "train.en"):
-        with pytest.raises(DataError, match="is no prepared data"):
+        with pytest.raises(DataError, match="is not prepared data"):
             prepare(settings.model_copy(update={"folder": folder}), overwrite=True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(DataError, match="folder that you are in"):
+    with pytest.raises(DataError, match="is the current folder"):
         prepare(settings.model_copy(update={"folder": Path()}))
     prepare(settings)
     inside = Corpus(source=settings.folder / "train.arrow", target=settings.train[0].target)

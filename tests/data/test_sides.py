@@ -170,7 +170,7 @@ def test_a_change_of_any_setting_or_of_document_boundaries_is_noticed(
     if isinstance(setting := change.get("train"), tuple):
         dumped["train"][0][setting[0]] = setting[1]
         change = {}
-    with pytest.raises(DataError, match="prepared otherwise"):
+    with pytest.raises(DataError, match="prepared with other settings"):
         prepare(DataSettings.model_validate({**dumped, **change}))
 
 

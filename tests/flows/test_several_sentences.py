@@ -145,7 +145,7 @@ def test_the_command_says_how_many_lines_were_cut(run: Run, lines: list[str], tm
         app, ["translate", "--run", str(moved), "--input", str(source), "--output", str(output)], catch_exceptions=False
     )
     assert done.exit_code == 0
-    assert "cut at sentence ends and translated in parts" in done.stderr
+    assert "split at sentence ends and translated in parts" in done.stderr
     assert "(12): 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more" in done.stderr
     texts = output.read_text().split("\n")
     assert len(texts) == len(lines) + 3

@@ -171,7 +171,7 @@ def test_without_gradients_the_numbers_are_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["realformer", "luna", "bp", "predictive"])
 def test_what_carries_is_refused_by_name(name: str) -> None:
-    with pytest.raises(MtkitError, match=f"attention '{name}' carries something"):
+    with pytest.raises(MtkitError, match=f"attention '{name}' has a carry"):
         build(name)
 
 

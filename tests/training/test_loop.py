@@ -276,14 +276,14 @@ def test_what_of_another_run_does_not_fit_is_said(finished: Path, prepared: Prep
     said: list[str] = []
     wider = tiny(training={"max_updates": 1}, model={"feed_forward": 48})
     run(wider, prepared, tmp_path, init_from=Run(finished), say=said.append)
-    (line,) = [each for each in said if "not taken over" in each]
+    (line,) = [each for each in said if "are not copied" in each]
     assert "feed_forward.inner.weight" in line
 
 
 def test_the_weights_of_another_vocabulary_are_refused(finished: Path, prepared: Prepared, tmp_path: Path) -> None:
     other = shutil.copytree(finished, tmp_path / "other")
     (other / "tokenizer" / "joint.model").write_bytes(b"others")
-    with pytest.raises(RunError, match="was trained with another vocabulary"):
+    with pytest.raises(RunError, match="has another vocabulary"):
         run(tiny(), prepared, tmp_path / "run", init_from=Run(other))
     assert run(tiny(training={"max_updates": 1}), prepared, tmp_path / "run").trained == 1  # as the message says
 

@@ -25,7 +25,7 @@ def test_killed_twice_it_ends_bit_for_bit_as_if_never_killed(prepared_folder: Pa
         assert not (run / "checkpoints" / f"update-{UPDATES:08d}").exists()
     done = subprocess.run(command, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "going on in mtkit-runs/killed from update" in done.stdout
+    assert "resuming mtkit-runs/killed from update" in done.stdout
     settings = load_recipe(recipe)
     whole = tmp_path / "whole"
     train(settings, open_prepared(prepared_folder), whole, command=command, device="cpu")

@@ -25,7 +25,7 @@ def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
             lexicon = learn_lexicon(run, data, on_progress)
         try:
             save_lexicon(run, lexicon)
-            note(f"learned which pieces translate which from {data}, once; kept in {run.folder / FILE}")
+            note(f"learned the lexicon from {data}; it is kept in {run.folder / FILE}")
         except MtkitError as error:
-            note(f"{error}; the lexicon is learned anew each time")
+            note(f"{error}; the lexicon will be learned again next time")
     return lexicon.cut(each)

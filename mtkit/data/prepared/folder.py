@@ -93,7 +93,7 @@ class Prepared:
         """Loaded at first use. Raises: DataError for damaged ones, and for those of other data."""
         found = Tokenizers.load(self.folder / "tokenizer")
         if {"source": found.source.size, "target": found.target.size} != self.record["vocabulary"]:
-            raise DataError(f"the tokenizer in {self.folder} is not the one that its pieces are of; {AGAIN}")
+            raise DataError(f"the tokenizer in {self.folder} is not the one that encoded its pieces; {AGAIN}")
         return found
 
     @property

@@ -105,6 +105,6 @@ def read_record(folder: Path) -> Record:
     if not path.is_file():
         raise DataError(
             f"no prepared data in {folder}; run `mtkit prepare` first, with the same --recipe, or with --data {folder} "
-            "and your text (without any text it prepares the built-in corpus)"
+            "and your text (without text it prepares the built-in corpus)"
         )
     return read_stored(path, Record, AGAIN, error=DataError, version=FORMAT)

@@ -31,7 +31,7 @@ def parquet_rows(path: Path, columns: Sequence[str], repairs: Repairs) -> Iterat
                 _check_kind(table.schema_arrow, column, str(path))
             yield from rows_of(table.iter_batches(_ROWS, columns=list(columns)), columns, repairs, str(path))
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is no sound Parquet file ({reason(error)}); fetch it again") from error
+            raise DataError(f"{path} is not a valid Parquet file ({reason(error)}); fetch it again") from error
 
 
 def rows_of(

@@ -84,9 +84,7 @@ def _rows(corpus: Corpus, repairs: Repairs) -> Iterator[tuple[int, list[Cell]]]:
         from mtkit.data.readers.arrow import parquet_rows
 
         return parquet_rows(corpus.file, columns, repairs)
-    raise DataError(
-        f"{corpus.file} is no kind of file that holds both sides; give .tsv, .jsonl (either with .gz) or .parquet"
-    )
+    raise DataError(f"{corpus.file} has an unknown format; give .tsv, .jsonl (either with .gz) or .parquet")
 
 
 def _unequal(paths: list[Path]) -> DataError:

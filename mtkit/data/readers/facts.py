@@ -75,7 +75,7 @@ def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs) -> Facts:
         returns += text.count("\r")
         separators += sum(text.count(each) for each in _SEPARATORS)
     if lines == 0:
-        raise DataError(f"{name} is empty; give text with one segment a line")
+        raise DataError(f"{name} is empty; give text with one segment per line")
     return Facts(
         name,
         lines,

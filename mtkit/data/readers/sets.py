@@ -45,7 +45,7 @@ def _saved(folder: Path, split: str) -> Any:
 
     if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         raise DataError(
-            f"{folder} is a folder, but none that datasets.save_to_disk wrote; "
+            f"{folder} is a folder that datasets.save_to_disk did not write; "
             f"give such a folder, or the name of a data set on the hub"
         )
     try:

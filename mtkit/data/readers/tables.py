@@ -41,7 +41,7 @@ def tsv_rows(path: Path, columns: Sequence[str], repairs: Repairs, *, gaps: bool
         if len(fields) != width:
             raise DataError(
                 f"{path}, line {number}: {len(fields)} fields where the first line has {width}; "
-                f"fields are parted by tabs, and no quotes protect a tab"
+                f"tabs separate fields, and quotes do not protect a tab"
             )
         yield number, [fields[place] for place in places]
 
@@ -73,7 +73,7 @@ def flat(value: Cell, repairs: Repairs, where: str, *, suspect: bool = False) ->
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{where}: half of a surrogate pair ({error.object[error.start]!a}) is no text") from error
+            raise DataError(f"{where}: half of a surrogate pair ({error.object[error.start]!a}) is not text") from error
     if "\n" in value:
         repairs.inner_newlines += 1
         value = value.replace("\r\n", "\n").rstrip("\n").replace("\n", " ")
@@ -98,7 +98,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         what = "the line is empty" if not line.strip() else str(error)
-        raise DataError(f"{where}: no JSON ({what}); each line must hold one object") from error
+        raise DataError(f"{where}: not JSON ({what}); each line must hold one object") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: {_kind(row)}, not a JSON object with the columns as keys")
     return row

@@ -120,7 +120,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     except EOFError as error:
         raise DataError(f"{path} ends in the middle of its gzip data; fetch or copy it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is no sound gzip file ({error}); fetch it again, or give it its right name") from error
+        raise DataError(f"{path} is not a valid gzip file ({error}); fetch it again, or rename it") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 

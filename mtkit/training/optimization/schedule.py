@@ -20,9 +20,7 @@ def build_schedule(settings: TrainingSettings, d_model: int) -> Schedule:
     ends = any(limit is not None for limit in (settings.max_updates, settings.max_epochs, settings.max_minutes))
     if not ends and (settings.schedule == "cosine" or settings.cooldown > 0):
         what = "schedule = cosine" if settings.schedule == "cosine" else f"cooldown = {settings.cooldown}"
-        raise RecipeError(
-            f"training.{what} needs to know where training ends: set max_updates, max_epochs or max_minutes"
-        )
+        raise RecipeError(f"training.{what} needs a limit of training: set max_updates, max_epochs or max_minutes")
     warmup, peak = settings.warmup_updates, settings.peak_rate
     if settings.schedule == "noam":
         peak *= (d_model * max(warmup, 1)) ** -0.5

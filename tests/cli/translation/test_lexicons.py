@@ -22,7 +22,7 @@ def test_a_shortlist_needs_a_lexicon_which_is_learned_once(tmp_path: Path, monke
     with pytest.raises(MtkitError, match=r"no prepared data in .*mtkit-data"):
         typed(*given)
     first = typed(*given, "--data", "elsewhere")
-    assert "learned which pieces translate which from elsewhere" in first.stderr
+    assert "learned the lexicon from elsewhere" in first.stderr
     again = typed(*given)
     assert again.stdout == first.stdout
     assert "learned" not in again.stderr
@@ -35,7 +35,7 @@ def test_a_shortlist_needs_a_lexicon_which_is_learned_once(tmp_path: Path, monke
     may = "".join(map(run.tokenizers.target.piece, kept.cut(1).shortlist(torch.cat(source)).tolist()))
     assert set("".join(lines_of(first))) - {" "} <= set(may)
     assert lines_of(first) != plain
-    with pytest.raises(MtkitError, match="--data is about prepared data"):
+    with pytest.raises(MtkitError, match="--data applies to prepared data"):
         typed("--input", "test.source", "--data", "elsewhere")
     with pytest.raises(MtkitError, match="leave it out with --target"):
         typed(*given, "--target", "test.target")
@@ -50,6 +50,6 @@ def test_where_a_lexicon_cannot_be_kept_it_serves_once(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(lexicon, "save_lexicon", full)
     result = typed("--input", "test.source", "--shortlist", "3")
-    assert "No space left on device; the lexicon is learned anew each time" in result.stderr
+    assert "No space left on device; the lexicon will be learned again next time" in result.stderr
     assert len(lines_of(result)) == 7
     assert not list(tmp_path.glob("mtkit-runs/*/lexicon*"))

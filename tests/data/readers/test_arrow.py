@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"not Parquet at all", b""):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.parquet is no sound Parquet file \(.+\)"):
+        with pytest.raises(DataError, match=r"a\.parquet is not a valid Parquet file \(.+\)"):
             list(parquet_rows(path, ["en"], Repairs()))
     with pytest.raises(DataError, match="no file"):
         list(parquet_rows(tmp_path / "none.parquet", ["en"], Repairs()))

@@ -97,7 +97,7 @@ def test_a_number_is_no_segment(tmp_path: Path) -> None:
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path) -> None:
     for name in ("a.csv", "a.txt.gz", "a.parquet.gz", "tsv"):
-        with pytest.raises(DataError, match=rf"{name} is no kind of file"):
+        with pytest.raises(DataError, match=rf"{name} has an unknown format"):
             list(read_corpus(Corpus(file=tmp_path / name, source="en", target="de")))
 
 

@@ -78,7 +78,7 @@ def test_a_network_that_fails_on_the_way_is_one_line(monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_that_holds_no_data_set_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder, but none that"):
+    with pytest.raises(DataError, match=r"is a folder that datasets\.save_to_disk did not write"):
         read(str(tmp_path))
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(DataError, match="cannot read the saved data set"):

@@ -102,8 +102,8 @@ def test_newlines_inside_a_string_become_spaces_and_are_counted(jsonl: Read) -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"a": "x"', "no JSON"),
-        ("", "no JSON .the line is empty"),
+        ('{"a": "x"', "not JSON"),
+        ("", "not JSON .the line is empty"),
         ('["a"]', "a list, not a JSON object"),
         ('"a"', "a string, not a JSON object"),
         ('{"b": "x", "c": 1}', "no key 'a'; there is b, c"),
@@ -114,7 +114,7 @@ def test_newlines_inside_a_string_become_spaces_and_are_counted(jsonl: Read) -> 
         ('{"a": true}', "'a' holds true or false, not text"),
         ('{"a": 1.5}', "'a' holds a number, not text"),
         ('{"a": "x\\ud800"}', "half of a surrogate pair"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_a_line_that_holds_no_text_is_named(jsonl: Read, line: str, message: str) -> None:

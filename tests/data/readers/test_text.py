@@ -101,8 +101,8 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     for damaged, what in (
         (whole[:-20], r"text\.gz ends in the middle of its gzip data"),
         (whole[:5], r"text\.gz ends in the middle of its gzip data"),
-        (flipped, r"text\.gz is no sound gzip file"),
-        (b"plain text\n", r"text\.gz is no sound gzip file"),
+        (flipped, r"text\.gz is not a valid gzip file"),
+        (b"plain text\n", r"text\.gz is not a valid gzip file"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=what):

@@ -93,7 +93,7 @@ def test_the_same_again_goes_on_where_it_was(out: Path) -> None:
     said, skipped = run(out, items(47), worker)
     assert worker.firsts == [20, 30, 40]
     assert skipped == 20
-    assert "going on after line 20" in said[0]
+    assert "resuming after line 20" in said[0]
     assert out.read_bytes() == expected(items(47))
     assert len(list(out.parent.iterdir())) == 1
 
@@ -143,7 +143,7 @@ def test_other_settings_and_damaged_records_begin_anew(out: Path, damage: str) -
     worker = Worker()
     said, skipped = run(out, items(47), worker, about=2 if damage == "about" else 1)
     assert (worker.firsts, skipped) == ([0, 10, 20, 30, 40], 0)
-    assert "anew" in said[0]
+    assert "starts again" in said[0]
     assert out.read_bytes() == expected(items(47))
 
 
