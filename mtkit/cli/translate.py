@@ -134,7 +134,7 @@ def translate(
     if input == "-" and str(document_ids) == "-":
         raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
     if shortlist and target is not None:
-        raise MtkitError("--shortlist says what may come in a search; leave it out with --target")
+        raise MtkitError("--shortlist restricts a search; leave it out with --target")
     if output is not None and output.is_dir():
         raise MtkitError(f"{output} is a folder; give the name of a file to write")
     runs = [find_run(each) for each in run or []] + [find_run(name=each) for each in name or []] or [find_run()]
@@ -224,10 +224,10 @@ def _check_options(input: str | None, with_input: dict[str, Any], without: dict[
     """Raises: MtkitError for an option that says nothing about lines of --input, or only about them."""
     for option, value in with_input.items():
         if value and input is None:
-            raise MtkitError(f"{option} is about the lines of --input; give --input FILE too")
+            raise MtkitError(f"{option} applies to --input only; give --input FILE too")
     for option, value in without.items():
         if value and input is not None:
-            raise MtkitError(f"{option} is about prepared data; leave it out, or leave out --input")
+            raise MtkitError(f"{option} applies to prepared data only; leave it out, or leave out --input")
 
 
 def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]":
@@ -237,7 +237,7 @@ def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]"
 
     prepared = open_prepared(folder)
     if prepared.fingerprint != run.about.get("data"):
-        note(f"{folder} holds other data than {run.folder} was trained on")
+        note(f"{folder} is not the data that {run.folder} was trained on")
     if not names and not prepared.tests:
         note(f"{folder} has no test side, so the validation side is translated")
     return [held_out(prepared, name) for name in dict.fromkeys(names or prepared.tests or ["valid"])]

@@ -24,7 +24,9 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
         try:
             options[key] = load_yaml(value)
         except yaml.YAMLError as error:
-            raise MtkitError(f"--attention-option {text}: {value!r} is no YAML value, as 64, true or [1, 2]") from error
+            raise MtkitError(
+                f"--attention-option {text}: {value!r} is not a YAML value such as 64, true or [1, 2]"
+            ) from error
     return options
 
 

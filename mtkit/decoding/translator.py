@@ -189,15 +189,13 @@ def joins_documents(
     """
     trained = document_pieces(runs) is not None
     if asked and not trained:
-        raise MtkitError(
-            "--documents needs a run that was trained on documents (data.documents in its recipe); leave it out"
-        )
+        raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
     if not trained or asked is False:
         return False
     single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
     for option, given in single.items():
         if given and asked:
-            raise MtkitError(f"{option} is for lines that are translated one by one; give --sentences with it")
+            raise MtkitError(f"{option} needs lines that are translated one by one; give --sentences too")
         if given:
             say(f"with {option}, lines are translated one by one, not by documents")
             return False

@@ -63,7 +63,7 @@ def test_a_killed_call_goes_on_where_it_was(
         translator, source, tmp_path / "out", documents=False, say=said.append, on_progress=done.append
     )
     assert firsts == [0, 3, 6, 6]
-    assert said == [f"going on after line 6, where {tmp_path / 'out.partial'} ends"]
+    assert said == [f"resuming after line 6, where {tmp_path / 'out.partial'} ends"]
     assert sum(done) == 8
     assert notes == whole
     assert (tmp_path / "out").read_text() == (tmp_path / "whole").read_text()

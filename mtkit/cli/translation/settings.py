@@ -27,6 +27,6 @@ def recipe_of(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":
             if setting in given and recipe.decoding.method != method:
                 option = setting.replace("_", "-")
                 raise MtkitError(
-                    f"--{option} says nothing with --method {recipe.decoding.method}; add --method {method}"
+                    f"--{option} has no effect with --method {recipe.decoding.method}; add --method {method}"
                 )
     return recipe

@@ -73,19 +73,19 @@ class Notes:
         """What there is to say, a line each."""
         if self.in_parts.count:
             yield (
-                "lines were cut at sentence ends and translated in parts, as they hold more than training lines, or "
-                f"than the model takes ({self.in_parts.count:,}): {self.in_parts}"
+                "lines were split at sentence ends and translated in parts: they hold more than training lines, "
+                f"or than the model takes ({self.in_parts.count:,}): {self.in_parts}"
             )
         if self.cut.count:
             yield (
-                "translations that may lack their end, as they are as long as they may be (--max-pieces, or as those "
-                f"of the training data, or the model's max_length): {self.cut}"
+                "translations that reached the maximum length and may be incomplete (--max-pieces, the lengths of the "
+                f"training data, or the model's max_length): {self.cut}"
             )
         if self.failed.count:
             yield f"the model gave no finite probabilities, so these lines are empty: {self.failed}"
         if self.fell_back.count:
             yield (
                 f"of {self.joined.count:,} lines that were joined with others of their document, "
-                f"{self.fell_back.count:,} were translated one by one, as their joined translation did not come "
-                f"apart into as many lines: {self.fell_back}"
+                f"{self.fell_back.count:,} were translated one by one, because their joined translation did not "
+                f"split into as many lines: {self.fell_back}"
             )

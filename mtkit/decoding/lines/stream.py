@@ -178,7 +178,7 @@ def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> 
     except (ValueError, KeyError, TypeError):
         there, before = [], None
     if before != about:
-        say(f"{record.with_suffix('')} was made with another model or other settings, so all is done anew")
+        say(f"{record.with_suffix('')} was made with another model or other settings; translation starts again")
         return []
     return there
 
@@ -202,7 +202,7 @@ def _skip(
     if waiting and there < len(done):
         say(f"{partial} was made of other text from line {waiting[0][0] + 1:,} on")
     if waiting and there:
-        say(f"going on after line {waiting[0][0]:,}, where {partial} ends")
+        say(f"resuming after line {waiting[0][0]:,}, where {partial} ends")
     return there, waiting
 
 

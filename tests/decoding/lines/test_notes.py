@@ -38,6 +38,6 @@ def test_only_what_is_unusual_is_said() -> None:
     assert list(Notes.of([[PLAIN]] * 9).messages()) == []
     in_parts, cut, failed, fell_back = Notes.of(LINES).messages()
     assert in_parts.endswith("(12): 2, 7, 12, 17, 22, 27, 32, 37, 42, 47 and 2 more")
-    assert "may lack their end" in cut
+    assert "may be incomplete" in cut
     assert "no finite probabilities" in failed
     assert fell_back.startswith("of 24 lines that were joined with others of their document, 12 were translated one by")
