@@ -7,9 +7,12 @@ from pydantic import BaseModel, ConfigDict, Field
 MOST = 2**31 - 1
 """Of what can be counted: more is a slip of the keyboard, and overflows in what computes with it."""
 
+LEAST = 1e-37
+"""Of what must not be 0: float32, and processors that flush denormal numbers, take less for 0."""
+
 PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
-PositiveFloat = Annotated[float, Field(gt=0, le=MOST)]
+PositiveFloat = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MOST)]
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
