@@ -8,7 +8,6 @@ paper's empty word: to it falls what every sentence may hold.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mtkit.data.prepared import Prepared, Tokens, open_prepared
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.files import writing
@@ -42,9 +42,6 @@ CELLS = 1 << 25
 
 LONGEST = 1000
 """Pieces of a side from which on a pair of sentences says too little of who translates whom, for what it costs."""
-
-Progress = Callable[[int, int], object]
-"""Called with how many of how many steps are done."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ def load_lexicon(run: Run) -> Lexicon | None:
     return lexicon
 
 
-def learn_lexicon(run: Run, folder: Path, on_progress: Progress = lambda done, total: None) -> Lexicon:
+def learn_lexicon(run: Run, folder: Path, progress: ProgressBar = silent) -> Lexicon:
     """The lexicon of a run from prepared data.
 
     Raises: MtkitError where there is no such data, or data with other pieces; DataError where it is of no use.
@@ -124,10 +121,10 @@ def learn_lexicon(run: Run, folder: Path, on_progress: Progress = lambda done, t
             f"{folder} has other pieces than {run.folder}, whose lexicon is to be learned from it; "
             "give the prepared data it was trained on with --data"
         )
-    return learn(prepared, on_progress)
+    return learn(prepared, progress)
 
 
-def learn(prepared: Prepared, on_progress: Progress = lambda done, total: None) -> Lexicon:
+def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
     """The lexicon of the training side of prepared data. Raises: DataError where its segments are all too long."""
     tokenizers, side = prepared.tokenizers, prepared.train
     rows = _sample(side.source.lengths, side.target.lengths)
@@ -136,7 +133,7 @@ def learn(prepared: Prepared, on_progress: Progress = lambda done, total: None) 
     counts = np.bincount(_flat(side.target, rows), minlength=tokenizers.target.size)
     counts[: BREAK + 1] = 0
     frequent = np.argsort(-counts, kind="stable")[: min(FREQUENT, int((counts > 0).sum()))].astype(np.int32)
-    source, target, likely = _model_1(*_together(side.source, side.target, rows, len(counts)), len(counts), on_progress)
+    source, target, likely = _model_1(*_together(side.source, side.target, rows, len(counts)), len(counts), progress)
     rare = ~np.isin(target, frequent)
     source, target, rank = _ranked(source[rare], target[rare], likely[rare])
     translations = np.full((tokenizers.source.size, 1 + MOST), PAD, dtype=np.int32)
@@ -179,22 +176,19 @@ def _together(source: Tokens, target: Tokens, rows: np.ndarray, target_pieces: i
 
 
 def _model_1(
-    pairs: np.ndarray, sizes: np.ndarray, target_pieces: int, on_progress: Progress
+    pairs: np.ndarray, sizes: np.ndarray, target_pieces: int, progress: ProgressBar
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """t(y | x) of the pairs that occur: x, y and t, in the order of x."""
-    on_progress(0, 1 + ITERATIONS)
     different, cell = np.unique(pairs, return_inverse=True)
     del pairs
     source, target = different // target_pieces, different % target_pieces
     begins = np.cumsum(sizes) - sizes
     likely = np.ones(len(different))
-    for iteration in range(ITERATIONS):
-        on_progress(1 + iteration, 1 + ITERATIONS)
+    for _ in progress(range(ITERATIONS), "learning the lexicon", ITERATIONS):
         share = likely[cell]
         share /= np.repeat(np.add.reduceat(share, begins), sizes)
         counts = np.bincount(cell, weights=share)
         likely = counts / np.bincount(source, weights=counts)[source]
-    on_progress(1 + ITERATIONS, 1 + ITERATIONS)
     return source, target, likely
 
 
