@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checked:
-    """What a recipe came to."""
+    """Scores of a recipe's training, and which promises were kept."""
 
     head: Head
     sides: list[SideScores]
@@ -43,7 +43,7 @@ class Checked:
     promises: list[tuple[Promise, float]]
     """Each promise that this training was to keep, with the score that it came to."""
     signal: int | None = None
-    """The signal that stopped the training."""
+    """The signal that stopped the training, or None."""
 
     @property
     def kept(self) -> bool:

@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from mtkit.model.network import Network
 
 RUNS = Path("mtkit-runs")
-"""Where runs lie unless a folder is given."""
+"""Default folder of runs."""
 
 FORMAT = 1
 """Version of the folder's layout; a run of another one is refused."""
 
 Vocabulary = Annotated[int, Field(ge=8, lt=2**31)]
-"""Pieces of a tokenizer."""
+"""Vocabulary size of a tokenizer."""
 
 
 class Vocabularies(TypedDict):
-    """Pieces of both tokenizers."""
+    """Vocabulary sizes of both tokenizers."""
 
     source: Vocabulary
     target: Vocabulary
@@ -51,7 +51,7 @@ class Vocabularies(TypedDict):
 
 @stored
 class About(TypedDict):
-    """run.json."""
+    """Content of run.json: how the run was made."""
 
     format: int
     vocabularies: Vocabularies
@@ -65,7 +65,7 @@ class About(TypedDict):
 
 @stored
 class Best(TypedDict):
-    """best.json."""
+    """Content of best.json: the name of the best checkpoint."""
 
     checkpoint: Annotated[str, StringConstraints(pattern=r"^(average|update-[0-9]+)$")]
 
@@ -75,13 +75,13 @@ PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 @dataclass(frozen=True)
 class Run:
-    """One training's folder."""
+    """The folder of one training: recipe, tokenizers and checkpoints."""
 
     folder: Path
 
     @cached_property
     def about(self) -> About:
-        """run.json. Raises: RunError where it is missing, damaged or of another version."""
+        """Content of run.json. Raises: RunError where it is missing, damaged or of another version."""
         return read_stored(
             self.folder / "run.json",
             About,

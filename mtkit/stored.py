@@ -12,7 +12,7 @@ from mtkit.errors import MtkitError
 T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-"""A number of things."""
+"""A count: an integer from 0."""
 
 LONGEST = 60
 """Characters of a value that a message shows, at most."""

@@ -97,7 +97,7 @@ class Attention(nn.Module):
     """Options whose other values the contract tests run too."""
 
     longest: int | None = None
-    """The hard limit of T, or None."""
+    """Maximum sequence length T; None where there is no limit."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class Limit(Protocol):
         """The allowed values, for people; `kind` says the type: "a whole number"."""
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """The values at the limits."""
+        """The smallest and largest allowed values, or every allowed name, for tests."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Within:
         return f"{kind} from {self.least:g} to {'2^30' if self.most == MOST else f'{self.most:,.10g}'}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """Both ends."""
+        """The limits as values of type `kind`."""
         return kind(self.least), kind(self.most)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of some names."""
+    """A value that must be one of `names`."""
 
     names: Iterable[str]
 
@@ -72,7 +72,7 @@ class OneOf:
         return f"one of {', '.join(self.names)}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """All names."""
+        """Every allowed name."""
         return tuple(self.names)
 
 
@@ -99,7 +99,7 @@ Natural = Annotated[int, Within(0)]
 Positive = Annotated[int, Within(1)]
 Share = Annotated[float, Within(0.0, 1.0)]
 LossWeight = Annotated[float, Within(0.0, 1e6)]
-"""The factor of a training loss."""
+"""Weight of a training loss."""
 NaturalByLayer = Natural | Sequence[Natural]
 PositiveByLayer = Positive | Sequence[Positive]
 """One number, or a list with one for each layer; `of_layer` picks it."""
@@ -111,7 +111,7 @@ class Option:
 
     default: Any
     hint: Any
-    """The annotation."""
+    """Type annotation of the constructor's argument."""
 
     def allows(self, value: Any) -> bool:
         """Whether the value has the type and keeps the limits."""

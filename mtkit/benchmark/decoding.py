@@ -36,7 +36,7 @@ class Decoded:
 
     text: str
     pieces: int
-    """The end mark counted."""
+    """Pieces of the translation, including the end mark."""
 
 
 class Decoder(Protocol):
@@ -109,17 +109,17 @@ class Measured:
 
     @property
     def speed(self) -> float:
-        """Segments a second, over all times."""
+        """Segments per second, over all repeats."""
         return self.lines * len(self.seconds) / sum(self.seconds)
 
     @property
     def median(self) -> float:
-        """Segments a second, the middle time."""
+        """Segments per second, of the median repeat."""
         return self.lines / median(self.seconds)
 
     @property
     def pieces_per_second(self) -> float:
-        """Pieces of the translations a second, over all times."""
+        """Pieces of translations per second, over all repeats."""
         return self.pieces * len(self.seconds) / sum(self.seconds)
 
 
@@ -135,7 +135,7 @@ class DecodingBenchmark:
     operations: dict[int, float]
     """{beam: operations that a segment cannot do without}."""
     signature: str
-    """Of BLEU."""
+    """sacrebleu's signature of the BLEU scores."""
     rows: list[Measured]
 
     def ceiling(self, row: Measured) -> float | None:

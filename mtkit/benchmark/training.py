@@ -41,7 +41,7 @@ class Trainer(Protocol):
 
     @property
     def model(self) -> torch.nn.Module:
-        """What it trains."""
+        """The model being trained."""
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """The process's settings that this program trains with."""
@@ -77,7 +77,7 @@ class OwnTrainer:
         self._device, self._deterministic = world.device, recipe.training.deterministic
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """As in `mtkit train`."""
+        """The arithmetic settings of `mtkit train`."""
         return fast_and_repeatable(self._device, deterministic=self._deterministic)
 
     def update(self, work: Work, number: int) -> None:

@@ -60,7 +60,7 @@ def as_object(benchmark: TrainingBenchmark) -> dict[str, Any]:
 
 
 def bars(benchmark: TrainingBenchmark) -> Bars:
-    """The speeds as bars."""
+    """A bar chart of the training speeds."""
     rates = ", ".join(f"{name} {giga(rate.best)} GFLOP/s" for name, rate in benchmark.rates.items())
     return Bars(
         title=f"training, preset {benchmark.recipe.preset}, on {hardware(benchmark.device)}\nmatrix products: {rates}",

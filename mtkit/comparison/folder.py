@@ -25,7 +25,7 @@ FORMAT = 1
 
 @stored
 class _Settings(TypedDict):
-    """settings.json."""
+    """Content of settings.json: what all mechanisms have in common."""
 
     format: int
     recipe: dict[str, Any]
@@ -57,7 +57,7 @@ class _Decoding(TypedDict):
 
 @stored
 class _Scored(TypedDict):
-    """A result."""
+    """Result of a mechanism that was trained and scored."""
 
     attention: str
     bleu: _Bleu
@@ -70,7 +70,7 @@ class _Scored(TypedDict):
 
 @stored
 class _Failed(TypedDict):
-    """A result that is none."""
+    """Result of a mechanism that failed, with the reason."""
 
     attention: str
     failed: str
@@ -90,7 +90,7 @@ class Folder:
         return self.path / "runs" / name
 
     def log(self, name: str) -> Path:
-        """What a mechanism's process had to say."""
+        """The log file of a mechanism's process."""
         return self.path / "logs" / f"{name}.log"
 
     def open(self, entries: Mapping[str, Recipe], prepared: Prepared, *, device: str, threads: int) -> None:
@@ -147,7 +147,7 @@ class Folder:
         )
 
     def keep(self, name: str, **result: Any) -> None:
-        """Write what a mechanism came to."""
+        """Write the result of a mechanism."""
         write_json(self._result_path(name), {"attention": name, **result})
 
     def fail(self, name: str, reason: str) -> None:
@@ -155,7 +155,7 @@ class Folder:
         self.keep(name, failed=" ".join(reason.split()))
 
     def forget(self, name: str) -> None:
-        """Remove a result."""
+        """Remove the result of a mechanism."""
         self._result_path(name).unlink(missing_ok=True)
 
     @property

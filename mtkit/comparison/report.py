@@ -13,7 +13,7 @@ HEAD = (
     "parameters", "updates",
 )  # fmt: skip
 LEFT = frozenset({"attention", "note"})
-"""Columns of words."""
+"""Columns aligned to the left."""
 
 Results = Sequence[Mapping[str, Any]]
 """As `Folder.results` gives them."""
@@ -29,7 +29,7 @@ def table(settings: Mapping[str, Any], results: Results) -> str:
 
 
 def markdown(settings: Mapping[str, Any], results: Results) -> str:
-    """The same as a Markdown table."""
+    """The comparison as a Markdown table."""
     head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _rows(results)]
     rule = [":--" if name in LEFT else "--:" for name in head]
     lines = (f"| {' | '.join(row)} |" for row in (head, rule, *rows))

@@ -78,7 +78,7 @@ def compare_one(folder: Folder, name: str) -> int:
 
 
 class _Cost(TypedDict):
-    """cost.json."""
+    """Content of cost.json: peak memory in bytes."""
 
     peak_bytes: Count
 

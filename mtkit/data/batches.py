@@ -77,13 +77,13 @@ class EpochPart:
     """Rows of an epoch that are sorted by length together and cut into batches."""
 
     rows: np.ndarray
-    """In the order in which they were drawn."""
+    """(rows,) row numbers in the order in which they were drawn."""
     copies: np.ndarray
     """(rows,) how often each came before in the epoch; 0 but for corpora of weight above 1."""
     sizes: np.ndarray
     """(batches,) rows of each batch, that of the shortest segments first."""
     order: np.ndarray
-    """(batches,) which batch comes when."""
+    """(batches,) training order of the batches."""
 
     def batches(self, source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
         """Places among `rows` of each batch, in training order, where the rows have these lengths (rows,).

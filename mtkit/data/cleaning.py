@@ -18,7 +18,7 @@ REASONS = {
     "length_ratio": "with sides of very different length",
     "over_long": "over data.cleaning.max_pieces",
 }
-"""What pairs are counted for, in the order in which they are left out: a pair that is left out has one reason."""
+"""Reasons for leaving pairs out, in order of precedence: each pair that is left out has one reason."""
 
 _RATIO = 4.0
 """Length ratio beyond which pairs are counted where the settings name none."""
@@ -89,7 +89,7 @@ def examine(
     seen: Seen,
     held_out: Seen | None,
 ) -> dict[str, np.ndarray]:
-    """(pairs,) bool for each of `REASONS`: which pairs it applies to.
+    """Which pairs each of `REASONS` applies to, (pairs,) bool.
 
     `lengths`: the pieces of both sides; `held_out`: the pairs of the validation and test sides, None for those.
     """
@@ -107,7 +107,7 @@ def examine(
 
 
 def left_out(found: dict[str, np.ndarray], settings: Cleaning) -> dict[str, np.ndarray]:
-    """The pairs that training does without, each under the first of its reasons."""
+    """The pairs left out of training, (pairs,) bool per reason, each pair under its first reason."""
     applies = {
         "empty": True,
         "overlap": settings.overlap,

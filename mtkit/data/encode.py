@@ -43,13 +43,13 @@ class Chunk(NamedTuple):
     corpus: int
     direction: str
     lines: list[int]
-    """Lines of the input."""
+    """Line numbers in the input, from 1."""
     sources: list[str]
     targets: list[str]
     documents: list[str | int | None]
-    """Ids, as in `SegmentPair`."""
+    """Document ids, as in `SegmentPair`."""
     aligned: int
-    """How many of them, from the first, are looked at for sides that do not match."""
+    """Number of leading pairs that are checked for misaligned sides."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class EncodedChunk:
     source: Ragged
     target: Ragged
     words: tuple[np.ndarray, np.ndarray]
-    """Of each source and target, parted at spaces."""
+    """Words per source and per target, split at spaces."""
     sentences: np.ndarray
-    """Of the sources that `sampled` chooses."""
+    """Sentences per source, of the sources that `sampled` selects."""
     hashes: np.ndarray
     identical: np.ndarray
-    """(pairs,) bool."""
+    """(pairs,) bool: both sides are the same."""
     altered: np.ndarray
     """(pairs,) bool: targets that do not come back from their pieces."""
     suspicious: int | None

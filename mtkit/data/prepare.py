@@ -39,13 +39,13 @@ Corpora = dict[str, Sequence[Corpus]]
 
 @dataclass(frozen=True)
 class Report:
-    """What `prepare` did."""
+    """The folder that `prepare` wrote, and its record."""
 
     folder: Path
     unchanged: bool
     """True where the same data was there already, and nothing was done."""
     record: Record
-    """What prepared.json holds."""
+    """Content of prepared.json."""
 
 
 def prepare(

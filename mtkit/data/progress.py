@@ -11,5 +11,5 @@ class ProgressBar(Protocol):
 
 
 def silent(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
-    """No progress shown."""
+    """Show no progress: the items as they are."""
     return items

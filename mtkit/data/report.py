@@ -1,4 +1,4 @@
-"""What `prepare` did, as a compact table for people."""
+"""The result of `prepare` as a compact table."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -26,7 +26,7 @@ class Score:
     """"BLEU", "chrF", "TER" or "exact"."""
     value: float
     signature: str
-    """How it was computed, by which version: scores with different ones do not compare."""
+    """sacrebleu's signature: metric settings and version. Scores with different signatures are not comparable."""
     low: float | None = None
     """Lower end of the 95% bootstrap confidence interval, None where none was asked for."""
     high: float | None = None

@@ -24,7 +24,7 @@ class SideScores:
     """One side by all systems, the first of which is the baseline."""
 
     name: str | None
-    """None for files that belong to no run."""
+    """Name of the side; None for files without a run."""
     files: list[Translated]
     segments: int
     overall: Comparison

@@ -19,12 +19,12 @@ class Translated:
     """One system's translations of one side, and what belongs to them."""
 
     system: str
-    """What to call it."""
+    """Name of the system in tables."""
     hypothesis: Path
     references: tuple[Path, ...]
     source: Path | None = None
     direction: Path | None = None
-    """One direction a line, as en-fr."""
+    """File with the direction of each line, e.g. en-fr."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SystemTexts:
     """The same segments by several systems, line by line."""
 
     hypotheses: list[list[str]]
-    """Of every system."""
+    """Translations, one list per system."""
     references: list[list[str]]
     sources: list[str] | None
     directions: list[str] | None
@@ -109,11 +109,11 @@ class _TranslatedSide(NamedTuple):
     """A side that a run has translated."""
 
     finished: str
-    """When."""
+    """Time at which the translation ended."""
     name: str
     checkpoint: str | None
     ensemble: bool
-    """Whether other runs took part."""
+    """Whether an ensemble translated it."""
     files: Translated
 
 

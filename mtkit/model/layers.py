@@ -45,18 +45,18 @@ class EncoderLayer(nn.Module):
         self.feed_forward_residual = residual(model)
 
     def forward(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
-        """x (B, S, D), valid (B, S), task (B,)."""
+        """x (B, S, D), valid (B, S), task (B,) to (B, S, D)."""
         return self.feed(self.attend(x, passing, valid=valid, task=task))
 
     def attend(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
-        """The first sub-layer."""
+        """The self-attention sub-layer: x (B, S, D) to the same shape."""
         here = self.attention_residual
         attended = self.attention(here.before(x), query_valid=valid, carry=passing.self_carry, task=task)
         passing.self_carry = attended.carry
         return here.after(x, passing.add(attended))
 
     def feed(self, x: Stream) -> Stream:
-        """The second."""
+        """The feed-forward sub-layer: (B, S, D) to the same shape."""
         here = self.feed_forward_residual
         return here.after(x, self.feed_forward(here.before(x)))
 
@@ -68,12 +68,12 @@ class Context:
     memory: Tensor
     """(B, S, D), the encoded source."""
     memory_valid: Tensor | None
-    """(B, S)."""
+    """(B, S), True at real source tokens."""
     memory_carry: Any
     valid: Tensor | None
-    """(B, T), of the target."""
+    """(B, T), True at real target tokens."""
     task: Tensor | None
-    """(B,)."""
+    """(B,), the direction of each segment."""
 
 
 class DecoderLayer(nn.Module):
@@ -89,11 +89,11 @@ class DecoderLayer(nn.Module):
         self.feed_forward_residual = residual(model)
 
     def forward(self, x: Stream, passing: Passing, context: Context) -> Stream:
-        """x (B, T, D)."""
+        """x (B, T, D) to the same shape."""
         return self.feed(self.attend_source(self.attend_target(x, passing, context), passing, context))
 
     def attend_target(self, x: Stream, passing: Passing, context: Context) -> Stream:
-        """The first sub-layer."""
+        """The causal self-attention sub-layer: x (B, T, D) to the same shape."""
         here = self.self_residual
         attended = self.self_attention(
             here.before(x),
@@ -106,7 +106,7 @@ class DecoderLayer(nn.Module):
         return here.after(x, passing.add(attended))
 
     def attend_source(self, x: Stream, passing: Passing, context: Context) -> Stream:
-        """The second."""
+        """The sub-layer of attention to the source: x (B, T, D) to the same shape."""
         here = self.cross_residual
         attended = self.cross_attention(
             here.before(x),
@@ -121,7 +121,7 @@ class DecoderLayer(nn.Module):
         return here.after(x, passing.add(attended))
 
     def feed(self, x: Stream) -> Stream:
-        """The third."""
+        """The feed-forward sub-layer: (..., D) to the same shape."""
         here = self.feed_forward_residual
         return here.after(x, self.feed_forward(here.before(x)))
 

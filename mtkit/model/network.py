@@ -151,7 +151,7 @@ class Network(nn.Module):
                 yield name, module
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """To be called after each optimiser update."""
+        """Call `after_update` of every attention; the training loop calls this after each optimiser update."""
         for _, attention in self.attentions():
             attention.after_update(update, total_updates)
 

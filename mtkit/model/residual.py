@@ -57,7 +57,7 @@ class ReversibleResidual(Residual):
 
 
 def residual(model: ModelSettings) -> Residual:
-    """The kind that the model has."""
+    """A residual of the kind that `model.reversible` selects."""
     return ReversibleResidual(model) if model.reversible else Residual(model)
 
 

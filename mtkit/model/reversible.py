@@ -97,7 +97,7 @@ class _Stack:
     sublayers: Sequence[SubLayer]
     parameters: list[nn.Parameter]
     names: tuple[str, ...] = ()
-    """Of the losses raised inside."""
+    """Names of the losses that the attentions return."""
     generators: list[list[Tensor]] = field(default_factory=list)
     """For each sub-layer the states of the random generators before it."""
     chosen: list[int] = field(default_factory=list)

@@ -43,12 +43,12 @@ class Progress:
     """
 
     update: Count = 0
-    """Updates done."""
+    """Number of updates made."""
     epoch: Count = 0
     batch: Count = 0
-    """Global batches of `epoch` that are used up."""
+    """Global batches of `epoch` already trained on."""
     seconds: Seconds = 0.0
-    """Time trained, before all interruptions too."""
+    """Seconds of training, including those before interruptions."""
     training_seconds: Seconds = 0.0
     """What of `seconds` went into updates: without validation and the writing of checkpoints."""
     tokens: Count = 0
@@ -58,7 +58,7 @@ class Progress:
     bleu: float | None = None
     """Validation BLEU, where this update was validated."""
     nll: float | None = None
-    """Validation loss, likewise."""
+    """Validation loss, where this update was validated."""
     best_bleu: float | None = None
     best_nll: float | None = None
     """The loss beside the best BLEU: of equal BLEU the lower loss is better."""
@@ -69,7 +69,7 @@ class Progress:
     baseline: tuple[float, float] = (0.0, 0.0)
     """The moving mean of the rewards of what attentions sample, and the weight it has gathered."""
     scaler: dict[str, Any] | None = None
-    """State of the loss scaling of float16."""
+    """Loss-scaling state of float16."""
 
     def is_bettered_by(self, bleu: float, nll: float) -> bool:
         """Whether a validation with these is better than the best so far."""
@@ -83,7 +83,7 @@ class Progress:
 
 
 _LATER = {"training_seconds": None, "judged_by": None, "nll": None, "best_nll": None}
-"""Keys that checkpoints had not always."""
+"""Keys that are absent from checkpoints of earlier versions."""
 
 
 @stored
@@ -125,11 +125,11 @@ class Checkpoints:
         return path
 
     def all(self) -> list[Path]:
-        """The folders of updates, in their order."""
+        """The checkpoint folders in order of their updates."""
         return sorted(path for path in self.folder.glob("update-*") if path.is_dir())
 
     def last(self) -> Path | None:
-        """The checkpoint to go on from."""
+        """The latest checkpoint, from which training resumes; None without one."""
         every = self.all()
         return every[-1] if every else None
 

@@ -24,7 +24,7 @@ and rows enough that batches hold hardly any padding. More where batches are lar
 
 @dataclass(frozen=True)
 class Work:
-    """The batches of one update."""
+    """The batches of one update on this process, and where they stand in the data."""
 
     batches: list[Batch]
     """Those of this process; a small global batch may leave it none."""
@@ -182,7 +182,7 @@ class Feed:
         return [make_batch(side, mine[place]) for place in sorted(places)]
 
     def updates(self, epoch: int, batch: int) -> Generator[Work, None, None]:
-        """Without end, from this place on; an epoch's last update takes the batches that are left."""
+        """Endless updates from this place on. The last update of an epoch has the remaining batches."""
         while True:
             yield from self._rest_of(epoch, batch)
             epoch, batch = epoch + 1, 0

@@ -23,7 +23,7 @@ class Outcome:
     trained: int
     """Updates done by this call; 0 where the run was finished already."""
     signal: int | None = None
-    """The signal that stopped it."""
+    """The signal that stopped the training; None where a limit did."""
 
 
 class Limits:
@@ -49,7 +49,7 @@ class Limits:
         return None
 
     def describe(self) -> str:
-        """All limits, for people."""
+        """All limits in words, e.g. "500 updates or 20 minutes"."""
         settings = self._settings
         names = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
         given = [f"{getattr(settings, name):g} {unit}" for name, unit in names.items() if getattr(settings, name)]
@@ -77,7 +77,7 @@ class Limits:
         return max(min(known), progress.update)
 
     def seconds_left(self, progress: Progress, seconds_per_update: float) -> float | None:
-        """Until the first limit, at this pace; None without one."""
+        """Estimated seconds until the first limit; None without one."""
         settings, left = self._settings, []
         if settings.max_updates is not None:
             left.append((settings.max_updates - progress.update) * seconds_per_update)
@@ -96,7 +96,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The signal that came, or None."""
+        """The first signal received, or None."""
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:

@@ -30,7 +30,7 @@ from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
 
 AGAIN = "the same command resumes it"
-"""What to do after a signal."""
+"""Advice printed after a signal."""
 
 
 def train(
@@ -127,7 +127,7 @@ class Training:
             rehearse(model, recipe, prepared)
 
     def run(self, init_from: Run | None) -> Outcome:
-        """Go on from the last checkpoint, or begin, until a limit or a signal."""
+        """Train from the last checkpoint, or from the start, until a limit or a signal."""
         self._restore(init_from)
         self._introduce()
         begin, before = monotonic(), self.progress.seconds
@@ -241,7 +241,7 @@ class Training:
             self._log(rate)
 
     def _mention(self, line: str) -> None:
-        """A line for the user while the progress is shown."""
+        """Print a line above the progress bar."""
         self.line.say(line)
 
     def _check_losses(self) -> None:
@@ -304,13 +304,13 @@ class Training:
             return validate(self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
 
     def _save(self) -> None:
-        """Keep a checkpoint, if this is the process that writes."""
+        """Write a checkpoint, on the first process only."""
         self.progress = self.updater.noted(self.progress)
         if self.world.first:
             self.checkpoints.save(self.progress, self.updater.tensors())
 
     def _leave(self, number: int, first: int) -> Outcome:
-        """Stop because of a signal: keep a checkpoint and say how to go on."""
+        """Stop after a signal: write a checkpoint and print how to resume."""
         if self.progress.update > 0:
             self._check_losses()
             self._save()

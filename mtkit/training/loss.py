@@ -27,7 +27,7 @@ CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """The loss of N target tokens."""
+    """Summed and per-token loss of N target tokens."""
 
     smoothed: Tensor
     """Scalar: the sum of the label-smoothed cross-entropy, in nats; what the gradient is taken of."""
@@ -36,7 +36,7 @@ class TokenLoss:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the sums are over."""
+        """Number of tokens in the sums."""
         return len(self.nll)
 
 

@@ -1,4 +1,4 @@
-"""What a training tells: a line of progress, metrics.jsonl, and TensorBoard where it is installed."""
+"""Output of a training: a progress bar, metrics.jsonl, and TensorBoard where it is installed."""
 
 import importlib.util
 import math
@@ -18,7 +18,7 @@ from mtkit.files import json_text, write_text
 from mtkit.stored import Count, read_stored_lines, stored
 
 Say = Callable[[str], None]
-"""Takes one line for the user."""
+"""Called with one line of output."""
 
 
 @stored
@@ -72,21 +72,21 @@ class Metrics:
 
 
 class Interval:
-    """What is measured between two lines of metrics."""
+    """Measurements between two lines of metrics."""
 
     def __init__(self) -> None:
         self._restart()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the wait for the next batches."""
+        """Context around the wait for the next batches; its time is counted apart."""
         begin = monotonic()
         yield
         self._waited += monotonic() - begin
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is not training: its time does not count."""
+        """Context around validation and checkpoints: its time does not count."""
         begin = monotonic()
         yield
         self._begin += monotonic() - begin
@@ -151,7 +151,7 @@ class ProgressLine:
         )
 
     def advance(self) -> None:
-        """One update is done."""
+        """Count one update."""
         self._bar.update()
 
     def measure(self, update: int, row: dict[str, float], seconds_left: float | None) -> None:
@@ -168,7 +168,7 @@ class ProgressLine:
             self._say(f"update {update}{f'/{self._total}' if self._total else ''}  {text}")
 
     def say(self, line: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line above the bar."""
         if self._shown:
             with nullcontext() if self._bar.disable else tqdm.external_write_mode(file=sys.stderr):
                 self._say(line)

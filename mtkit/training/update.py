@@ -118,7 +118,7 @@ class Updater:
         return sums
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """All weights and moments, by the checkpoint's files."""
+        """All weights and moments, by file of the checkpoint."""
         files: dict[str, Mapping[str, Tensor]] = {
             "model": self.model.state_dict(),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
@@ -134,7 +134,7 @@ class Updater:
         return replace(progress, baseline=self.baseline.save(), scaler=scaler.state_dict() if scaler else None)
 
     def restore(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], origin: Path) -> None:
-        """Put back what `tensors` and `noted` gave. Raises: RunError where it belongs to another model."""
+        """Restore what `tensors` and `noted` returned. Raises: RunError where it belongs to another model."""
         load_weights(self.model, tensors["model"], origin)
         restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
         if self.average is not None:

@@ -50,14 +50,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Validation:
-    """How good the model is on the validation side."""
+    """Loss and scores on the validation side."""
 
     nll: float
     """Unsmoothed negative log-likelihood per target token, in nats; its exponential is the perplexity."""
     bleu: float
     signature: str
     doubt: str | None
-    """Why that is not to be relied on, if it seems so."""
+    """Why the BLEU may be wrong (a note for the user); None if it seems right."""
     samples: list[Sample]
     seconds: float
 
@@ -67,12 +67,12 @@ class Validation:
         return math.exp(min(self.nll, 99.0))
 
     def numbers(self) -> dict[str, float | str]:
-        """What a line of metrics holds."""
+        """The numbers for one line of metrics.jsonl."""
         names = ("nll", "perplexity", "bleu", "signature", "seconds")
         return {name: getattr(self, name) for name in names}
 
     def lines(self, title: str, better: bool) -> list[str]:
-        """The result with its sample translations, for people."""
+        """The result and sample translations as lines of text."""
         head = (
             f"{title}: validation loss {self.nll:.3f}, perplexity {self.perplexity:.2f}, BLEU {self.bleu:.2f}"
             f"{' (best so far)' if better else ''}, {self.seconds:.1f} s, {self.signature}"

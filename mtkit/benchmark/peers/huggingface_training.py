@@ -17,7 +17,7 @@ from mtkit.training.feed import Work
 from mtkit.training.optimization.schedule import build_schedule
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-"""Those that its own trainer has: float32, or autocast."""
+"""Precisions of Hugging Face's trainer: float32, or autocast to the others."""
 
 IGNORED = -100
 """What stands for padding among the labels, as its collator writes it."""
@@ -58,7 +58,7 @@ class HuggingFaceTrainer:
         self._loss = torch.zeros((), device=world.device)
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """The process as it is."""
+        """A context that changes nothing: Hugging Face trains with the process's settings."""
         return nullcontext()
 
     def update(self, work: Work, number: int) -> None:

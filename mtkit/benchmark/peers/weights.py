@@ -28,7 +28,7 @@ class Weights:
         """(V, D)."""
 
     def module(self, name: str) -> Any:
-        """The module of that name."""
+        """The peer's module with this dotted name."""
         return self._model.get_submodule(name)
 
     def projections(self, name: str) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:

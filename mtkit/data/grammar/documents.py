@@ -15,7 +15,7 @@ from mtkit.data.grammar.sentences import GrammarSegment, Writer
 
 
 class Author:
-    """Draws documents."""
+    """Draws documents whose later sentences refer back by "it"."""
 
     def __init__(self, random_: random.Random) -> None:
         self._random = random_

@@ -31,7 +31,7 @@ class Phrase:
     """English, as a subject; `object` likewise."""
     object: str
     german: Mapping[str, str]
-    """German by case."""
+    """German forms by case."""
     person: int = 3
     plural: bool = False
     gender: str = "m"

@@ -39,14 +39,14 @@ class Bin(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     longest: PositiveInt
-    """Source pieces at most; the last bin also stands for longer ones, the first one for shorter ones."""
+    """Maximum source pieces. The first bin includes shorter sources, the last one longer sources."""
     pairs: PositiveInt
     mean: NonNegativeFloat
-    """Of the ratio of target to source pieces."""
+    """Mean ratio of target to source pieces."""
     spread: NonNegativeFloat
-    """Its standard deviation."""
+    """Standard deviation of the ratio."""
     most: NonNegativeFloat
-    """The greatest one."""
+    """Maximum ratio."""
 
 
 class Lengths(BaseModel):
@@ -56,7 +56,7 @@ class Lengths(BaseModel):
     bins: tuple[Bin, ...]
     """By rising length; none where there is no pair."""
     percentiles: dict[int, Count]
-    """Source pieces that so many per cent of the pairs have at most."""
+    """Percentiles of the source length, in pieces."""
     sentences: dict[int, Count] | None = None
     """How many sources have how many sentences; None where `prepare` did not count them yet."""
 
@@ -145,7 +145,7 @@ class _Counted:
         self._sources = sources
 
     def lengths(self) -> Lengths:
-        """What came together."""
+        """The lengths of all pairs added so far."""
         total = int(self._sources.sum())
         if not total:
             return Lengths(bins=(), percentiles={})

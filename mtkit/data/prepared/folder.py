@@ -39,7 +39,7 @@ class Side:
     lines: np.ndarray
     """(rows,) int64: the line of the input files that each row comes from, counted from 1."""
     source_text: Texts | None
-    """As it was read, BLEU's reference among it; None for the training side."""
+    """Raw text, which scores use; None for the training side."""
     target_text: Texts | None
     tasks: np.ndarray | None = None
     """(rows,) int16: the direction of each row, its place in `Prepared.directions`; None where there is only one."""
@@ -85,7 +85,7 @@ class Prepared:
 
     @property
     def directions(self) -> list[str]:
-        """What `Side.tasks` count in, as `en-de`; a single one in most data."""
+        """Translation directions, e.g. `en-de`; `Side.tasks` are indices into this list."""
         return self.settings.directions
 
     @cached_property

@@ -18,7 +18,7 @@ AGAIN = "repeat the `mtkit prepare` that made it, with --overwrite"
 
 
 class Sides(TypedDict):
-    """What was counted on both sides."""
+    """A count of the source side and of the target side."""
 
     source: Count
     target: Count
@@ -49,7 +49,7 @@ class Counts(TypedDict):
 
 
 class CorpusCounts(Counts):
-    """Of a corpus."""
+    """Counts of one corpus."""
 
     direction: str
     suspicious_line: int | None
@@ -57,7 +57,7 @@ class CorpusCounts(Counts):
 
 
 class SideCounts(Counts):
-    """Of a side."""
+    """Counts of one side, with those of its corpora."""
 
     rows: Count
     corpora: list[CorpusCounts]
@@ -84,7 +84,7 @@ class Identity(TypedDict):
 
 @stored
 class Record(TypedDict):
-    """prepared.json."""
+    """Content of prepared.json."""
 
     format: int
     mtkit: str

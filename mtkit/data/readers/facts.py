@@ -19,10 +19,10 @@ _SEPARATORS = ("\u2028", "\u2029")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a corpus, or one text file, holds."""
+    """Counts, repairs and fingerprint of a corpus or a text file."""
 
     name: str
-    """Where it comes from, for people."""
+    """Name for messages."""
     lines: int
     """Segment pairs, or lines of the one file."""
     bytes: int

@@ -116,7 +116,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave. Raises: RunError where the tensors belong to another model."""
+    """Restore what `optimizer_tensors` returned. Raises: RunError where the tensors belong to another model."""
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         key, _, name = full_name.partition("/")

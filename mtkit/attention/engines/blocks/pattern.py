@@ -125,11 +125,11 @@ class Band(Window):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """The band itself."""
+        """The latest `back * dilation + 1` keys."""
         return 0, None if self.back is None else self.back * self.dilation + 1
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """Both radii."""
+        """Steps seen before and after the query; None is all. Causal queries see nothing after."""
         return self.back, 0 if causal else self.ahead
 
 
@@ -144,7 +144,7 @@ class Blocks(Window):
 
     @property
     def unit(self) -> int:  # type: ignore[override]
-        """The block."""
+        """Positions per block."""
         return self.size
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ class Blocks(Window):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """As many blocks as are in reach."""
+        """The keys of the query's block and of `back` blocks before it."""
         return 0, (self.back + 1) * self.size
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """Whole blocks."""
+        """Positions of the blocks seen before and after the query's own."""
         return self.back * self.size, 0 if causal else self.ahead * self.size
 
 
@@ -192,7 +192,7 @@ class Columns(Pattern):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """The first keys."""
+        """The first `count` keys, and the latest one."""
         return self.count, 1
 
 

@@ -41,14 +41,14 @@ class Drawn(Pattern):
         return (picks == j.div(self.size, rounding_mode="floor").unsqueeze(-1)).any(-1)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
-        """What each of the heads picked."""
+        """The keys drawn by each head, in order."""
         blocks = torch.arange(queries[0] // self.size, queries[-1] // self.size + 1)
         heads = self.beside(blocks).transpose(0, 1).flatten(1).tolist()
         return [sorted({key for key in keys if 0 <= key < length}) for keys in heads]
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """All keys."""
+        """Any key may be drawn later, so all are kept."""
         return 0, None
 
     def _draws(self, block: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class RandomBlocks(Drawn):
 
     @property
     def size(self) -> int:
-        """The block."""
+        """Positions per block."""
         return self.block
 
     def picks(self, block: Tensor) -> Tensor:
