@@ -83,7 +83,7 @@ def test_scores_are_the_models_whatever_was_cut_off() -> None:
 def test_translations_are_drawn_as_often_as_the_model_finds_them_likely() -> None:
     """Whole sequences: with two pieces at most there are few, and 4,000 draws tell their probabilities."""
     model, source, count = TinyModel(vocabulary=6, sharpness=1.0), [4, 5], 4000
-    settings = DecodingSettings(method="sample", n_best=count)
+    settings = DecodingSettings(method="sample").model_copy(update={"n_best": count})  # more than a recipe may ask for
     with torch.no_grad():
         found = sample(model, batch_of([source], 3), settings)
     drawn = [tuple(each) for each in found.pieces[0].tolist()]
