@@ -56,7 +56,7 @@ def bars(benchmark: DecodingBenchmark) -> list[Bars]:
     return [
         Bars(
             title=f"decoding {benchmark.side.name}, beam {beam}, text to text, on {hardware(benchmark.device)}",
-            unit="segments a second (BLEU behind the name)",
+            unit="segments per second (BLEU behind the name)",
             speeds=[(f"{label_of(row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit") for row in rows],
         )
         for beam, rows in ((beam, rows_of_beam(benchmark, beam)) for beam in benchmark.operations)

@@ -29,7 +29,7 @@ class Rate:
 
     arithmetic: str
     by_size: dict[int, float]
-    """{side of the squares: operations a second}."""
+    """{side of the squares: operations per second}."""
 
     @property
     def best(self) -> float:

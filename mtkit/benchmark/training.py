@@ -118,7 +118,7 @@ class Trained:
 
     @property
     def speed(self) -> float:
-        """Real target tokens a second over all turns."""
+        """Real target tokens per second, over all turns."""
         return sum(self.tokens) / sum(self.seconds)
 
     @property

@@ -64,7 +64,7 @@ def bars(benchmark: TrainingBenchmark) -> Bars:
     rates = ", ".join(f"{name} {giga(rate.best)} GFLOP/s" for name, rate in benchmark.rates.items())
     return Bars(
         title=f"training, preset {benchmark.recipe.preset}, on {hardware(benchmark.device)}\nmatrix products: {rates}",
-        unit="real target tokens a second",
+        unit="real target tokens per second",
         speeds=[(label_of(row), row.speed, row.program == "mtkit") for row in benchmark.rows],
     )
 

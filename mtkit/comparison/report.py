@@ -58,7 +58,7 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
         f"preset {recipe['preset']}",
         f"seed {recipe['seed']}",
         f"until {' or '.join(limits) or 'patience ends'}",
-        f"{training['batch_tokens']:,} tokens a batch",
+        f"{training['batch_tokens']:,} tokens per batch",
         method,
         _hardware(settings),
         *sorted({each["bleu"]["signature"] for each in results if "bleu" in each}),

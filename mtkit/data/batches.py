@@ -126,7 +126,7 @@ def plan_parts(
     weights: Sequence[float] | None = None,
     pieces: int | None = None,
 ) -> list[EpochPart]:
-    """The plan of an epoch in parts that come one after the other, of about `pieces` pieces a side; one part if None.
+    """The plan of an epoch in parts that come one after the other, of about `pieces` pieces per side; one part if None.
 
     How many batches a part has is known without its pieces.
     """

@@ -50,11 +50,11 @@ ASSIGN = ("argmax", "balanced")
 class Routing(HeadAttention):
     """Attention inside clusters of content.
 
-    clusters, window, assign: what the file says of the paper's. decay: of the moving statistics. commitment: weight of
-    the mean squared distance of routing vectors to their centroids. local_heads: how many heads are local; None: half
-    of them in the self roles, none in the cross role. share_qk: whether routed heads use one projection for queries and
-    keys (None: in the decoder, unless a projection is set). normalize_logits: whether scores are products of normalised
-    vectors.
+    clusters: number of centroids per head. window: keys per chunk, or members per centroid with assign=balanced.
+    assign: "argmax" or "balanced". decay: decay of the moving statistics. commitment: weight of the mean squared
+    distance of routing vectors to their centroids. local_heads: number of local heads; None: half of the heads in the
+    self roles, none in the cross role. share_qk: whether routed heads share one projection for queries and keys (None:
+    in the decoder, unless a projection is set). normalize_logits: whether scores are products of normalised vectors.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})

@@ -18,8 +18,8 @@ from mtkit.attention.options import NaturalByLayer, of_layer
 class BandAttention(PatternAttention):
     """Scaled dot-product attention within a sliding window.
 
-    window_radius: tokens seen on each side (in the decoder role, before) besides the query's own; one number, or one
-    for each layer.
+    window_radius: tokens seen on each side besides the query's own (in the decoder role, before it); one number, or one
+    per layer.
     """
 
     roles = frozenset({"encoder", "decoder"})

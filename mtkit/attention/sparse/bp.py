@@ -53,7 +53,7 @@ MEMORIES = ("carry", "local")
 class Bp(HeadAttention):
     """Softmax attention over a binary partition: near tokens one by one, far ones by spans.
 
-    bp_k: nodes of each level on each side. bp_labels: whether keys have a vector for their level, side and slot.
+    bp_k: nodes per level and side. bp_labels: whether keys have a vector for their level, side and slot.
     bp_clip: the level from which labels are alike. bp_memory: spans are carried from layer to layer ("carry") or
     rebuilt in each by a learned query ("local").
     """

@@ -46,10 +46,10 @@ Heads = tuple[Tensor, Tensor]
 
 
 class Etc(HeadAttention):
-    """Sliding-window attention with global nodes that are no tokens.
+    """Sliding-window attention with global nodes beside the tokens.
 
-    window_radius: tokens seen on each side, one number or one for each layer. global_tokens: the most nodes there are.
-    block: tokens that belong to one node. rel_clip: distance beyond which labels are alike; 0 for no labels at all.
+    window_radius: tokens seen on each side, one number or one per layer. global_tokens: maximum number of nodes.
+    block: tokens per node. rel_clip: distance beyond which labels are alike; 0 for no labels at all.
     share: "qkv" (tokens and nodes share all projections), "kv" (each has its own, whatever it reads) or "none" (keys
     and values also differ by what is read). hard_g2l: nodes read only the tokens of their block. hard_l2g: tokens read
     only the node of their block. global_memory: nodes are carried from layer to layer ("carry") or rebuilt in each

@@ -29,9 +29,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 class Longformer(PatternAttention):
     """Sliding-window attention with global tokens.
 
-    window_radius: steps seen on each side, one number or one for each layer. dilation: positions in a step, likewise.
-    global_tokens: how many of the first tokens see all and are seen by all; None: 1 in the encoder, 0 in the decoder.
-    global_separate_proj: whether their rows are projected by a second set of queries, keys and values.
+    window_radius: steps seen on each side, one number or one per layer. dilation: positions per step, one number or one
+    per layer. global_tokens: number of first tokens that see all and are seen by all; None: 1 in the encoder, 0 in the
+    decoder. global_separate_proj: whether global tokens have projections of their own for queries, keys and values.
     """
 
     roles = frozenset({"encoder", "decoder"})
