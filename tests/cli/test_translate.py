@@ -146,7 +146,7 @@ def test_the_validation_side_stands_in_for_a_missing_test_side(tmp_path: Path, m
 
 def test_other_data_than_the_runs_is_noted(tmp_path: Path) -> None:
     make_run(tmp_path / "other", test_side=False)
-    assert "other data" in typed("--data", str(tmp_path / "other" / "mtkit-data")).stderr
+    assert "is not the data that" in typed("--data", str(tmp_path / "other" / "mtkit-data")).stderr
 
 
 def test_a_reader_who_has_had_enough_ends_it_silently(folder: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(
     first = run(tiny(), prepared, tmp_path, say=say)
     assert (first.signal, first.limit) == (number, None)
     assert first.trained < 24
-    assert "the same command goes on" in said[-1]
+    assert "the same command resumes" in said[-1]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
     second = run(tiny(), prepared, tmp_path)
     assert first.trained + second.trained == 24
