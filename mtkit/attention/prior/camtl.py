@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.engines.heads.key_value_attention import KeyValueAttention
-from mtkit.attention.engines.softmax.dot_product import by_hypotheses, scores_of, visible_keys, weigh, widened
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
+from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
 
 LAYERS = ("top-half", "all")
 
 
-class CaMtl(KeyValueAttention):
+class CaMtl(ScoreAttention):
     """Scaled dot-product attention with a block-diagonal map of positions added to its scores, one for each task."""
 
     roles = frozenset({"encoder", "decoder"})
@@ -69,24 +69,22 @@ class CaMtl(KeyValueAttention):
         for zero in (self.task_proj.bias, self.modulation.weight, self.modulation.bias):
             nn.init.zeros_(zero)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
-        """softmax(Q K^T / sqrt(K) + M(task)) V; task (B,), None for task 0.
+    def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
+        """Q K^T / sqrt(K) + M(task).
 
         Raises: MtkitError where T is more than `longest`, and (on the CPU) for a task that there is not.
         """
-        maps = self._maps(task, query.shape[1]) if self.applies else None
-        return self._attended(query, query_valid, maps, need_weights)
+        scores = self.scores(pairs)
+        if not self.applies:
+            return scores, None
+        if pairs.state is None:
+            return widened(scores) + self._maps(pairs.task, len(pairs.query_position)).unsqueeze(1), None
+        here = pairs.state["count"] - 1
+        self._fits(here + 1)
+        column = here % self.block  # inside its own block; keys of the blocks before it get nothing
+        row = self._rows(pairs.state["shared"]["condition"], here, here + 1)[:, 0, : column + 1]
+        row = F.pad(row, (here - column, 0)).repeat_interleave(pairs.hypotheses, 0)  # (B*N, t)
+        return widened(scores) + row[:, None, None], None
 
     def start(
         self,
@@ -94,45 +92,14 @@ class CaMtl(KeyValueAttention):
         memory: Tensor | None = None,
         memory_valid: Tensor | None = None,
         *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
         task: Tensor | None = None,
+        **given: Any,
     ) -> tuple[State, Any]:
-        """An empty key and value cache, and under "shared" what each segment's task makes of the map."""
-        cache, _ = super().start(batch_size, hypotheses=hypotheses)
-        if not self.applies:
-            return {"cache": cache, "shared": {}}, None
-        task = self._checked(task).expand(batch_size)
-        return {"cache": cache, "shared": {"condition": self._condition(task)}}, None
-
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis, with its row of M; O(t)."""
-        here, hypotheses = state["cache"]["count"], query.shape[1]
-        newest, cache = self.newest(query, state["cache"])
-        scores = scores_of(newest.q, newest.keys, self.scale)
+        """An empty cache, and under "shared" what each segment's task makes of the map."""
+        state, _ = super().start(batch_size, **given)
         if self.applies:
-            self._fits(here + 1)
-            column = here % self.block  # inside its own block; keys of the blocks before it get nothing
-            row = self._rows(state["shared"]["condition"], here, here + 1)[:, 0, : column + 1]
-            row = F.pad(row, (here - column, 0)).repeat_interleave(hypotheses, 0)  # (B*N, t)
-            scores = widened(scores) + row[:, None, None]
-        heads, weights = weigh(
-            scores,
-            newest.q,
-            newest.values,
-            scale=self.scale,
-            visible=None,
-            positions=self.positions,
-            query_position=newest.query_position,
-            key_position=newest.key_position,
-        )
-        output = self.joined(by_hypotheses(heads, hypotheses))
-        weights = by_hypotheses(weights, hypotheses)
-        state = {"cache": cache, "shared": state["shared"]}
-        return Attended(output, weights=weights if need_weights else None), state
+            state["shared"] = {"condition": self._condition(self._checked(task).expand(batch_size))}
+        return state, None
 
     def naive(
         self,
@@ -144,31 +111,13 @@ class CaMtl(KeyValueAttention):
         **_: Any,
     ) -> Attended:
         """The same with M written out for each segment, row by row."""
-        ids = [0] * len(query) if task is None else task.tolist()
-        maps = torch.stack([self._naive_map(each, query.shape[1]) for each in ids]) if self.applies else None
-        return self._attended(query, query_valid, maps, need_weights=True)
-
-    def _attended(self, query: Tensor, query_valid: Tensor | None, maps: Tensor | None, need_weights: bool) -> Attended:
-        """Attention with maps (B, T, T), or (1, T, T), added to the scores of all heads."""
-        q = self.queries(query)
-        k, v = self.keys_values(query)
-        scores = scores_of(q, k, self.scale)
-        if maps is not None:
-            scores = widened(scores) + maps.unsqueeze(1)
-        position = torch.arange(query.shape[1], device=query.device)
-        heads, weights = weigh(
-            scores,
-            q,
-            v,
-            scale=self.scale,
-            visible=visible_keys(q, k, self.site.causal, query_valid),
-            positions=self.positions,
-            query_position=position,
-            key_position=position,
-            dropout=self.dropout,
-        )
-        losses = self.losses(heads, v, weights, query_valid)
-        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+        pairs = self.pairs(query, valid=query_valid)
+        logits = self.scores(pairs)
+        if self.applies:
+            tasks = [0] * len(query) if task is None else task.tolist()
+            logits = logits + torch.stack([self._naive_map(each, query.shape[1]) for each in tasks]).unsqueeze(1)
+        weights = self.softmax(logits, pairs)
+        return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)
 
     def _naive_map(self, task: int, length: int) -> Tensor:
         z = self.task_proj(self.task_embedding.weight[task])

@@ -47,7 +47,7 @@ class Evolving(ConvolvedMaps):
         self.alpha = alpha
         self.beta = beta
 
-    def mixed(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
+    def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
         """A = beta Conv(I) + (1 - beta) I, where I = alpha (A of the layer below) + (1 - alpha) S."""
         image = self.alpha * below + (1 - self.alpha) * scores
         return self.beta * convolve(image) + (1 - self.beta) * image

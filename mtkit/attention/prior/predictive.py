@@ -44,6 +44,6 @@ class Predictive(ConvolvedMaps):
         super().__init__(site, kernel=kernel, act=act, share_conv=share_conv)
         self.alpha = alpha
 
-    def mixed(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
+    def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
         """A = alpha S + (1 - alpha) Conv(A of the layer below)."""
         return self.alpha * scores + (1 - self.alpha) * convolve(below)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, State
+from mtkit.attention.contract import Attended
+from mtkit.attention.engines.heads.score_attention import Pairs
 from mtkit.attention.engines.heads.shared_past import SharedPast
-from mtkit.attention.engines.softmax.dot_product import attend, by_hypotheses, safe_softmax, scores_of, weigh
+from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax
 
 
 class Full(SharedPast):
@@ -26,56 +27,22 @@ class Full(SharedPast):
     growth = 2
     weights = True
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
-        """softmax(Q K^T / sqrt(K)) V over the real keys; in the decoder role, those up to the query's own position."""
-        valid = query_valid if memory is None else memory_valid
-        q = self.queries(query)
-        k, v = self.keys_values(query if memory is None else memory)
+    def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
+        """softmax(Q K^T / sqrt(K)) V over the visible keys, a whole sequence by the fused kernel."""
+        if pairs.state is not None:
+            return super().attended(pairs, carry, need_weights)
         heads, weights = attend(
-            q,
-            k,
-            v,
+            pairs.q,
+            pairs.keys,
+            pairs.values,
             scale=self.scale,
-            causal=self.site.causal,
-            valid=valid,
+            causal=pairs.causal,
+            valid=pairs.valid,
             positions=self.positions,
             dropout=self.dropout,
-            need_weights=need_weights or self.regularizes_weights,
+            need_weights=need_weights,
         )
-        losses = self.losses(heads, v, weights, query_valid, memory_valid)
-        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
-
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(N t) in the decoder role, O(S) in cross."""
-        newest, state = self.newest(query, state)
-        heads, weights = weigh(
-            scores_of(newest.q, newest.keys, self.scale),
-            newest.q,
-            newest.values,
-            scale=self.scale,
-            visible=newest.visible,
-            positions=self.positions,
-            query_position=newest.query_position,
-            key_position=newest.key_position,
-        )
-        output = self.joined(by_hypotheses(heads, query.shape[1]))
-        if not need_weights:
-            return Attended(output), state
-        weights = by_hypotheses(weights, query.shape[1])
-        return Attended(output, weights=self.by_position(weights, newest) if self.site.causal else weights), state
+        return heads, weights, None
 
     def naive(
         self,

@@ -23,17 +23,17 @@ def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[
 
 
 def append(state: State, *, window: int | None = None, first: int = 0, **rows: Tensor) -> State:
-    """The cache with one more token: rows (B, N, heads, width) by name.
+    """The cache with one more token: rows (B, N, heads, width) by name; the first ones may begin it.
 
     With `window`, a ring behind the `first` tokens, which stay: each later one takes the place of the one `window`
     before it, so that capacity stays at both together.
     """
     count = state["count"]
     place = ring_place(count, window, first)
-    capacity = next(state[name].shape[3] for name in rows)
     grown = dict(state)
     for name, row in rows.items():
-        cache = state[name]
+        cache = state[name] if name in state else row.new_zeros(*row.shape[:3], FIRST_CAPACITY, row.shape[3])
+        capacity = cache.shape[3]
         if place >= capacity:
             room = capacity + max(capacity // 2, FIRST_CAPACITY)
             room = room if window is None else min(room, first + window)

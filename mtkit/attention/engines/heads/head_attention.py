@@ -25,9 +25,10 @@ class HeadAttention(Attention):
         "regularizer": None,
     }
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, projection: Projection | None = None) -> None:
+        """`projection` is of a mechanism that has its own, and does not take that slot."""
         super().__init__(site)
-        self.projection: Projection = fill("projection", site) or Projection(site)
+        self.projection: Projection = projection or fill("projection", site) or Projection(site)
         queries, keys, values = self.projection.widths
         memory_width = site.memory_width or site.d_model
         self.q_proj = nn.Linear(site.d_model, queries)

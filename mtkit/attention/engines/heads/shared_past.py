@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import State
-from mtkit.attention.engines.heads.key_value_attention import KeyValueAttention, Newest
+from mtkit.attention.contract import Attended, State
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 
 MOST = 16
 """Hypotheses of a segment that share, at most; each looks at the rows of all, which many of them would pay for."""
@@ -25,7 +25,7 @@ SIFTED = 128
 """Rows of room from which on those that nobody sees are looked for: to read a few for nothing costs less."""
 
 
-class SharedPast(KeyValueAttention):
+class SharedPast(ScoreAttention):
     """Attention whose decoder state keeps the past of a segment's hypotheses together."""
 
     def start(
@@ -54,12 +54,12 @@ class SharedPast(KeyValueAttention):
         seen = like.new_empty(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool)
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
-    def newest(self, query: Tensor, state: State) -> tuple[Newest, State]:
-        """What a step with query (B, N, D) attends with, N queries of one segment, and the state with its rows added.
+    def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
+        """The pairs of a step with query (B, N, D), N queries of one segment, and the state with its rows added.
 
-        q (B, H, N, K), keys (B, G, M, K), values (B, G, M, V), visible (B, 1, N, M) or None where there is one row at
-        each position, key_position (M,) where there is somebody to read it, for the M rows written so far. More than
-        `MOST` hypotheses that begin, or branch off from one, have a cache each from there on.
+        The keys are the M rows written so far; `valid` is (B, N, M), or None where there is one row at each position.
+        `key_position` is right where a slot reads it. More than `MOST` hypotheses that begin, or branch off from one,
+        have a cache each from there on.
         """
         if "seen" in state and query.shape[1] > MOST and _is_one_row_a_position(state):
             state = _apart(state, query.shape[1])
@@ -71,21 +71,19 @@ class SharedPast(KeyValueAttention):
         shared, rows = state["shared"], state["rows"]
         # of the first segment; there may be none left
         positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
-        return Newest(
-            q,
-            shared["keys"][:, :, :rows],
-            shared["values"][:, :, :rows],
-            None if _is_one_row_a_position(state) else state["seen"][:, None, :, :rows],
-            here,
-            positions,
-        ), state
+        columns = {name: shared[name][:, :, :rows] for name in ("keys", "values")}
+        seen = None if _is_one_row_a_position(state) else state["seen"][:, :, :rows]
+        return Pairs(q, columns, here, positions, seen, state=state, hypotheses=query.shape[1]), state
 
-    def by_position(self, weights: Tensor, newest: Newest) -> Tensor:
-        """Weights (B, H, N, M) over rows as (B, H, N, L) over the L positions that each hypothesis sees."""
-        if newest.visible is None:
-            return weights
-        length = int(newest.query_position) + 1
-        return weights[newest.visible.expand_as(weights)].view(*weights.shape[:3], length)
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """As of any score attention, at O(N t) for each hypothesis; weights are (B, H, N, t), by position."""
+        attended, state = super().step(query, state, carry=carry, need_weights=need_weights)
+        if attended.weights is not None and "seen" in state and not _is_one_row_a_position(state):
+            weights, seen = attended.weights, state["seen"][:, None, :, : state["rows"]]
+            attended.weights = weights[seen.expand_as(weights)].view(*weights.shape[:3], state["count"])
+        return attended, state
 
 
 def _with_rows(state: State, k: Tensor, v: Tensor) -> State:

@@ -110,12 +110,44 @@ def weigh(
 
     q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores; query_position (T,), key_position (S,).
     """
+    where: dict[str, Any] = {
+        "positions": positions,
+        "query_position": query_position,
+        "key_position": key_position,
+    }
+    weights = weights_of(scores, q, scale=scale, visible=visible, **where)
+    return outputs_of(weights, v, dropout=dropout, **where), weights
+
+
+def weights_of(
+    scores: Tensor,
+    q: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None,
+    positions: Positions | None,
+    query_position: Tensor,
+    key_position: Tensor,
+) -> Tensor:
+    """The first half of `weigh`: weights (B, H, T, S)."""
     bias = None if positions is None else positions.bias(q, query_position, key_position, scale)
-    weights = safe_softmax(scores if bias is None else widened(scores) + bias, visible)
+    return safe_softmax(scores if bias is None else widened(scores) + bias, visible)
+
+
+def outputs_of(
+    weights: Tensor,
+    v: Tensor,
+    *,
+    positions: Positions | None,
+    query_position: Tensor,
+    key_position: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The second half of `weigh`: the heads' outputs (B, H, T, V)."""
     dropped = F.dropout(weights, dropout) if dropout else weights
     heads = weighted(dropped, v)
     extra = None if positions is None else positions.values(dropped, query_position, key_position)
-    return heads if extra is None else heads + extra.type_as(heads), weights
+    return heads if extra is None else heads + extra.type_as(heads)
 
 
 def attend_step(

@@ -2,6 +2,7 @@
 
 import torch
 
+from mtkit.attention import State
 from mtkit.attention.engines.cache.step_cache import FIRST_CAPACITY, append, ring_place, start_cache, written
 
 
@@ -18,6 +19,14 @@ def test_what_was_written_is_read_back_in_order() -> None:
         assert state["count"] == count
         assert torch.equal(written(state, "keys"), tokens[:count].permute(1, 2, 3, 0, 4))
     assert written(state, "values")[0, 0, 0, :, 0].tolist() == list(range(1, len(tokens) + 1))
+
+
+def test_a_cache_begins_with_its_first_token() -> None:
+    tokens = rows(FIRST_CAPACITY + 1)
+    state: State = {"count": 0}
+    for token in tokens:
+        state = append(state, keys=token)
+    assert torch.equal(written(state, "keys"), tokens.permute(1, 2, 3, 0, 4))
 
 
 def test_a_token_is_written_in_place_and_capacity_grows_by_half() -> None:
