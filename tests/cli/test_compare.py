@@ -101,7 +101,7 @@ def test_a_signal_shows_in_the_exit_code(known: Any) -> None:
     known["signal"] = signal.SIGTERM
     shown = typed("--attention", "full")
     assert shown.exit_code == 143
-    assert "the same command goes on" in shown.stderr
+    assert "the same command resumes" in shown.stderr
     assert "80.00" in Path("mtkit-compare/compare.md").read_text()
 
 
