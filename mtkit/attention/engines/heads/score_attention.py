@@ -145,10 +145,10 @@ class ScoreAttention(HeadAttention):
         self, query: Tensor, memory: Tensor | None = None, valid: Tensor | None = None, task: Tensor | None = None
     ) -> Pairs:
         """All pairs of a forward pass; valid (B, S) of the keys, which in the self roles are the queries."""
-        columns = self.columns(query if memory is None else memory)
+        q, columns = self.queries(query), self.columns(query if memory is None else memory)
         query_position = torch.arange(query.shape[1], device=query.device)
         key_position = torch.arange(columns["values"].shape[2], device=query.device)
-        return Pairs(self.queries(query), columns, query_position, key_position, valid, self.site.causal, task)
+        return Pairs(q, columns, query_position, key_position, valid, self.site.causal, task)
 
     def forward(
         self,
