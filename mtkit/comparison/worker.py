@@ -84,7 +84,7 @@ class _Cost(TypedDict):
 
 
 def _peak_before(cost: Path) -> int:
-    return read_stored(cost, _Cost, "delete it, and the same command goes on")["peak_bytes"]
+    return read_stored(cost, _Cost, "delete it, and the same command resumes the comparison")["peak_bytes"]
 
 
 def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, Any]:

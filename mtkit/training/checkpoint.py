@@ -267,4 +267,4 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _way_out(path: Path) -> str:
-    return f"remove {path} and the same command goes on from the checkpoint before it"
+    return f"remove {path} and the same command resumes from the checkpoint before it"

@@ -131,7 +131,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    advice = "take that line out, and the same command goes on"
+    advice = "take that line out, and the same command resumes the run"
     return [dict(row) for row in read_stored_lines(path, Row, advice, error=RunError)]
 
 

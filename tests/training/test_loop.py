@@ -346,5 +346,5 @@ def test_a_damaged_last_checkpoint_is_refused_with_the_way_out(prepared: Prepare
     run(recipe, prepared, tmp_path)
     file = tmp_path / "checkpoints" / "update-00000016" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"damaged.*remove .*update-00000016 and the same command goes on"):
+    with pytest.raises(RunError, match=r"damaged.*remove .*update-00000016 and the same command resumes"):
         run(recipe, prepared, tmp_path)

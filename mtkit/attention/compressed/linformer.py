@@ -2,16 +2,13 @@
 
 Paper: Wang, Li, Khabsa, Fang and Ma, "Linformer: Self-Attention with Linear Complexity", 2020, arXiv 2006.04768,
 equation 7.
-Departures: padded rows are zeroed before they are mixed, so that a segment gives the same in any batch. There is no
-decoder role: every slot mixes all positions, the later ones too. At first E and F are random, as usual, with a one
-added for slot i at positions i, i + rank, ...: random alone, and not alike as in the proof of theorem 2, what a query
-looks for has no bearing on what it gets (the weights it gives to positions correlate by 0.02 with those of `full`, and
-vary 100 times less on 12 tokens), so that short segments are learned slowly.
+Departures: padded rows are zeroed before they are mixed, so that the result of a segment is independent of its batch.
+There is no decoder role, because every slot mixes all positions, later ones included. E and F start as random matrices
+with a one added for slot i at positions i, i + rank, ... Independent random matrices alone make weights nearly
+independent of the scores: the weights over positions correlate by 0.02 with those of `full` and vary 100 times less on
+12 tokens, so that short segments are learned slowly. (The proof of theorem 2 has E and F alike.)
+E and F have a column for each position up to `longest`, of which the first S are used.
 Cost: O((T + S) rank) time and memory; a step over the source costs O(rank).
-Options: rank, the number of slots; share, who shares the matrices E of the keys and F of the values: each head has its
-own pair (none), one pair a layer (head), one matrix for both (kv), or one for both in all layers (layer: it belongs to
-the first layer of a run, which carries it to the next). They have a column for each position up to `longest`, of which
-the first S are used.
 """
 
 from collections.abc import Mapping
@@ -30,7 +27,12 @@ SHARE = ("none", "head", "kv", "layer")
 
 
 class Linformer(HeadAttention):
-    """Softmax attention to a fixed number of learned mixtures of all positions."""
+    """Softmax attention to a fixed number of learned mixtures of all positions.
+
+    rank: number of slots. share: how the matrices E of the keys and F of the values are shared: a pair per head
+    ("none"), a pair per layer ("head"), one matrix per layer for both ("kv"), or one matrix for both in all layers
+    ("layer"), which the first layer of a run owns and carries to the next.
+    """
 
     roles = frozenset({"encoder", "cross"})
     published = frozenset({"encoder", "cross"})

@@ -10,12 +10,7 @@ role P is fixed, so that no token moves another's memory, and with omega an acti
 Departures: as in the authors' code, what is packed has no output projection. The decoder's self-attention reads the
 memory it starts with in all its layers, since what the attention to the source packs stays in the cross role; and it
 reads all l slots. The memory's sum has no dropout, and its norm follows the sum wherever the model's own norms stand.
-Cost: O((T + S) l K) time, O(T + S) memory. A step costs O(l K) a head and keeps 2 l K sums, whatever came before it.
-Options: length, the number l of slots; tie_kv, whether keys and values of an attention are one projection; memory, a
-packed memory that goes up the layers from the first of a run, and from the encoder into the decoder (carry), or one
-that each layer learns for itself (local); activation, omega in the decoder role: softplus2, log2(1 + 2^x), or elu1;
-dynamic_length, whether a segment of fewer than l tokens unpacks only as many slots as it has tokens; chunk, the number
-of positions worked on at once in the decoder role.
+Cost: O((T + S) l K) time, O(T + S) memory. A step costs O(l K) per head and keeps 2 l K sums, at any position.
 """
 
 import math
@@ -55,7 +50,14 @@ class Packed(NamedTuple):
 
 
 class Luna(HeadAttention):
-    """Attention through a packed memory of fixed length: tokens are packed into its slots, and read back from them."""
+    """Attention through a packed memory of fixed length: tokens are packed into its slots, and read back from them.
+
+    length: number l of slots. tie_kv: whether keys and values of an attention share one projection. memory: "carry"
+    (the packed memory is passed up the layers of a run, and from the encoder to the decoder) or "local" (each layer
+    learns its own). activation: omega in the decoder role, "softplus2" (log2(1 + 2^x)) or "elu1" (elu(x) + 1).
+    dynamic_length: whether a segment of fewer than l tokens unpacks only as many slots as it has tokens. chunk: number
+    of positions computed at once in the decoder role.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})

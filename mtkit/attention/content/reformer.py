@@ -7,11 +7,9 @@ neighbours within one bucket, by their rank among the bucket's earlier tokens, s
 Queries are keys (`q_proj` is both), keys have length 1, and scores are not divided by the square root of K. A pair that
 several rounds bring together counts once, in the first of them: what the paper's correction log N_ij comes to, which
 the authors' code leaves out. A token sees itself only where it sees nothing else.
-Cost: O(rounds T chunk) and the sorting; a step reads at most 2 chunk keys a round. Its state holds the last 2 chunk
+Cost: O(rounds T chunk) besides sorting; a step reads at most 2 chunk keys per round. Its state holds the last 2 chunk
 positions of every bucket besides keys and values.
-Options: lsh_buckets, 1 or even, whatever the length; chunk; rounds; across_buckets, whether chunks run across the
-borders of buckets (None: in the encoder, where alone they may).
-In training each update has rotations of its own; evaluation has the first ones throughout.
+Each update of training draws new rotations; evaluation always uses the first ones.
 """
 
 from collections.abc import Mapping
@@ -39,7 +37,12 @@ ROTATED_AT_ONCE = 1 << 20
 
 
 class Reformer(HeadAttention):
-    """Attention to tokens of the same hash bucket, in chunks, over several rounds of hashing."""
+    """Attention to tokens of the same hash bucket, in chunks, over several rounds of hashing.
+
+    lsh_buckets: number of hash buckets per round, 1 or even, at any length. chunk: tokens per chunk. rounds: number of
+    rounds of hashing. across_buckets: whether chunks cross the borders of buckets, which only the encoder role allows;
+    None: they do in the encoder.
+    """
 
     roles = frozenset({"encoder", "decoder"})
     published = frozenset({"encoder"})

@@ -9,14 +9,8 @@ With share=model layers share the predictor, and each draws its own graph with i
 log-likelihood of a segment's target tokens, and the baseline is that of the training loop.
 Cost: attention O(edges T); the predictor scores all pairs, O(edges T^2 hidden) in time but O(T) in memory; a step at
 position t costs O(edges t hidden).
-Options: edges of a token; hidden width of the predictor; share, who has a predictor and a graph of its own: each layer,
-each head of each layer, or none, with one predictor for all layers and roles of the model whose widths and options
-agree; scan, where the LSTM starts: anew at every source, or once a segment (sequence, the paper's single run, edges x T
-steps one after the other); weight of the choices in the training loss, small because their gradient, a sum over all
-edges, is clipped together with that of the translation (Adam makes the same of any); entropy, weight of a bonus for
-undecided choices.
-In training edges are drawn, with noise that each update has of its own and all its segments share; in evaluation the
-likeliest are taken.
+Training draws edges with noise that is new in each update and the same for all of its segments; evaluation takes the
+likeliest edges.
 """
 
 from collections.abc import Mapping
@@ -40,7 +34,15 @@ SCAN = ("source", "sequence")
 
 
 class Sac(HeadAttention):
-    """Softmax attention along the few edges that an LSTM chooses for each token, taught by reward."""
+    """Softmax attention along the few edges that an LSTM chooses for each token, trained by reward.
+
+    edges: number of edges per token. hidden: width of the predictor. share: "layer" (a predictor and a graph per
+    layer), "head" (per head of each layer) or "model" (one predictor for all layers and roles of equal widths and
+    options). scan: where the LSTM starts, at every source ("source") or once per segment ("sequence", the paper's
+    single run of edges x T sequential steps). weight: weight of the choices in the training loss, small because their
+    gradient, a sum over all edges, is clipped together with that of the translation; Adam cancels its scale. entropy:
+    weight of the bonus for the entropy of the choices.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder"})

@@ -6,7 +6,6 @@ Departures: means per real token and over the layers of a role, where the paper 
 overlap of positions in [0, 1], whatever the length.
 Cost: O(T D) beside the attention, through |sum of heads|^2 = the sum over all pairs; `position` needs the attention
 weights, O(T S). Nothing at inference.
-Options: types, one or more of subspace, position and output ("output,position"); weight, the loss's factor.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,11 @@ TYPES = ("subspace", "position", "output")
 
 
 class Disagreement(Regularizer):
-    """A loss that drives the heads apart: the mean agreement of all pairs of heads."""
+    """A loss that drives the heads apart: the mean agreement of all pairs of heads.
+
+    types: what is compared, one or more of "subspace" (values), "position" (attention weights) and "output" (outputs of
+    the heads), as in "output,position". weight: weight of the loss.
+    """
 
     paper = "Li et al. 2018, arXiv 1810.10183"
 

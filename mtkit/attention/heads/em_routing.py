@@ -4,13 +4,11 @@ Papers: Li, Yang, Dou, Wang, Lyu and Tu, "Information Aggregation for Multi-Head
 NAACL 2019, arXiv 1904.03100; Gu and Feng, "Improving Multi-head Attention with Capsule Networks", NLPCC 2019,
 arXiv 1909.00188.
 Departures: `out_proj` is kept after the capsules, which take the place of the concatenated heads.
-It learns slowly with wide capsules. A likely cause: the density is a product over a capsule's width, so that after
-three iterations 8 capsules of width 16 take 95% of what they say from one of 4 heads
-each, and beside an output of the same size the gradient of the tokens is 7 times that of `full`. With one iteration it
-is that of `full`, and with capsules of width 1, of which the first paper takes many, 1.5 times that.
-Cost: the votes are another `out_proj`, O(T D^2), and O(T H D) numbers, computed once; an iteration is O(T H D).
-Options: capsules, which must divide the heads' joint width; iterations; em_lambda, the inverse temperature of the
-activation.
+Wide capsules learn slowly. A likely cause is that the density is a product over the width of a capsule: after three
+iterations, each of 8 capsules of width 16 takes 95% of its mean from one of 4 heads, and the gradient of the tokens is
+7 times that of `full` at an output of the same size. It is that of `full` with one iteration, and 1.5 times that with
+capsules of width 1, of which the first paper takes many.
+Cost: the votes take O(T D^2) time, as another `out_proj`, and O(T H D) memory; each iteration takes O(T H D) time.
 """
 
 from typing import Annotated
@@ -29,7 +27,11 @@ VARIANCE = 1e-8
 
 
 class EmRouting(Merge):
-    """Heads vote for capsules, which are found by expectation maximisation."""
+    """Heads vote for capsules, which are found by expectation maximisation.
+
+    capsules: number of capsules; must divide the joint width of the heads. iterations: iterations of expectation
+    maximisation. em_lambda: inverse temperature of the activation.
+    """
 
     paper = "Li et al. 2019, arXiv 1904.03100"
 

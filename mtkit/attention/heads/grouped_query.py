@@ -4,7 +4,6 @@ Paper: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models
 EMNLP 2023, arXiv 2305.13245, section 2.
 Departures: none. The paper groups the heads of the decoder's attentions only, which are those that step.
 Cost: that of full attention in training; a step's cache of keys and values is H / kv_heads times smaller.
-Options: kv_heads, the number of key and value heads; must divide the heads.
 """
 
 from mtkit.attention.contract import Site
@@ -13,7 +12,10 @@ from mtkit.attention.slots import KeyValueGroups
 
 
 class GroupedQuery(KeyValueGroups):
-    """A key head and a value head for each group of neighbouring query heads."""
+    """A key head and a value head for each group of neighbouring query heads.
+
+    kv_heads: number of key heads and of value heads; must divide the number of heads.
+    """
 
     paper = "Ainslie et al. 2023, arXiv 2305.13245"
 

@@ -6,11 +6,9 @@ arXiv 2406.06484.
 Departures: the cross role is an extension: the source is written in order, once, and read by every query. The output is
 not divided by the square root of K, as the released language models do: `out_proj` absorbs it. Features are divided by
 their sum plus 0.001, where the paper adds nothing: dpfp can give sums next to zero, of which float32 has only rounding.
-Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers a head, whatever came before it.
-Options: feature_map is dpfp, with 2 K nu features, or elu1, with K; nu is the number of shifts of dpfp (it has no
-meaning for elu1); chunk is the number of positions written at once. How much of a value is written is learned, by
-`beta_proj`. Attention dropout acts on the heads' outputs: there are no weights. One key alone gives
-beta (phi(k) . phi(q)) v, not v.
+`beta_proj` learns how much of a value is written. There are no weights, so attention dropout acts on the outputs of the
+heads. A single key gives beta (phi(k) . phi(q)) v, not v.
+Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +48,11 @@ class Writes(NamedTuple):
 
 
 class Delta(HeadAttention):
-    """Delta rule: linear attention that corrects what its memory gives for a key before it writes there."""
+    """Delta rule: linear attention that corrects what its memory gives for a key before it writes there.
+
+    feature_map: "dpfp" (2 K nu features) or "elu1" (elu(x) + 1, K features). nu: number of shifts of dpfp, without
+    effect on elu1. chunk: number of positions written at once.
+    """
 
     roles = frozenset({"decoder", "cross"})
     published = frozenset({"decoder"})

@@ -3,9 +3,8 @@
 Paper: Katharopoulos, Vyas, Pappas and Fleuret, "Transformers are RNNs: Fast Autoregressive Transformers with Linear
 Attention", ICML 2020, arXiv 2006.16236, equations 4 to 12.
 Departures: none. It does not approximate softmax attention; scores are not divided by the square root of K.
-Cost: O(T K V) time, O(T) memory. A step reads and writes K V numbers a head, whatever came before it.
-Options: feature_map is elu1 (the paper's elu(x) + 1) or relu; eps is added to the denominator; chunk is the number of
-positions worked on at once in the decoder role. Attention dropout acts on the heads' outputs: there are no weights.
+There are no weights, so attention dropout acts on the outputs of the heads.
+Cost: O(T K V) time, O(T) memory. A step reads and writes K V numbers per head, at any position.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -20,7 +19,11 @@ from mtkit.attention.options import OneOf, Positive, Within
 
 
 class LinearAttention(FeatureAttention):
-    """Linear attention: sums over keys of positive features, in place of the softmax."""
+    """Linear attention: sums over keys of positive features, in place of the softmax.
+
+    feature_map: "elu1" (the paper's elu(x) + 1) or "relu". eps: number added to the denominator. chunk: number of
+    positions computed at once in the decoder role.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})

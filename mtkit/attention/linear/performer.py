@@ -5,15 +5,12 @@ features, orthogonal draws), and "Masked Language Modeling for Proteins via Line
 Transformers", 2020, arXiv 2006.03555 (trigonometric ones).
 Departures: nothing is added to exponential features, since what the published code adds (1e-4 or 1e-6) lets later keys
 move earlier outputs through the stabiliser. The stabiliser is the largest exponent of the visible keys, in the decoder
-of those so far; it cancels exactly. Denominators keep a size of 1e-20 relative to it; trigonometric features, whose
-products can be negative, of a tenth. Features belong to a layer, its heads share them.
-Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers a head, whatever came before it.
-It pays where T is well above M. The estimate is good for small norms of queries and keys only; that of trig is mostly
-noise otherwise, so that bfloat16 moves its outputs by far more than the other maps': it is there for study.
-Options: feature_map is positive (FAVOR+), hyperbolic (the same with both signs of each direction, 2 features each),
-trig (2 each), or relu, which does not estimate the softmax. features is the number of random directions (K ln K if
-None), orthogonal draws them in blocks at right angles. redraw: new ones after that many updates, 0 for never. chunk is
-the number of positions worked on at once in the decoder role. Attention dropout acts on the heads' outputs.
+of those so far; it cancels exactly. The size of a denominator relative to the stabiliser is at least 1e-20, and at
+least 0.1 for trigonometric features, whose products can be negative. The heads of a layer share its features.
+There are no weights, so attention dropout acts on the outputs of the heads.
+Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position.
+It is faster than softmax attention where T is well above M. The estimate is accurate only for small norms of queries
+and keys; trigonometric features are mostly noise otherwise, more so in bfloat16, and are meant for study.
 """
 
 import math
@@ -58,7 +55,14 @@ FEATURE_MAPS = {"positive": positive, "hyperbolic": hyperbolic, "trig": trig, "r
 
 
 class Performer(FeatureAttention):
-    """Random features whose products estimate the softmax's exponentials (FAVOR+)."""
+    """Random features whose products estimate the softmax's exponentials (FAVOR+).
+
+    feature_map: "positive" (FAVOR+, 1 feature per direction), "hyperbolic" (positive features of each direction and of
+    its opposite, 2 per direction), "trig" (trigonometric, 2 per direction) or "relu" (1 per direction, which does not
+    estimate the softmax). features: number of random directions; None: K ln K. orthogonal: whether directions are drawn
+    in orthogonal blocks. redraw: updates between draws of new directions; 0: never. chunk: number of positions computed
+    at once in the decoder role.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})

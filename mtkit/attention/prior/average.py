@@ -4,10 +4,9 @@ Paper: Zhang, Xiong and Su, "Accelerating Neural Transformer via an Average Atte
 arXiv 1805.00631, equations 1 to 3.
 Departures: residual and layer norm belong to the decoder layer. Input and forget gate see both vectors, as in the paper
 (Marian's see one each).
-Cost: O(T) time and memory; O(1) for a decoded token, whatever came before it.
-Options: ffn puts a feed-forward network over the average, of width inner (4 D if None); gate mixes it with the token,
-else it is the output. Attention dropout acts on the average: there are no heads, no weights and no projections, so that
-nothing of `full` can be taken over.
+There are no heads, weights or projections: attention dropout acts on the average, and no weight of `full` can be taken
+over.
+Cost: O(T) time and memory. A step costs O(1), at any position.
 """
 
 from typing import Any, ClassVar
@@ -22,7 +21,11 @@ from mtkit.attention.options import Positive
 
 
 class Average(Attention):
-    """Running mean of the prefix through a feed-forward network, mixed with the current token by two gates."""
+    """Running mean of the prefix through a feed-forward network, mixed with the current token by two gates.
+
+    ffn: whether a feed-forward network follows the mean. gate: whether two gates mix the result with the current token;
+    otherwise it is the output. inner: hidden width of the feed-forward network; None: 4 D.
+    """
 
     roles = frozenset({"decoder"})
     published = frozenset({"decoder"})

@@ -4,12 +4,8 @@ Paper: Pilault, Elhattami and Pal, "Conditionally Adaptive Multi-Task Learning",
 section 3.1. Here a task is a translation direction.
 Departures: the modulation starts at zero, so that training starts from full attention (the published code draws it).
 Each layer has a task embedding of its own. The number of blocks is an option, not tied to the model's width.
-Cost: O(T S) time and memory: the added map rules out the fused kernel; it is held once for each task, for all heads.
-O(max_length²/blocks) parameters a layer. A step costs O(t), of which the map takes one block's width.
-Options: tasks is their number. The map is block-diagonal with `blocks` blocks over max_length positions; task_dim is
-the width of the task embedding (None: d_model). apply_layers is top-half (the paper's) or all. per_block gives each
-block a modulation of every entry (the paper's equation) in place of one for each column that all blocks and rows share
-(its code); that takes task_dim times 2 max_length²/blocks parameters.
+Cost: O(T S) time and memory, because the added map rules out the fused kernel; heads share one map per task.
+O(max_length²/blocks) parameters per layer. A step costs O(t), of which the map takes the width of one block.
 """
 
 from collections.abc import Mapping
@@ -29,7 +25,13 @@ LAYERS = ("top-half", "all")
 
 
 class CaMtl(ScoreAttention):
-    """Scaled dot-product attention with a block-diagonal map of positions added to its scores, one for each task."""
+    """Scaled dot-product attention with a block-diagonal map of positions added to its scores, one for each task.
+
+    tasks: number of tasks. blocks: number of diagonal blocks of the map, which together cover max_length positions.
+    task_dim: width of the task embedding; None: d_model. apply_layers: layers that add the map, "top-half" (the
+    paper's) or "all". per_block: whether each block has a modulation of every entry (the paper's equation, with
+    task_dim times 2 max_length²/blocks parameters); otherwise all blocks and rows share one per column (its code).
+    """
 
     roles = frozenset({"encoder", "decoder"})
     published = frozenset({"encoder", "decoder"})

@@ -5,10 +5,7 @@ Paper: Wang, Yang, Bai, Zhang, Bai, Yu, Zhang, Huang and Tong, "Evolving Attenti
 Departures: in the decoder and cross roles the convolution reads no later query's row and no hidden score (see
 `_map_convolution`); symmetric padding, as in the authors' code, shows later tokens. The two weights are named as in
 the paper; the authors' code swaps their names.
-Cost: O(T S H kernel²) time; O(T S) memory with one more map a layer, and no fused kernel. A step costs O(t).
-Options: alpha, the weight of the map below against this layer's own scores; beta, that of the convolution against what
-it reads; kernel, height and width of the convolution, odd; act, relu, leaky or none; share_conv gives all layers one
-convolution, which belongs to the second.
+Cost: O(T S H kernel²) time; O(T S) memory with one more map per layer, and no fused kernel. A step costs O(t).
 """
 
 from collections.abc import Mapping
@@ -22,7 +19,13 @@ from mtkit.attention.prior._map_convolution import ACTIVATIONS, Convolve, Convol
 
 
 class Evolving(ConvolvedMaps):
-    """Scaled dot-product attention whose map evolves from layer to layer through a residual convolution."""
+    """Scaled dot-product attention whose map evolves from layer to layer through a residual convolution.
+
+    alpha: weight of the map of the layer below; that of this layer's scores is 1 - alpha. beta: weight of the
+    convolution; that of its input is 1 - beta. kernel: height and width of the convolution, odd. act: activation after
+    the convolution, "relu", "leaky" or "none". share_conv: whether all layers share one convolution, which the second
+    layer owns.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})

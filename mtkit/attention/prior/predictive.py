@@ -4,10 +4,7 @@ Paper: Wang et al., "Predictive Attention Transformer: Improving Transformer wit
 OpenReview YQVjbJPnPc9.
 Departures: in the decoder and cross roles the convolution reads no later query's row and no hidden score (see
 `_map_convolution`); symmetric padding would show later tokens.
-Cost: O(T S H kernel²) time; O(T S) memory with one more map a layer, and no fused kernel. A step costs O(t).
-Options: alpha, the weight of this layer's own scores against the prediction (0.9 leaves it the 0.1 that `evolving`
-gives what comes from below); kernel, height and width of the convolution, odd; act, relu, leaky or none; share_conv
-gives all layers one convolution, which belongs to the second.
+Cost: O(T S H kernel²) time; O(T S) memory with one more map per layer, and no fused kernel. A step costs O(t).
 """
 
 from collections.abc import Mapping
@@ -21,7 +18,12 @@ from mtkit.attention.prior._map_convolution import ACTIVATIONS, Convolve, Convol
 
 
 class Predictive(ConvolvedMaps):
-    """Scaled dot-product attention whose scores are mixed with a convolution over the map of the layer below."""
+    """Scaled dot-product attention whose scores are mixed with a convolution over the map of the layer below.
+
+    alpha: weight of this layer's scores; that of the prediction is 1 - alpha. kernel: height and width of the
+    convolution, odd. act: activation after the convolution, "relu", "leaky" or "none". share_conv: whether all layers
+    share one convolution, which the second layer owns.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})

@@ -4,7 +4,6 @@ Paper: He, Ravula, Kanagal and Ainslie, "RealFormer: Transformer Likes Residual 
 arXiv 2012.11747, section 3.
 Departures: none. What travels up the layers is scores alone: no mask, position bias or dropout, which would add up.
 Cost: O(T S) time and memory: the carried scores rule out the fused kernel. A step costs O(t).
-Options: running_mean takes the softmax of the mean over the layers in place of the sum, for deep stacks.
 """
 
 from torch import Tensor
@@ -15,7 +14,10 @@ from mtkit.attention.engines.softmax.dot_product import widened
 
 
 class RealFormer(ScoreAttention):
-    """Scaled dot-product attention with a residual: scores add up from layer to layer."""
+    """Scaled dot-product attention with a residual: scores add up from layer to layer.
+
+    running_mean: whether the softmax is over the mean of the layers' scores in place of their sum, for deep stacks.
+    """
 
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})
