@@ -1,4 +1,4 @@
-"""Positions in groups: what attention inside clusters or buckets sorts by, without a T x T table."""
+"""Positions sorted by group, for attention inside clusters or buckets, without a T x T table."""
 
 import math
 from typing import NamedTuple
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def rank_in_group(group: Tensor) -> Tensor:
-    """How many earlier positions have the same group, (..., T) integers, of group (..., T).
+    """The number of earlier positions in the same group, (..., T) integers, of group (..., T).
 
-    It never depends on later positions.
+    The result is independent of later positions.
     """
     ordered, order = group.sort(dim=-1, stable=True)
     place = torch.arange(group.shape[-1], device=group.device).expand_as(group)
@@ -21,7 +21,7 @@ def rank_in_group(group: Tensor) -> Tensor:
 
 
 class GroupedBlocks(NamedTuple):
-    """Positions laid out group by group in blocks of one size, each group beginning a block of its own."""
+    """Positions laid out group by group in blocks of one size; each group starts a new block."""
 
     slot: Tensor
     """(..., T): where each position lies in the blocks; 0 for those left out."""
@@ -34,9 +34,9 @@ class GroupedBlocks(NamedTuple):
 
 
 def in_blocks(group: Tensor, groups: int, size: int) -> GroupedBlocks:
-    """The members of each group in order of position, in blocks of `size`; group (..., T), `groups` = left out.
+    """The members of each group in order of position, in blocks of `size`; group (..., T), `groups` marks omitted ones.
 
-    There are as many blocks as T positions can need at most, so that their count does not depend on the groups.
+    The number of blocks is the most that T positions can need, so that it is independent of the groups.
     """
     length = group.shape[-1]
     kept = group < groups
@@ -56,7 +56,7 @@ def in_blocks(group: Tensor, groups: int, size: int) -> GroupedBlocks:
 def rows_at(x: Tensor, position: Tensor) -> Tensor:
     """Rows (..., blocks, size, K) of x (..., T, K) at positions (..., blocks, size); leading axes are broadcast."""
     leading = x.shape[:-2]
-    # among the rows of all: on CPUs many times faster than `gather`, as are its gradients
+    # indexed among all rows: on CPUs many times faster than `gather`, forward and backward
     first = torch.arange(math.prod(leading), device=x.device).view(*leading, 1, 1) * x.shape[-2]
     index = position + first
     return x.flatten(0, -2).index_select(0, index.flatten()).view(*index.shape, x.shape[-1])

@@ -1,7 +1,7 @@
 """Attention inside groups of positions, given the group of every query and key: in chunks, or over chosen keys.
 
-Shapes: q (B, H, T, K), k (B, H, S, K), v (B, H, S, V), groups (B, H, T) and (B, H, S); a group that is `groups` or more
-is that of padding, and stands for none.
+Shapes: q (B, H, T, K), k (B, H, S, K), v (B, H, S, V), groups (B, H, T) and (B, H, S); padding has the group `groups`
+or a larger one, which stands for none.
 """
 
 import torch
@@ -30,8 +30,9 @@ def attend_in_chunks(
     """Self-attention in chunks of `window` members of a group: outputs (B, H, T, V), zero at padding.
 
     The keys of a group, in order of position, are cut into chunks. A query sees the chunk of the last key of its group
-    that is not behind it, the one before and, unless `causal`, the one after; itself alone where it sees no key. With
-    `shared` (one group and one vector for query and key) it sees its own key only where it sees no other.
+    at or before its own position, the chunk before and, unless `causal`, the chunk after. A query without any such key
+    sees itself alone. With `shared` (one group and one vector for query and key) a query sees its own key only where it
+    sees no other.
     """
     if q.shape[2] ** 2 <= 3 * window * (q.shape[2] + groups * window):  # blocks would hold more pairs than there are
         visible = _in_near_chunks(query_group, key_group, groups, window, causal)
@@ -68,7 +69,7 @@ def attend_in_chunks(
 
 
 def _in_near_chunks(query_group: Tensor, key_group: Tensor, groups: int, window: int, causal: bool) -> Tensor:
-    """Which keys each query sees, all pairs written out: (B, H, T, T)."""
+    """Whether each query sees each key, as a dense mask (B, H, T, T)."""
     members = F.one_hot(key_group, groups + 1).cumsum(2)  # (B, H, T, groups + 1), of each group up to each position
     chunk = (members.take_along_dim(key_group.unsqueeze(-1), 3) - 1) // window
     last = (members.take_along_dim(query_group.unsqueeze(-1), 3) - 1).clamp(min=0) // window
@@ -80,7 +81,7 @@ def _in_near_chunks(query_group: Tensor, key_group: Tensor, groups: int, window:
 def _attend_short(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Tensor, *, scale: float, shared: bool, dropout: float
 ) -> Tensor:
-    """`attend_in_chunks` for sequences that are short beside the chunks; real (B, H, T) queries."""
+    """`attend_in_chunks` for sequences that are short relative to the chunks; real (B, H, T) marks real queries."""
     own = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
     if shared:
         visible = others_first(visible, own)
@@ -101,9 +102,10 @@ def attend_to_chosen(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Each query over the keys chosen for its group: outputs (B, H, T, V), zero where there are none.
+    """Attention of each query over the keys chosen for its group: outputs (B, H, T, V), zero where there are none.
 
-    key_position (B, H, groups, w) and which of them are there; queries are taken in blocks of `window`, or all at once.
+    key_position (B, H, groups, w), with a mask of those that exist. Queries are computed in blocks of `window`, or all
+    at once.
     """
     queries = in_blocks(query_group, key_position.shape[2], max(min(window, q.shape[2]), 1))
     of_block = _values_at(query_group, queries.members)[..., :1]
@@ -124,9 +126,9 @@ def attend_chosen_to_chosen(
     shared: bool,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Queries chosen for each group over keys chosen for it: outputs (B, H, T, V), the mean over a query's groups.
+    """Attention of the queries chosen for each group over its keys: outputs (B, H, T, V), means over a query's groups.
 
-    Query and key: positions (B, H, groups, w), and which of them are there. A query of no group gets zero.
+    Query and key are positions (B, H, groups, w), with a mask of those that exist. A query of no group gets zero.
     """
     (query_position, taken), (key_position, there) = query, key
     visible = taken.unsqueeze(-1) & there.unsqueeze(-2)
@@ -152,13 +154,13 @@ def attend_in_blocks(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Outputs (B, H, blocks, t, V) where the queries of each block see keys gathered for it; zero where they see none.
+    """Outputs (B, H, blocks, t, V) of the queries of each block over the keys gathered for it; zero without a key.
 
     q (B, H, T, K), k (B, H, S, K), v (B, H, S, V), query_position (B, H, blocks, t), key_position (B, H, blocks, s),
     visible (B, H, blocks, t, s).
     """
     some = visible.any(-1, keepdim=True)
-    # a row without any key is NaN in some kernels: let it see all, then clear what it saw
+    # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = (visible | ~some).flatten(0, 1)
     q, k, v = (rows_at(x, at).flatten(0, 1) for x, at in ((q, query_position), (k, key_position), (v, key_position)))
     heads = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)

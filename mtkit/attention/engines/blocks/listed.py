@@ -1,7 +1,7 @@
 """Softmax attention of blocks of queries over lists of keys, with a label for each pair, in O(T) memory.
 
-Some blocks are worked on at a time, so that their scores stay in the cache; the backward pass computes them anew, as in
-`windowed_rows`.
+A few blocks are computed at a time, so that their scores stay in the cache of the processor. The backward pass computes
+the scores again, as in `windowed_rows`.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from mtkit.attention.engines.softmax.dropout import seeded_dropout
 
 @dataclass(frozen=True)
 class Lists:
-    """Which keys lie beside each block of queries: places (blocks, L) in the sequence of keys.
+    """The keys of each block of queries: places (blocks, L) in the sequence of keys.
 
-    A place may stand twice beside a block, but a query sees it once at most.
+    The list of a block may hold a place twice, but a query sees it at most once.
 
-    labels (blocks, c, L) are columns of a table with a score of each query for every label; one past the last column
-    hides the key from the query.
+    labels (blocks, c, L) are columns of a table that holds a score per query and label; a label one past the last
+    column hides the key from the query.
     """
 
     places: Tensor
@@ -33,7 +33,7 @@ class Lists:
 
 
 def smallest_type(largest: int) -> torch.dtype:
-    """An integer type for labels up to this one."""
+    """The smallest integer type that holds labels up to this one."""
     return torch.uint8 if largest < 256 else torch.int32
 
 
@@ -51,7 +51,7 @@ def attend_listed(
     """The heads' outputs (B, H, T, V), zero where no key is seen.
 
     q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); table (B, H, T, labels) is added to the scaled scores by label;
-    missing (B, S) are keys that nobody sees.
+    missing (B, S) marks keys that no query sees.
     """
     blocks, block = lists.labels.shape[:2]
     rest = blocks * block - q.shape[2]
@@ -67,7 +67,7 @@ def attend_listed(
 
 
 class _Part(NamedTuple):
-    """Some streams, and some of their blocks with the places and labels of their keys."""
+    """A few streams, and a few of their blocks with the places and labels of their keys."""
 
     streams: slice
     blocks: slice
@@ -130,7 +130,7 @@ class _Listed(torch.autograd.Function):
 
 
 def _parts(lists: Lists, streams: int) -> Iterator[_Part]:
-    """All streams and blocks, few enough at a time."""
+    """All streams and blocks, in parts of limited size."""
     blocks, block, width = lists.labels.shape
     most = max(scores_at_once(lists.labels.device) // (block * width), 1)
     several = max(most // blocks, 1)

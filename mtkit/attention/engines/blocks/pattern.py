@@ -1,9 +1,9 @@
-"""Sparse position patterns: which keys a query sees, as an algebra. `a | b` is what either sees.
+"""Sparse position patterns: an algebra of the keys that a query sees. `a | b` shows the keys of either pattern.
 
-A pattern is a pure function of positions, never of content nor of how long the batch is. It knows nothing of roles:
-whoever runs it adds that a causal query sees no later key, and that nobody sees padding. Besides the exact predicate
-`sees`, each says what is needed to lay it out in blocks (`tiles`, `pattern_lists`) and to keep its keys while decoding
-(`kept`). Patterns that are drawn at random, and so differ from head to head, are in `random_pattern`.
+A pattern is a pure function of positions: it is independent of content and of the length of the batch. It is also
+independent of the role: the caller hides later keys from causal queries, and padding from all. Besides the exact
+predicate `sees`, a pattern states what is needed to lay it out in blocks (`tiles`, `pattern_lists`) and to keep its
+keys while decoding (`kept`). Patterns drawn at random, which differ from head to head, are in `random_pattern`.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Pattern:
-    """Which keys a query sees."""
+    """A rule for the keys that a query sees."""
 
     @property
     def members(self) -> tuple["Pattern", ...]:
@@ -28,19 +28,19 @@ class Pattern:
         raise NotImplementedError
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether each of the first `length` queries sees all of as many keys: up to its own where causal."""
+        """Whether each of the first `length` queries sees all of the first `length` keys (up to its own if causal)."""
         raise NotImplementedError
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
-        """The keys that neighbouring queries see of the first `length`, each once: one list for all heads, or one each.
+        """The keys among the first `length` that neighbouring queries see: one list for all heads, or one per head.
 
-        For several queries there may be more; one query at i sees all of `keys(range(i, i + 1), length)`.
+        Each key is listed once. The list of several queries may hold further keys; that of a single query is exact.
         """
         raise NotImplementedError
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """What later causal queries may see: so many of the first keys, and of the latest (None: of all)."""
+        """The keys that later causal queries may see: numbers of the first and of the latest ones (None: all)."""
         raise NotImplementedError
 
     def __or__(self, other: "Pattern") -> "Pattern":
@@ -49,7 +49,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Union(Pattern):
-    """What any of several patterns sees."""
+    """The union of several patterns."""
 
     parts: tuple[Pattern, ...]
 
@@ -59,7 +59,7 @@ class Union(Pattern):
         return self.parts
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether any part does; nothing is seen where there is none."""
+        """Whether any part sees j from i; a union without parts sees nothing."""
         nothing = torch.zeros((), dtype=torch.bool, device=i.device)
         return reduce(torch.logical_or, (part.sees(i, j) for part in self.parts), nothing)
 
@@ -68,33 +68,33 @@ class Union(Pattern):
         return any(part.covers(length, causal) for part in self.parts)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
-        """Those of all parts, in order."""
+        """The keys of all parts, in order."""
         parts = [part.keys(queries, length) for part in self.parts]
         heads = range(max(len(lists) for lists in parts))
         return [sorted({key for lists in parts for key in lists[head % len(lists)]}) for head in heads]
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """The most that any part asks for."""
+        """The largest numbers among those of the parts."""
         firsts, windows = zip(*(part.kept for part in self.parts), strict=True)
         return max(firsts), None if None in windows else max(windows)
 
 
 class Window(Pattern):
-    """A pattern whose keys lie near the query: within a few blocks of positions that are `dilation` apart."""
+    """A pattern whose keys lie near the query, at positions that are `dilation` apart."""
 
     dilation: int
     unit: int
     """Blocks must be multiples of it, so that all see alike."""
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """How far before and behind a block of queries the keys lie, in steps of `dilation`; None without limit."""
+        """The reach before and behind a block of queries, in steps of `dilation`; None: no limit."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Band(Window):
-    """The keys up to `back` steps of `dilation` before the query and `ahead` behind it; None without limit."""
+    """The keys up to `back` steps of `dilation` before the query and `ahead` behind it; None: no limit."""
 
     back: int | None
     ahead: int | None
@@ -115,7 +115,7 @@ class Band(Window):
         return far and (self.dilation == 1 or length == 1)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
-        """Steps back and ahead; every position in reach where there are as many queries as positions in a step."""
+        """The steps in reach; every position in reach if there are at least `dilation` queries."""
         d = self.dilation
         back, ahead = ((length if side is None else side) * d for side in (self.back, self.ahead))
         if len(queries) >= d:
@@ -129,7 +129,7 @@ class Band(Window):
         return 0, None if self.back is None else self.back * self.dilation + 1
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """Steps seen before and after the query; None is all. Causal queries see nothing after."""
+        """The steps seen before and after the query; None: all. A causal query sees none after."""
         return self.back, 0 if causal else self.ahead
 
 
@@ -153,7 +153,7 @@ class Blocks(Window):
         return (distance >= -self.back) & (distance <= self.ahead)
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether there are no blocks out of reach."""
+        """Whether all blocks are within reach."""
         others = (length - 1) // self.size
         return self.back >= others and (causal or self.ahead >= others)
 
@@ -216,13 +216,13 @@ class Rows(Pattern):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """What the last of the first queries sees."""
+        """The keys that the last of the first queries sees."""
         return self.count, 1
 
 
 @dataclass(frozen=True)
 class Comb(Pattern):
-    """The keys at places `first` to `first + count - 1` of every `stride` positions, for every query."""
+    """The keys at places `first` to `first + count - 1` of each `stride` positions, for every query."""
 
     stride: int
     first: int
@@ -234,7 +234,7 @@ class Comb(Pattern):
         return ((place >= 0) & (place < self.count)).expand(torch.broadcast_shapes(i.shape, j.shape))
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether these are all places that there are."""
+        """Whether the comb holds every position."""
         return self.first == 0 and self.count >= min(self.stride, length)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
@@ -244,10 +244,10 @@ class Comb(Pattern):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """All keys, of which few are read."""
+        """All keys, of which a step reads few."""
         return 0, None
 
 
 def global_tokens(count: int) -> Pattern:
-    """The first `count` tokens as internal global nodes: everyone sees them, and they see everyone."""
+    """The first `count` tokens as internal global nodes, which see all tokens and are seen by all."""
     return Columns(count) | Rows(count)

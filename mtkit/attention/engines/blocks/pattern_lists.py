@@ -14,15 +14,15 @@ SEEN, HIDDEN = 0, 1
 """The labels: the table of `attend_listed` has one column, (B, H, T, 1)."""
 
 
-@lru_cache(maxsize=4)  # a byte for each pair that is looked at
+@lru_cache(maxsize=4)  # takes one byte per listed pair
 @torch.inference_mode(False)  # what is kept here serves training too
 def pattern_lists(pattern: Pattern, length: int, causal: bool, device: torch.device) -> Lists:
     """The keys beside each block of `length` queries, in ascending order; label 0 if the pattern shows one, else 1.
 
-    Depends on nothing but its arguments, so that all layers share what is made once.
+    The result is a function of the arguments alone, so that all layers share one.
 
-    Raises: ValueError for `Rows`, beside which the list of each block would be as long as the sequence, and for a
-    pattern that differs from head to head.
+    Raises: ValueError for `Rows`, which would make the list of each block as long as the sequence, and for a pattern
+    that differs from head to head.
     """
     if any(isinstance(member, Rows) for member in pattern.members):
         raise ValueError("rows see all keys: leave them out of the lists, and attend with these queries by themselves")

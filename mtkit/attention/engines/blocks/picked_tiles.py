@@ -1,4 +1,4 @@
-"""How keys lie that are picked one by one: those drawn for a block of queries, or the same ones for all queries."""
+"""The layout of keys picked one by one: keys drawn for each block of queries, or the same keys for all queries."""
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class DrawnLayout:
 
 
 class CombLayout:
-    """All queries beside the same keys, those of some combs."""
+    """All queries beside the same keys, those of one or more combs."""
 
     def __init__(self, combs: Pattern, *, length: int, causal: bool) -> None:
         self.combs, self.length, self.causal = combs, length, causal

@@ -1,7 +1,7 @@
 """Patterns drawn at random for each head: single keys for each query, or blocks of keys for each block of queries.
 
-A draw is a hash of key, head, position and slot: the same in training, evaluation and decoding, for any batch. `key`
-stands for whatever else it depends on (`random_key`).
+A draw is a hash of key, head, position and slot, so that it is the same in training, evaluation and decoding, and in
+any batch. The key combines seed, role and layer (`random_key`).
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from mtkit.attention.hashing import hashed
 
 @dataclass(frozen=True, eq=False)
 class Drawn(Pattern):
-    """What is drawn: `count` slots for each block of queries and each head."""
+    """A pattern of `count` drawn slots per block of queries and head."""
 
     count: int
     heads: int
@@ -24,7 +24,7 @@ class Drawn(Pattern):
 
     @property
     def size(self) -> int:
-        """Queries of a block, which see the same keys."""
+        """The number of queries per block, all of which see the same keys."""
         return 1
 
     def picks(self, block: Tensor) -> Tensor:
@@ -48,11 +48,11 @@ class Drawn(Pattern):
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """Any key may be drawn later, so all are kept."""
+        """All keys, because later queries may draw any of them."""
         return 0, None
 
     def _draws(self, block: Tensor) -> Tensor:
-        """32 bits for each slot, (H, *block.shape, count)."""
+        """32 bits per slot, (H, *block.shape, count)."""
         head = torch.arange(self.heads, device=block.device).view(-1, *[1] * (block.dim() + 1))
         slot = torch.arange(self.count, device=block.device)
         return hashed(hashed(hashed(head + self.key) + block.unsqueeze(-1)) + slot)
@@ -60,10 +60,10 @@ class Drawn(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Random(Drawn):
-    """`count` keys for each query and head: slot s of query i takes floor(u * candidates), where u is the hash.
+    """`count` keys per query and head: slot s of query i takes key floor(u * candidates), where u is the hash.
 
-    Candidates are the keys up to the query's own where causal, else the first `lengths` (B,) of each segment, which may
-    be those of another sequence (the cross role). Where there are no more of them than slots, all are taken; a key
+    The candidates are the keys up to the query's own if causal, else the first `lengths` (B,) keys of each segment,
+    which may be those of another sequence (the cross role). All are taken if they are no more than the slots; a key
     drawn twice counts once.
     """
 
@@ -88,11 +88,11 @@ class Random(Drawn):
 
 @dataclass(frozen=True, eq=False)
 class RandomBlocks(Drawn):
-    """`count` blocks of `block` keys for each block of as many queries and each head, none twice; all if no more.
+    """`count` different blocks of `block` keys per block of queries and head; all candidates if there are no more.
 
-    Candidates are blocks at least `apart` blocks away from the queries' own, where 0 counts this one in: those before
-    it where causal, else those of the first `lengths` (B,) keys of each segment. The `first` blocks of all, and the
-    `last` of each segment, are left out.
+    The candidates are blocks at least `apart` blocks away from that of the queries (0 includes it): those before it if
+    causal, else those of the first `lengths` (B,) keys of each segment. The `first` blocks of the sequence and the
+    `last` blocks of each segment are no candidates.
     """
 
     block: int
@@ -103,11 +103,11 @@ class RandomBlocks(Drawn):
 
     @property
     def size(self) -> int:
-        """Positions per block."""
+        """The number of positions per block."""
         return self.block
 
     def picks(self, block: Tensor) -> Tensor:
-        """Slot s takes one of the candidates that slots before it have left, in the order in which they are drawn."""
+        """Blocks in the order of the draw; slot s takes one of the candidates that the slots before it did not take."""
         end = block + 1
         if self.lengths is not None:
             end = (-(-self.lengths // self.size) - self.last).view(-1, *[1] * (block.dim() + 1))
@@ -128,5 +128,5 @@ class RandomBlocks(Drawn):
         return chosen.view(-1, self.heads, *block.shape, self.count)
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether there are slots for all, and none is left out."""
+        """Whether there are slots for all blocks and no block is excluded."""
         return not (self.apart or self.first or self.last) and self.count * self.size >= length

@@ -1,7 +1,7 @@
-"""Spans of neighbouring keys, of which a query sees one summary each: a mean, a convolution, or what a mechanism makes.
+"""Spans of neighbouring keys; a query sees one summary per span: a mean, a convolution, or one made by the mechanism.
 
-Span s covers positions s * stride to s * stride + size - 1. Those of a segment are all that begin before its end; the
-last ones may reach beyond it, and padding never counts. A decoder may see a span from its last position on.
+Span s covers positions s * stride to s * stride + size - 1. The spans of a segment are all that begin before its end;
+the last ones may reach beyond it, and padding never counts. A decoder may see a span from its last position on.
 """
 
 from collections.abc import Callable
@@ -23,22 +23,22 @@ Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of `size` positions, a new one every `stride` of them."""
+    """Spans of `size` positions that begin `stride` positions apart."""
 
     size: int
     stride: int
 
     def count(self, length: int) -> int:
-        """How many begin among so many positions."""
+        """The number of spans that begin within the first `length` positions."""
         return -(-length // self.stride)
 
     def closed(self, length: int) -> int:
-        """How many end among so many positions."""
+        """The number of spans that end within the first `length` positions."""
         return max((length - self.size) // self.stride + 1, 0)
 
 
 def span_rows(x: Tensor, spans: Spans) -> Tensor:
-    """The rows (..., P, size, K) of each span of x (..., T, K); zero beyond the end."""
+    """The rows (..., P, size, K) of each span of x (..., T, K), zero beyond the end."""
     count = spans.count(x.shape[-2])
     beyond = (count - 1) * spans.stride + spans.size - x.shape[-2]
     if beyond > 0:
@@ -62,7 +62,7 @@ def spans_valid(valid: Tensor, spans: Spans) -> Tensor:
 
 
 def mean(rows: Tensor, there: Tensor | None = None) -> Tensor:
-    """The mean over what counts, in float32 at least and then in the type of the rows; zero where nothing does."""
+    """The mean over the rows that count, taken in float32 at least, in the type of the rows; zero if none counts."""
     if there is None:
         return widened(rows).mean(-2).type_as(rows)
     total = widened(rows).masked_fill(~there.unsqueeze(-1), 0.0).sum(-2)
@@ -70,9 +70,9 @@ def mean(rows: Tensor, there: Tensor | None = None) -> Tensor:
 
 
 def convolution(weight: Tensor, bias: Tensor) -> Pool:
-    """Sums over the places of a span of rows times the matrix of the place, a kernel for each head or one for all.
+    """The sum over the places of a span of row times the matrix of its place; the kernel is per head or one for all.
 
-    weight (G or 1, size, K, V), bias (G or 1, V). What does not count is zero.
+    weight (G or 1, size, K, V), bias (G or 1, V). Rows that do not count are taken as zero.
     """
 
     def pool(rows: Tensor, there: Tensor | None) -> Tensor:
@@ -85,10 +85,10 @@ def convolution(weight: Tensor, bias: Tensor) -> Pool:
 
 
 def spans_seen(spans: Spans, position: Tensor, number: Tensor, *, causal: bool, radius: int | None = None) -> Tensor:
-    """Which of the spans with these numbers (..., P) queries at positions (..., T) see: (..., T, P).
+    """Whether queries at positions (..., T) see the spans of these numbers (..., P): (..., T, P).
 
-    Causal queries see spans that have ended, at their own position at the latest. With `radius`, those that lie within
-    this distance, from their first position to their last.
+    A causal query sees spans that have ended at or before its own position. With `radius`, a query sees spans whose
+    positions all lie within this distance.
     """
     first, i = (number * spans.stride).unsqueeze(-2), position.unsqueeze(-1)
     last = first + spans.size - 1

@@ -1,8 +1,8 @@
-"""The engine that runs any sparse position pattern in blocks: each key counted once, and never a T x T tensor.
+"""The engine that runs any sparse position pattern in blocks, counting each key once, without a T x T tensor.
 
-Beside each block of queries lie the keys it may see (`tiles`); one fused softmax runs over all blocks of a group. What
-needs another layout (another dilation, a comb, random keys) is a part of its own that leaves out what parts before it
-have seen, and the parts' softmaxes are joined by their log-sum-exp.
+Each block of queries is laid out beside the keys it may see (`tiles`), and one fused softmax runs over all blocks of a
+group. Members of a pattern that need another layout (another dilation, a comb, random keys) are a part of their own,
+which omits keys that earlier parts have seen. The softmaxes of the parts are joined by their log-sum-exp.
 """
 
 from itertools import groupby
@@ -37,11 +37,11 @@ def sparse_attend(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What `attend` gives where each query sees only the keys of the pattern.
+    """The result of `attend` where each query sees only the keys of the pattern.
 
     q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
-    (B, H, T, T) are formed only when asked for. Relative positions do not go with random keys. Keys drawn at random may
-    be those of another sequence, (B, G, S, K) and valid (B, S), where the pattern has no other members.
+    (B, H, T, T) are formed only on request. Relative positions do not combine with random keys. A pattern of random
+    members alone may draw the keys of another sequence, (B, G, S, K) with valid (B, S).
     """
     if pattern.covers(k.shape[2], causal):
         return attend(
@@ -84,9 +84,10 @@ def sparse_attend_part(
     positions: Positions | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """What `attend_part` gives where each query sees only the keys of the pattern: for other keys to be joined.
+    """The result of `attend_part` where each query sees only the keys of the pattern, to be joined with other keys.
 
-    Takes what `sparse_attend` takes; outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) for `join_parts`.
+    Arguments are those of `sparse_attend`; gives outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) for
+    `join_parts`.
     """
     parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
     attended = join_parts(_attended_parts(parts, scale, positions, dropout))
@@ -98,7 +99,7 @@ def sparse_attend_part(
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
-    """A mask that broadcasts to (B, H, T, T): the pairs that a pattern sees, (..., T, T), less future or padding."""
+    """A mask broadcastable to (B, H, T, T): the pairs that a pattern sees, (..., T, T), without future or padding."""
     if causal:
         return seen.tril()
     return seen if valid is None else seen & valid[:, None, None, :]
@@ -113,7 +114,7 @@ def dense_attend(
     positions: Positions | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The heads' outputs and the weights (B, H, T, S), through all scores and a mask."""
+    """The heads' outputs and the weights (B, H, T, S), computed from all scores under a mask."""
     query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
     return weigh(
         scores_of(q, k, scale),
@@ -129,7 +130,7 @@ def dense_attend(
 
 
 def _rows(pattern: Pattern) -> int:
-    """How many of the first queries see all keys."""
+    """The number of first queries that see all keys."""
     return max((member.count for member in pattern.members if isinstance(member, Rows)), default=0)
 
 
@@ -158,7 +159,7 @@ def _attend_rows(
 def _parts(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, causal: bool, valid: Tensor | None, relative: bool
 ) -> list[Part]:
-    """All but the rows of the pattern, laid out."""
+    """The layouts of the members of the pattern, its rows excepted."""
     if k.shape[1] != v.shape[1]:
         k, v = (spread(x, q.shape[1]) for x in (k, v))
     length = q.shape[2]
@@ -187,7 +188,7 @@ def _parts(
 def _attended_parts(
     parts: list[Part], scale: float, positions: Positions | None, dropout: float
 ) -> list[tuple[Tensor, Tensor]]:
-    """Of each part by itself the heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1)."""
+    """The heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) of each part by itself."""
     attended = []
     for part, tiles in parts:
         outputs = [_attend_part(each, scale, positions, dropout) for each in tiles]
@@ -197,7 +198,7 @@ def _attended_parts(
 
 
 def _by_dilation(pattern: Pattern) -> list[list[Window]]:
-    """The windows that share a layout; those in blocks come last, so that what comes before is alike for all blocks."""
+    """The windows that share a layout; block windows come last, so that the parts before are alike for all blocks."""
     windows = sorted((each for each in pattern.members if isinstance(each, Window)), key=lambda each: -each.dilation)
     return [list(group) for _, group in groupby(windows, key=lambda each: each.dilation)]
 
@@ -207,7 +208,7 @@ def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: fl
     if positions is not None and positions.on_values:
         return _attend_part(tiles, scale, positions, dropout)[0]
     some = tiles.visible.any(-1, keepdim=True)
-    # a row without any key is NaN in some kernels: let it see all, then clear what it saw
+    # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = tiles.visible | ~some
     bias = _bias(tiles, positions, scale)
     if bias is not None:
@@ -225,7 +226,7 @@ def _attend_part(tiles: Tiles, scale: float, positions: Positions | None, dropou
 
 
 def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | None:
-    """(1 or B, H, streams, blocks, c, L), of length 1 along what it is the same for."""
+    """The bias (1 or B, H, streams, blocks, c, L), of length 1 along axes on which it is constant."""
     if positions is None:
         return None
     bias = positions.bias(tiles.q, tiles.query_position, tiles.key_position, scale)
@@ -235,8 +236,8 @@ def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | N
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, dropout: float) -> Tensor:
     """Scaled dot-product attention of tiles by the fused kernel, which knows four axes.
 
-    Streams of all heads become its batch and blocks its heads. Queries that share a key head become rows of one block,
-    so that keys are never copied.
+    The streams of all heads become its batch axis and the blocks its head axis. Queries that share a key head become
+    rows of one block, so that keys are never copied.
     """
     batch, heads, streams, blocks, block = q.shape[:5]
     group = heads // k.shape[1]

@@ -1,7 +1,7 @@
-"""How a sparse pattern lies in memory: blocks of queries, each beside the keys it may see, and an exact mask.
+"""The layout of a sparse pattern in memory: blocks of queries, each beside the keys it may see, with an exact mask.
 
-Axes of what is laid out: (B, H, streams, blocks, positions of a block, K). A pattern dilated by d has d streams of
-every d-th position; others have one.
+The axes of a layout are (B, H, streams, blocks, positions of a block, K). A pattern dilated by d has d streams, each of
+every d-th position; other patterns have one.
 """
 
 import math
@@ -21,11 +21,11 @@ SHORTEST_BLOCK = 16
 
 @dataclass(frozen=True)
 class Tiles:
-    """Some blocks of queries and their keys.
+    """A few blocks of queries and their keys.
 
     q (B, H, streams, blocks, c, K); k (B, G, streams, blocks, L, K) and v likewise; visible broadcasts to the scores
     (B, H, streams, blocks, c, L); query_position (streams, blocks, c) and key_position (streams, blocks, L), of length
-    1 where they stand for all.
+    1 along axes on which they are constant.
     """
 
     q: Tensor
@@ -39,7 +39,7 @@ class Tiles:
 class WindowLayout:
     """Blocks of queries beside windows of keys, for windows of one dilation, and the first `columns` keys.
 
-    With `elsewhere`, another layout has the columns.
+    With `elsewhere`, another layout holds the columns.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WindowLayout:
 
     @property
     def width(self) -> int:
-        """Positions of a window."""
+        """The number of positions in a window."""
         return self.back + self.block + self.ahead
 
     def tiles(
@@ -68,8 +68,8 @@ class WindowLayout:
     ) -> list[Tiles]:
         """All blocks of q (B, H, T, K), k (B, G, T, K), v (B, G, T, V), in groups of neighbours.
 
-        valid (B, T). What `earlier` sees is left out. Blocks away from the borders are one group, whose mask is that of
-        any one of them; `relative` asks for their positions even where they differ.
+        valid (B, T). Keys that `earlier` sees are omitted. Blocks away from the borders form one group with one mask;
+        `relative` asks for their positions even where these differ.
         """
         q, keys, values = self._queries(q), self._padded(k), self._padded(v)
         real = None if valid is None else self._padded(valid[:, None, :, None])
@@ -93,12 +93,12 @@ class WindowLayout:
         return groups
 
     def joined(self, outputs: list[Tensor]) -> Tensor:
-        """(B, H, T, V) from what came of each group, (B, H, streams, blocks, c, V)."""
+        """The outputs (B, H, T, V) from those of each group, (B, H, streams, blocks, c, V)."""
         streams = torch.cat(outputs, dim=3).flatten(3, 4)[:, :, :, : self.stream]
         return streams.transpose(2, 3).flatten(2, 3)[:, :, : self.length]
 
     def _groups(self, valid: Tensor | None) -> Iterator[tuple[int, int]]:
-        """Ranges of blocks: before, among and behind those that are all alike."""
+        """The ranges of blocks before, within and behind the ones that share a mask."""
         first, last = self._alike(valid)
         if last - first <= 1:
             first = last = self.blocks
@@ -107,7 +107,7 @@ class WindowLayout:
                 yield start, end
 
     def _alike(self, valid: Tensor | None) -> tuple[int, int]:
-        """The blocks whose window holds nothing but real keys, and none of the columns."""
+        """The blocks whose windows hold only real keys, and no columns."""
         shortest = self.length
         if valid is not None:  # asking an accelerator would wait for it: there every block has a mask of its own
             shortest = int(valid.sum(1).min()) if valid.device.type == "cpu" else 0
@@ -144,7 +144,7 @@ class WindowLayout:
         return torch.cat([columns, windows], dim=4)
 
     def _positions(self, like: Tensor, first: int, last: int, alike: bool) -> tuple[Tensor, Tensor]:
-        """Of the queries and the keys in blocks `first` to `last`; of one stream, where they are all alike."""
+        """The positions of queries and keys in blocks `first` to `last`; those of one stream where all are alike."""
         stream = torch.arange(1 if alike else self.dilation, device=like.device).view(-1, 1, 1)
         start = torch.arange(first, last, device=like.device).unsqueeze(-1) * self.block
         queries = (start + torch.arange(self.block, device=like.device)) * self.dilation + stream
@@ -153,7 +153,7 @@ class WindowLayout:
         return queries, torch.cat([columns, keys], dim=-1)
 
     def _visible(self, query_position: Tensor, key_position: Tensor, earlier: Pattern) -> Tensor:
-        """Which keys each query sees, each key at one place: in its window if the window sees it, else as a column."""
+        """Whether each query sees each key; a key counts in its window if the window sees it, else as a column."""
         i, j = query_position.unsqueeze(-1), key_position.unsqueeze(-2)
         near = self.windows.sees(i, j)
         column = torch.arange(j.shape[-1], device=j.device) < self.columns

@@ -1,8 +1,8 @@
-"""One softmax over what several layouts of the same rows show beside blocks of queries, in O(T) memory.
+"""One softmax over the keys that several layouts of the same rows place beside blocks of queries, in O(T) memory.
 
-Some streams and of them some blocks are worked on at a time, so that rows and scores stay in the cache; the backward
-pass computes scores anew, as in Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithm 4. Scores are in units
-of log 2: powers of two are quickest.
+A few blocks of a few streams are computed at a time, so that rows and scores stay in the cache of the processor. The
+backward pass computes the scores again, as in Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithm 4. Scores
+are in units of log 2, because powers of two are the fastest to compute.
 """
 
 import math
@@ -30,7 +30,7 @@ SHORTEST = 1e-6
 
 
 class Layout(Protocol):
-    """Streams of rows in blocks of c, each beside a window of L places of which the first is `before` earlier."""
+    """Streams of rows in blocks of c, each beside a window of L places, which begins `before` places earlier."""
 
     block: int
     before: int
@@ -43,7 +43,7 @@ class Layout(Protocol):
     """(N, T): where among the queries each row of each stream lies."""
 
     def hide(self, scores: Tensor, blocks: slice) -> None:
-        """Makes scores (blocks, c, L) fall below `NOTHING_SEEN` where a query does not see a key."""
+        """Lowers scores (blocks, c, L) below `NOTHING_SEEN` where a query does not see a key."""
 
 
 def stream_rows(shape: Sequence[int], device: torch.device) -> Tensor:
@@ -54,7 +54,7 @@ def stream_rows(shape: Sequence[int], device: torch.device) -> Tensor:
 def attend_layouts(q: Tensor, v: Tensor, layouts: Sequence[Layout], *, dropout: float = 0.0) -> Tensor:
     """The outputs (B, T, H, V) of queries (B, T, H, K) over themselves as keys, at length 1, and values (B, T, H, V).
 
-    A row's softmax runs over the rows that it sees in any of the layouts; one that sees none gets its own value.
+    The softmax of a row runs over the rows that it sees in any layout; a row that sees none gets its own value.
     """
     seed = int(torch.randint(1 << 31, ())) if dropout else 0
     with torch.autocast(q.device.type, enabled=False):
@@ -98,7 +98,7 @@ class _Layouts(torch.autograd.Function):
         rows, x = stream_rows(q.shape[:3], q.device), _Rows(q, v)
         out, upstream = heads.view_as(x.v), d_heads.view_as(x.v)
         d_q, d_v = torch.empty_like(x.q), torch.empty_like(x.v)
-        # the log-sum-exp, and the mean of the weights' gradients; none has a weight for what sees nothing, or is none
+        # the log-sum-exp, and the mean of the weights' gradients; rows that see nothing or are padding have no weight
         known = log_sum.new_full((len(x.q) + 1, 2), -FAR)
         known[:-1, :1] = torch.where(log_sum > NOTHING_SEEN, log_sum, -FAR)
         noises = [seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2)]
@@ -150,7 +150,7 @@ def _gradients(
     known: Tensor,
     noises: Sequence[Callable[[Tensor], Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What one layout adds to the gradients of queries (in units of log 2), keys and values, each (rows, K)."""
+    """The share of one layout in the gradients of queries (in units of log 2), keys and values, each (rows, K)."""
     queries = (group.stop - group.start) * layout.each * layout.block
     d_q = x.inverse.new_empty(queries, x.q.shape[1])
     d_k, d_v = (d_q.new_zeros(queries - layout.block + layout.width, rows.shape[1]) for rows in (x.q, x.v))
@@ -190,11 +190,11 @@ class _Part:
         return rows.unflatten(0, (-1, self._layout.block))
 
     def of_queries(self, total: Tensor) -> Tensor:
-        """The part (blocks, c, K) of what there is for all queries of the group."""
+        """The rows (blocks, c, K) of these blocks, from those of all queries of the group."""
         return self.blocks(total[self._span])
 
     def add(self, total: Tensor, windows: Tensor) -> None:
-        """Adds windows (blocks, L, K) to what there is for all places, piece by piece, for they overlap."""
+        """Adds windows (blocks, L, K) to the rows of all places, piece by piece, because windows overlap."""
         size = self._span.stop - self._span.start
         for each, piece in enumerate(windows.split(self._layout.block, dim=1)):
             start = self._span.start + each * self._layout.block
@@ -206,12 +206,12 @@ class _Part:
 
 
 def scores_at_once(device: torch.device) -> int:
-    """How many scores a part has at most."""
+    """The maximum number of scores per part."""
     return SCORES_AT_ONCE.get(device.type, 1 << 26)
 
 
 def _groups(rows: Tensor) -> Iterator[slice]:
-    """All streams of rows (N, T), few enough at a time."""
+    """All streams of rows (N, T), in groups of limited size."""
     streams, length = rows.shape
     most = max(ROWS_AT_ONCE.get(rows.device.type, 1 << 22) // length, 1)
     for first in range(0, streams, most):
@@ -219,7 +219,7 @@ def _groups(rows: Tensor) -> Iterator[slice]:
 
 
 def _parts(x: _Rows, layout: Layout, group: slice) -> Iterator[_Part]:
-    """All blocks of a group of streams, few enough at a time."""
+    """All blocks of a group of streams, in parts of limited size."""
     most = max(scores_at_once(x.q.device) // (layout.block * layout.width), 1)
     start, end = group.start * layout.each, group.stop * layout.each
     for first in range(start, end, most):

@@ -1,4 +1,4 @@
-"""Lists of the latest members of each group, for decoding: a step finds in them the tokens of its own group."""
+"""Lists of the latest members of each group, in which a decoding step finds the tokens of its own group."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from mtkit.attention.contract import State
 
 
 def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor) -> State:
-    """Empty lists of the latest members of each group, for decoding."""
+    """Empty lists of the latest members of each group."""
     shape = (batch_size, hypotheses, heads, groups)
     count = torch.zeros(shape, dtype=torch.long, device=like.device)
     return {"members": count.new_zeros(*shape, 1), "count": count}
 
 
 def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
-    """The lists with `position` entered under its group (B, N, H); each keeps its last `most` members."""
+    """The lists with `position` appended to that of its group (B, N, H); each keeps its last `most` members."""
     members, count = lists["members"], lists["count"]
     room = members.shape[-1]
     if position >= room and room < most:
@@ -29,7 +29,7 @@ def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
 
 
 def enlisted(lists: State, group: Tensor) -> tuple[Tensor, Tensor]:
-    """The latest members of each group (B, N, H) and their ranks in it, (B, N, H, places) both; ranks < 0: none."""
+    """The latest members of each group (B, N, H) and their ranks in it, both (B, N, H, places); rank < 0: no member."""
     members = lists["members"].take_along_dim(group[..., None, None], 3).squeeze(3)
     last = lists["count"].take_along_dim(group.unsqueeze(-1), 3) - 1
     place = torch.arange(members.shape[-1], device=members.device)

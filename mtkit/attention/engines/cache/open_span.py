@@ -1,6 +1,6 @@
-"""Spans of keys in decoding: the latest rows, and a summary of each span that has ended.
+"""Spans of keys in decoding: a cache of the latest rows, and a summary of each span that has ended.
 
-A step writes one row; one that ends a span makes a summary of the `size` latest rows.
+Each step writes one row. A step that ends a span also writes a summary of the `size` latest rows.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def start_spans(
     rows: Mapping[str, tuple[int, int]],
     summaries: Mapping[str, tuple[int, int]] | None = None,
 ) -> State:
-    """Nothing yet: "rows" and "spans" are caches of a tensor for each name, of (heads, width)."""
+    """The empty state: "rows" and "spans" are caches with a tensor of (heads, width) per name."""
     return {
         "rows": start_cache(batch_size, hypotheses, like, **rows),
         "spans": start_cache(batch_size, hypotheses, like, **(rows if summaries is None else summaries)),
@@ -32,9 +32,9 @@ def start_spans(
 def append_row(
     state: State, spans: Spans, pools: Mapping[str, Pool], *, window: int | None = None, **rows: Tensor
 ) -> State:
-    """The state with one more token: rows (B, N, G, K) by name, each pooled by the one of its name.
+    """The state with one more token: rows (B, N, G, K) by name, each pooled by the function of its name.
 
-    With `window`, only so many latest spans are kept, as a ring (`step_cache`).
+    With `window`, only that many latest spans are kept, as a ring (`step_cache`).
     """
     latest, ended = append(state["rows"], window=spans.size, first=0, **rows), state["spans"]
     count = latest["count"]
@@ -51,7 +51,7 @@ def append_row(
 
 
 def kept_spans(state: State, window: int | None = None) -> list[int]:
-    """The numbers of the spans that are kept, in the order of their places in `written(state["spans"], name)`."""
+    """The numbers of the kept spans, in the order of their places in `written(state["spans"], name)`."""
     count = state["spans"]["count"]
     numbers = range(count) if window is None else range(max(count - window, 0), count)
     return sorted(numbers, key=lambda number: ring_place(number, window))

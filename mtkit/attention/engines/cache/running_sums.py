@@ -1,4 +1,4 @@
-"""Sums over the tokens so far, in place of a cache of them, for decoding."""
+"""Sums over the tokens so far, which replace a cache of the tokens in decoding."""
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ def prefix_means(x: Tensor) -> Tensor:
 
 
 def start_sums(*names: str) -> State:
-    """Sums over no tokens, by name, and their "count"; the first rows show their shapes and type."""
+    """Sums over no tokens, by name, and their "count"; the given rows state shapes and type."""
     return {**dict.fromkeys(names, 0.0), "count": 0}
 
 
 def add_rows(state: State, **rows: Tensor) -> State:
-    """The sums with one more token's rows (B, N, ...), by name: in place, in float32 at least.
+    """The sums with the rows (B, N, ...) of one more token added, by name, in place and in float32 at least.
 
-    Sums are kept and not means: a mean updated in place drifts.
+    The state keeps sums, not means, because a mean updated in place drifts.
     """
     after = {**state, "count": state["count"] + 1}
     for name, row in rows.items():

@@ -1,8 +1,8 @@
-"""Preallocated caches for decoding: written in place, grown by half, so that a step seldom copies what it has seen.
+"""Preallocated caches for decoding, written in place and grown by half, so that few steps copy the cache.
 
-Beam search copies whole caches when it moves hypotheses, so room that is not used yet costs time as well.
+The growth is small because beam search copies whole caches when it moves hypotheses, unused capacity included.
 
-Tensors are (B, N, heads, capacity, width); `count` tokens have been written.
+Tensors are (B, N, heads, capacity, width), of which `count` tokens have been written.
 """
 
 import torch
@@ -14,7 +14,7 @@ FIRST_CAPACITY = 8
 
 
 def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
-    """An empty cache: a tensor for each name, of (heads, width), in the type and place of `like`."""
+    """An empty cache: a tensor of (heads, width) per name, with the type and device of `like`."""
     tensors = {
         name: like.new_zeros(batch_size, hypotheses, heads, FIRST_CAPACITY, width)
         for name, (heads, width) in shapes.items()
@@ -23,10 +23,10 @@ def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[
 
 
 def append(state: State, *, window: int | None = None, first: int = 0, **rows: Tensor) -> State:
-    """The cache with one more token: rows (B, N, heads, width) by name; the first ones may begin it.
+    """The cache with one more token: rows (B, N, heads, width) by name; the first rows may start it.
 
-    With `window`, a ring behind the `first` tokens, which stay: each later one takes the place of the one `window`
-    before it, so that capacity stays at both together.
+    With `window`, the cache keeps the `first` tokens, and the rest as a ring: each later token overwrites the one
+    `window` positions before it, so that the capacity stays at first + window.
     """
     count = state["count"]
     place = ring_place(count, window, first)
@@ -41,7 +41,7 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
             wider[:, :, :, :capacity] = cache
             cache = wider
         elif cache.dtype != row.dtype:
-            cache = cache.to(row.dtype)  # the first step under autocast shows which type the keys really have
+            cache = cache.to(row.dtype)  # the first step under autocast shows the actual type of the keys
         cache[:, :, :, place] = row
         grown[name] = cache
     grown["count"] = count + 1
@@ -49,22 +49,22 @@ def append(state: State, *, window: int | None = None, first: int = 0, **rows: T
 
 
 def ring_place(position: int, window: int | None, first: int = 0) -> int:
-    """Where the token of that position is written."""
+    """The place at which the token of that position is written."""
     return position if window is None or position < first else first + (position - first) % window
 
 
 def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:
-    """What has been written under `name`, (B, N, heads, length, width); a ring's in the order of its places."""
+    """The rows written under `name`, (B, N, heads, length, width); those of a ring in the order of its places."""
     length = state["count"] if window is None else min(state["count"], first + window)
     cache: Tensor = state[name]
     return cache[:, :, :, :length]
 
 
 def picked(cache: Tensor, place: Tensor) -> Tensor:
-    """Rows of a cache (B, N, G, capacity, K): (B, N, G, L, K) at places (L,), the same for all heads.
+    """Rows of a cache (B, N, G, capacity, K) at places (L,), the same for all heads: (B, N, G, L, K).
 
-    Where heads differ, at places (B or 1, h, L) or (B, N, h, L), those of h heads, in G groups of neighbours:
-    (B, N, h, L, K).
+    Where heads differ, places are (B or 1, h, L) or (B, N, h, L), those of h heads in G groups of neighbours, and rows
+    are (B, N, h, L, K).
     """
     if place.dim() == 1:
         return cache.index_select(3, place)
