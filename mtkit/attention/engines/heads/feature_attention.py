@@ -1,6 +1,6 @@
-"""Attention whose similarity is a product of features: what its mechanisms do alike, in all roles and in a step.
+"""The base of mechanisms whose similarity is a product of features, in all roles and in a step.
 
-A mechanism says which features its queries and keys have (`features_of`); the sums over keys take the place of a cache.
+A mechanism states the features of queries and keys (`features_of`). Sums over keys take the place of a cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ from mtkit.attention.engines.sums.feature_sums import (
 class FeatureAttention(HeadAttention):
     """phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)) over real keys j, in a decoder j <= i.
 
-    `features` is their number M, `eps` is added to the denominator, `floor` is the least size it may have relative to
-    the largest key's scale, `chunk` is the number of positions worked on at once in the decoder role.
+    `features` is their number M. `eps` is added to the denominator. `floor` is the minimum size of the denominator
+    relative to the largest scale of a key. `chunk` is the number of positions computed at once in the decoder role.
     """
 
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
@@ -49,20 +49,20 @@ class FeatureAttention(HeadAttention):
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """The features of queries or keys x (..., T, K), in float32 at least, with their log scale if they have one.
 
-        Keys of one decoder all have a scale or all have none; a query's cancels. `parameters` are `feature_parameters`,
-        (..., X, Y) each, those of the head that x belongs to.
+        Either all keys of a decoder have a scale or none has; the scale of a query cancels. `parameters` are the
+        `feature_parameters` of the head of x, (..., X, Y) each.
         """
         raise NotImplementedError
 
     @property
     def feature_parameters(self) -> Sequence[Tensor]:
-        """What the features of each head have of their own, (key heads, X, Y) each; a gradient goes to them."""
+        """The parameters of the features per head, (key heads, X, Y) each, which get gradients."""
         return ()
 
     def gates_of(self, query: Tensor) -> Gates | None:
-        """What the sums forget and take up at the tokens (B, T, D), (B, G, T, 1), or None: all is kept and added.
+        """The gates (B, G, T, 1) by which the sums forget and add at tokens (B, T, D); None: sums keep and add all.
 
-        Only in the decoder role.
+        Only the decoder role has gates.
         """
         return None
 
@@ -83,7 +83,7 @@ class FeatureAttention(HeadAttention):
         task: Tensor | None = None,
         need_weights: bool = False,
     ) -> Attended:
-        """The class's equation, in time and memory that grow with T and S."""
+        """The equation of the class, in time and memory linear in T and S."""
         q = self.queries(query)
         if self.site.causal:
             k, v = self.keys_values(query)
@@ -116,7 +116,7 @@ class FeatureAttention(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """Sums over nothing yet; in the cross role those over the source, once for all hypotheses."""
+        """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""
         if memory is not None:
             return {"shared": {"sums": sums_of(*self._keys(memory, memory_valid))}}, None
         p, (features, scaled) = self.projection, self.state_features
@@ -130,7 +130,7 @@ class FeatureAttention(HeadAttention):
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(M V) a head, at any position."""
+        """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         if "shared" in state:
             phi_q = self._features(self.queries(query)).features
             return Attended(self.joined(read(phi_q, state["shared"]["sums"], like=query, **self.guards))), state

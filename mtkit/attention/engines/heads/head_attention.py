@@ -1,4 +1,4 @@
-"""Attention over projected heads: all that its mechanisms have in common besides their equation."""
+"""The base of attention over projected heads: projections, slots and cache shapes, without an equation."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -15,7 +15,7 @@ from mtkit.errors import MtkitError
 class HeadAttention(Attention):
     """Attention over projected heads: the projections, the slots and their weights; a mechanism adds its equation.
 
-    Its weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and whatever fills the slots.
+    The weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and those of the filled slots.
     """
 
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
@@ -26,7 +26,7 @@ class HeadAttention(Attention):
     }
 
     def __init__(self, site: Site, projection: Projection | None = None) -> None:
-        """`projection` is of a mechanism that has its own, and does not take that slot."""
+        """`projection` is given by a mechanism that has its own and does not take that slot."""
         super().__init__(site)
         self.projection: Projection = projection or fill("projection", site) or Projection(site)
         queries, keys, values = self.projection.widths
@@ -46,17 +46,17 @@ class HeadAttention(Attention):
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores."""
         return self.projection.scale
 
     @property
     def dropout(self) -> float:
-        """Share of attention weights dropped now: none outside training."""
+        """The dropout rate of attention weights; 0 outside training."""
         return self.site.dropout if self.training else 0.0
 
     @property
     def cache_shapes(self) -> dict[str, tuple[int, int]]:
-        """(heads, width) of the keys and values that a cache holds of each token."""
+        """The (heads, width) of the keys and values that a cache holds per token."""
         p = self.projection
         return {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
 
@@ -65,12 +65,12 @@ class HeadAttention(Attention):
         return self._rotated(self.projection.queries(self.q_proj(query)), position)
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, S, D) to keys (B, G, S, K), rotated likewise, and values (B, G, S, V)."""
+        """(B, S, D) to keys (B, G, S, K), rotated as the queries are, and values (B, G, S, V)."""
         keys = self._rotated(self.projection.keys(self.k_proj(memory)), position)
         return keys, self.projection.values(self.v_proj(memory))
 
     def joined(self, heads: Tensor) -> Tensor:
-        """The output (B, T, D) of the heads' (B, H, T, V)."""
+        """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""
         merged = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
         output: Tensor = self.out_proj(merged)
         return output
@@ -83,7 +83,7 @@ class HeadAttention(Attention):
         query_valid: Tensor | None,
         memory_valid: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The regularizer's losses; none outside training. In the self roles the memory is the query."""
+        """The losses of the regularizer; none outside training. In the self roles the memory is the query."""
         if self.regularizer is None or not self.training:
             return {}
         value_valid = memory_valid if self.site.role == "cross" else query_valid
@@ -92,11 +92,11 @@ class HeadAttention(Attention):
 
     @property
     def regularizes_weights(self) -> bool:
-        """Whether this call must compute attention weights for the regularizer's sake."""
+        """Whether this call must compute attention weights for the regularizer."""
         return self.training and self.regularizer is not None and self.regularizer.needs_weights
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Tells the slots; a mechanism with changes of its own calls this too."""
+        """Calls `after_update` of the slots; an override calls this as well."""
         for part in self.children():
             if isinstance(part, Slot):
                 part.after_update(update, total_updates)

@@ -1,7 +1,7 @@
-"""Heads in groups of neighbours: in one layer each may have another pattern, another width or another attention.
+"""Heads in groups of neighbours: the groups of one layer may differ in pattern, width or attention.
 
-A group reads its share of the layer's queries, keys and values, and has a cache of its own. One that sees the keys of a
-position pattern keeps in it what later queries of its heads can still see.
+A group reads its share of the queries, keys and values of the layer, and has a cache of its own. The cache of a group
+with a position pattern keeps the keys that later queries of its heads can still see.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,17 +22,17 @@ from mtkit.device import to_device
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Some neighbouring heads out of `heads` in a layer.
+    """A range of neighbouring heads among the `heads` of a layer.
 
-    Its queries, keys and values are its share of those of all heads (`of`), or made for it alone, of any width; its
-    heads may share keys in turn.
+    Its queries, keys and values are its share of those of all heads (`of`), or are made for it alone, with any width.
+    Heads of a group may share keys.
     """
 
     some: range
     heads: int
 
     def rows(self, shared: int) -> Sequence[int]:
-        """Which of `shared` rows the group reads, where neighbouring heads share one: each of its heads, or fewer."""
+        """The rows that the group reads among `shared` ones, each of which neighbouring heads share."""
         share = self.heads // shared
         first, last = self.some.start // share, (self.some.stop - 1) // share
         if first == last or not (self.some.start % share or self.some.stop % share):
@@ -40,7 +40,7 @@ class HeadGroup:
         return [head // share for head in self.some]
 
     def of(self, *all_heads: Tensor, axis: int = 1) -> list[Tensor]:
-        """Its share of queries, keys or values of all heads, along `axis`: views, unless its border parts a row."""
+        """Its share of queries, keys or values of all heads, along `axis`: views, unless its border splits a row."""
         return [self._share(x, axis) for x in all_heads]
 
     def _share(self, x: Tensor, axis: int) -> Tensor:
@@ -102,7 +102,7 @@ class PatternGroup(HeadGroup):
         positions: Positions | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, State]:
-        """The newest token reads the keys of its pattern and no others.
+        """The newest token reads only the keys of its pattern.
 
         Its own q (B, N, h, K), k (B, N, g, K), v (B, N, g, V). Outputs (B, N, h, V), the weights (B, h, N, t) if asked
         for, and the state with the new token.
@@ -113,7 +113,7 @@ class PatternGroup(HeadGroup):
         keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
         seen, visible = self.pattern.keys(range(t, t + 1), t + 1), None
         most = max(len(each) for each in seen)
-        asked = positions is not None or need_weights  # else nobody wants to know which positions they are
+        asked = positions is not None or need_weights  # otherwise positions are not needed
         if len(seen) > 1:  # a list for each head, filled up with the newest token
             there = torch.arange(most) < torch.tensor([[len(each)] for each in seen])
             visible = to_device(there.view(1, 1, *there.shape), q.device)
@@ -147,7 +147,7 @@ def _on(lists: Sequence[Collection[int]], like: Tensor) -> Tensor:
 
 
 def by_head(patterns: Sequence[Pattern]) -> list[PatternGroup]:
-    """The groups of heads that see each the keys of one of the patterns; neighbours of equal patterns are one group."""
+    """The groups of heads for one pattern per head; neighbouring heads of equal patterns form one group."""
     groups: list[PatternGroup] = []
     for pattern, alike in groupby(patterns):
         first = groups[-1].some.stop if groups else 0

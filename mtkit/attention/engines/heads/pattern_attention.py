@@ -1,4 +1,4 @@
-"""Attention over a sparse position pattern: all that its mechanisms have in common besides the pattern itself."""
+"""The base of attention over sparse position patterns; a mechanism adds the patterns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from mtkit.attention.engines.heads.head_groups import PatternGroup
 class PatternAttention(HeadAttention):
     """Softmax attention over the keys of position patterns, one for all heads or one for each.
 
-    A mechanism sets `groups` (`by_head`); `naive` needs its `sees`. Weights are formed, T x T, where they are asked for
-    or a regularizer reads them, and only there.
+    A mechanism sets `groups` (`by_head`); `naive` needs its `sees`. The T x T weights are formed only on request or for
+    a regularizer.
     """
 
     weights = True
@@ -86,7 +86,7 @@ class PatternAttention(HeadAttention):
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """The newest token of each hypothesis attends to its own pattern of keys and reads no others."""
+        """The newest token of each hypothesis reads only the keys of its pattern."""
         heads, weights, state = self.heads_of_step(query, state, need_weights)
         return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state
 
@@ -121,7 +121,7 @@ class PatternAttention(HeadAttention):
         query_valid: Tensor | None = None,
         **_: Any,
     ) -> Attended:
-        """The same through all pairs of positions and a mask."""
+        """The same from the scores of all pairs under a mask."""
         i = torch.arange(query.shape[1], device=query.device)
         visible = visible_pairs(self.sees(i.unsqueeze(-1), i), self.site.causal, query_valid)
         k, v = self.keys_values(query)

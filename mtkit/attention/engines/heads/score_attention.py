@@ -1,13 +1,13 @@
-"""Softmax attention over all pairs of queries and keys: a mechanism states what differs, and inherits the rest.
+"""The base of softmax attention over all pairs of queries and keys: a mechanism states only how it differs.
 
-Forward, start, step, weights, losses and slots are inherited. A step asks the same questions as a whole sequence, of
-`Pairs` in the same layout, so that a mechanism writes its equation once. It may state, in the order of the computation:
+Forward, start, step, weights, losses and slots are inherited. A step calls the same methods as a whole sequence, on
+`Pairs` of the same layout, so that a mechanism writes its equation once. It may override, in order of computation:
 
-- `columns`: what each key keeps, in a forward pass and in the cache; keys and values if left alone;
-- `scores`: of all pairs; scaled products if left alone;
-- `logits`: what becomes of the scores: a bias, a mix over heads, a sum with the carry;
-- `weighed`: the weights; the softmax of the logits where keys are visible, if left alone;
-- `mixed`: what becomes of the weights before dropout.
+- `columns`: the tensors kept per key, in a forward pass and in the cache (default: keys and values);
+- `scores`: the scores of all pairs (default: scaled products);
+- `logits`: the scores with a bias, a mix over heads, or a sum with the carry (default: the scores);
+- `weighed`: the weights (default: the softmax of the logits over visible keys);
+- `mixed`: the weights as applied to the values, before dropout (default: the weights).
 
 How mechanisms of the literature are stated:
 
@@ -87,7 +87,7 @@ class ScoreAttention(HeadAttention):
     """Softmax attention over scores of all pairs; its state is the columns of all tokens so far, or of the source."""
 
     def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
-        """What the keys keep of memory (B, S, D) at position (S,): (B, G, S, width) by name, "values" among them."""
+        """The columns of memory (B, S, D) at position (S,): (B, G, S, width) by name, "values" among them."""
         keys, values = self.keys_values(memory, position)
         return {"keys": keys, "values": values}
 
@@ -96,19 +96,19 @@ class ScoreAttention(HeadAttention):
         return scores_of(pairs.q, pairs.keys, self.scale)
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """What the softmax is taken of, before the bias of positions, and what the layer carries.
+        """The logits of the softmax, before the bias of positions, and the carry of the layer.
 
-        `carry` is what the layer below carries, None in the first layer of a run.
+        `carry` is that of the layer below, None in the first layer of a run.
         """
         return self.scores(pairs), None
 
     def weighed(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Weights, zero where keys are hidden, and what the layer carries."""
+        """The weights, zero where keys are hidden, and the carry of the layer."""
         logits, carried = self.logits(pairs, carry)
         return self.softmax(logits, pairs), carried
 
     def mixed(self, weights: Tensor) -> Tensor:
-        """What the values are summed under, before dropout; `Attended.weights` stay as they were."""
+        """The weights under which values are summed, before dropout; `Attended.weights` are unchanged."""
         return weights
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
@@ -119,7 +119,7 @@ class ScoreAttention(HeadAttention):
         return self.outputs(self.mixed(weights), pairs), weights, carried
 
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
-        """Weights by logits and positions, in float32 at least."""
+        """The weights from logits and positions, in float32 at least."""
         return weights_of(
             logits,
             pairs.q,
@@ -180,10 +180,10 @@ class ScoreAttention(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """An empty cache; in the cross role the columns of the source, once for all hypotheses."""
+        """An empty cache; in the cross role the columns of the source, shared by all hypotheses."""
         if memory is None:
             return {"count": 0}, None
-        # heads first in memory too, for otherwise each step's products would copy them
+        # contiguous with heads first, as the products of each step would copy them otherwise
         columns = {name: x.contiguous() for name, x in self.columns(memory).items()}
         return {"shared": {**columns, "valid": memory_valid}, "count": 0}, None
 

@@ -1,10 +1,9 @@
-"""Keys and values that stay where they are written while beam search moves hypotheses: what moves is who sees them.
+"""Keys and values that stay in place while beam search moves hypotheses: only the masks of visible rows move.
 
-Each step writes a row for each hypothesis of a segment behind those of the steps before. A hypothesis sees the rows of
-its own past only: a row of booleans, which is all that `reorder` has to copy, where a cache of each hypothesis's own
-would be copied whole at every step. The hypotheses of a segment read all its rows in one product, their queries
-together, and what they do not see is masked. Where much room runs out, rows that no hypothesis descends from are let go
-of first.
+Each step appends one row per hypothesis of a segment. A hypothesis sees only the rows of its own past, by a mask of
+booleans. `reorder` copies the masks alone, where a cache per hypothesis would be copied whole at every step. The
+hypotheses of a segment read all its rows in one product, in which rows of other pasts are masked. Before a large cache
+grows, rows that no hypothesis descends from are removed.
 """
 
 from typing import Any
@@ -26,7 +25,7 @@ SIFTED = 128
 
 
 class SharedPast(ScoreAttention):
-    """Attention whose decoder state keeps the past of a segment's hypotheses together."""
+    """Attention whose decoder state holds the pasts of all hypotheses of a segment in one cache."""
 
     def start(
         self,
@@ -39,7 +38,7 @@ class SharedPast(ScoreAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """Room for the rows to come; in the cross role the projected source, once for all hypotheses.
+        """An empty cache with capacity for later rows; in the cross role the projected source, for all hypotheses.
 
         No row is read before it is written.
         """
@@ -57,9 +56,9 @@ class SharedPast(ScoreAttention):
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
         """The pairs of a step with query (B, N, D), N queries of one segment, and the state with its rows added.
 
-        The keys are the M rows written so far; `valid` is (B, N, M), or None where there is one row at each position.
-        `key_position` is right where a slot reads it. More than `MOST` hypotheses that begin, or branch off from one,
-        have a cache each from there on.
+        The keys are the M rows written so far; `valid` is (B, N, M), or None where there is one row per position.
+        `key_position` is correct where a slot reads it. More than `MOST` hypotheses that start or branch off from one
+        have a cache each from then on.
         """
         if "seen" in state and query.shape[1] > MOST and _is_one_row_a_position(state):
             state = _apart(state, query.shape[1])
@@ -78,7 +77,7 @@ class SharedPast(ScoreAttention):
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """As of any score attention, at O(N t) for each hypothesis; weights are (B, H, N, t), by position."""
+        """The step of score attention, at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
         attended, state = super().step(query, state, carry=carry, need_weights=need_weights)
         if attended.weights is not None and "seen" in state and not _is_one_row_a_position(state):
             weights, seen = attended.weights, state["seen"][:, None, :, : state["rows"]]
@@ -87,22 +86,22 @@ class SharedPast(ScoreAttention):
 
 
 def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
-    """The state with a row for each hypothesis: k (B, G, N, K), v (B, G, N, V)."""
+    """The state with one more row per hypothesis: k (B, G, N, K), v (B, G, N, V)."""
     hypotheses = k.shape[2]
     state = _with_room(state, hypotheses)
     shared, seen, rows = state["shared"], state["seen"], state["rows"]
     end = rows + hypotheses
-    if shared["keys"].dtype != k.dtype:  # the first step under autocast shows which type the keys really have
+    if shared["keys"].dtype != k.dtype:  # the first step under autocast shows the actual type of the keys
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
     if hypotheses > 1 and not _surely_finite(v):
-        # zero times what is no number would reach those who do not see the row; its key tells those who do
+        # zero times NaN would reach hypotheses that do not see the row; its key passes NaN to those that do
         broken = ~v.isfinite().all(-1).all(1)  # (B, N)
         k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
     shared["keys"][:, :, rows:end] = k
     shared["values"][:, :, rows:end] = v
     shared["position"][:, rows:end] = state["count"]
     after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
-    if _is_one_row_a_position(after):  # all see all, and nobody will ask
+    if _is_one_row_a_position(after):  # every hypothesis sees every row, and no mask is read
         return after
     if _is_one_row_a_position(state):
         seen[:, :, :rows] = True
@@ -111,7 +110,7 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
 
 
 def _with_room(state: State, hypotheses: int) -> State:
-    """The state with room for so many rows more: if there was none, for half as many again as there are then."""
+    """The state with capacity for `count` more rows; a full cache grows by half."""
     room = state["seen"].shape[2]
     if state["rows"] + hypotheses <= room:
         return state
@@ -126,8 +125,8 @@ def _with_room(state: State, hypotheses: int) -> State:
 def _without_unseen(state: State) -> State:
     """The state without the rows that no hypothesis sees any more.
 
-    Of each position as many rows stay as the segment needs that needs the most, so that all have rows of the same
-    positions.
+    The number of rows kept per position is the largest that any segment needs, so that all segments have rows of the
+    same positions.
     """
     rows = state["rows"]
     seen = state["seen"][:, :, :rows]
@@ -147,26 +146,26 @@ def _without_unseen(state: State) -> State:
 
 
 def _surely_finite(x: Tensor) -> bool:
-    """Whether a look at x, cheap on a CPU but a wait on an accelerator, shows that all of it is finite."""
+    """Whether x is known to be finite: tested on a CPU, but not on an accelerator, which the test would stall."""
     return x.device.type == "cpu" and bool(x.sum().isfinite())
 
 
 def _apart(state: State, hypotheses: int) -> State:
-    """The rows of a past that all have in common as a cache for each hypothesis (`step_cache`).
+    """The rows of a past common to all hypotheses, as a cache per hypothesis (`step_cache`).
 
-    It is full, so that `append` copies it before anything is written.
+    The cache is full, so that `append` copies it before anything is written.
     """
     rows = {name: state["shared"][name][:, None, :, : state["rows"]] for name in ("keys", "values")}
     return {**{name: x.expand(-1, hypotheses, -1, -1, -1) for name, x in rows.items()}, "count": state["count"]}
 
 
 def _is_one_row_a_position(state: State) -> bool:
-    """Whether no hypothesis has branched off yet, so that all rows are seen."""
+    """Whether no hypothesis has branched off yet, so that every row is seen."""
     return bool(state["rows"] == state["count"])
 
 
 def _wider(x: Tensor, dim: int, room: int) -> Tensor:
-    """x with so much room along a dimension; what stands behind x is not defined."""
+    """x with this length along a dimension; the entries behind x are undefined."""
     wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
     wider.narrow(dim, 0, x.shape[dim]).copy_(x)
     return wider

@@ -1,7 +1,7 @@
 """Scaled dot-product attention over whole sequences and for one step, with grouped heads and relative positions.
 
-Scores and softmax are computed in float32 at least. A query that may see no key gets zero, never NaN and never an
-average over padding.
+Scores and softmax are computed in float32 at least. A query that may see no key gets zero, not NaN or an average over
+padding.
 """
 
 from typing import Any
@@ -26,10 +26,10 @@ def attend(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The heads' outputs (B, H, T, V), and the weights (B, H, T, S) when asked for.
+    """The heads' outputs (B, H, T, V), and on request the weights (B, H, T, S).
 
     q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S). Causal queries and keys have
-    the same positions; padding is on the right, so that the triangle alone hides it from every real query.
+    the same positions. Padding is on the right, so that the triangle alone hides it from every real query.
     """
     if need_weights or (positions is not None and positions.on_values):
         return weigh(
@@ -50,7 +50,7 @@ def attend(
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
         return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask), None
     some = valid.any(-1)[:, None, None, None]  # (B, 1, 1, 1)
-    # a row without any key is NaN in some kernels: let it see all, then clear what it saw
+    # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = valid[:, None, None, :] | ~some
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
@@ -58,14 +58,14 @@ def attend(
 
 
 def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
-    """Softmax over the last axis where `visible`, zero elsewhere; a row without anything visible is zero.
+    """Softmax over the last axis where `visible`, zero elsewhere; a row without visible entries is zero.
 
-    What is hidden may be anything; a row of which something visible is no number is none either.
+    Hidden entries may hold any value. A row with a visible NaN is NaN.
     """
     scores = widened(scores)
     if visible is None:
         return scores.softmax(-1)
-    # masked by replacement, so that no logit is large enough to overcome it; `masked_fill` takes longer on the CPU
+    # masked by replacement, which no logit is large enough to overcome; `masked_fill` is slower on the CPU
     weights = scores.where(visible, torch.finfo(scores.dtype).min).softmax(-1)
     # a product is faster still, but would make NaN of a gradient that is infinite where nothing is to be seen; dropout
     # draws in the order of memory, which must be that of the product in a pass that is run again with gradients
@@ -73,12 +73,12 @@ def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """x in float32 at least: what is summed over positions needs more than the 8 significant bits of bfloat16."""
+    """x in float32 at least: sums over positions need more than the 8 significant bits of bfloat16."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def scores_of(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Scaled products (B, H, T, S) of q (B, H, T, K) and k (B, G, S, K); heads in neighbouring groups share keys."""
+    """Scaled products (B, H, T, S) of q (B, H, T, K) and k (B, G, S, K); groups of neighbouring heads share keys."""
     groups = k.shape[1]
     if groups == q.shape[1]:
         return (q * scale) @ k.transpose(-1, -2)
@@ -106,7 +106,7 @@ def weigh(
     key_position: Tensor,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """From scaled scores (B, H, T, S) to the heads' outputs (B, H, T, V) and the weights before dropout.
+    """The heads' outputs (B, H, T, V) and the weights before dropout, from scaled scores (B, H, T, S).
 
     q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores; query_position (T,), key_position (S,).
     """
@@ -129,7 +129,7 @@ def weights_of(
     query_position: Tensor,
     key_position: Tensor,
 ) -> Tensor:
-    """The first half of `weigh`: weights (B, H, T, S)."""
+    """The first half of `weigh`: the weights (B, H, T, S)."""
     bias = None if positions is None else positions.bias(q, query_position, key_position, scale)
     return safe_softmax(scores if bias is None else widened(scores) + bias, visible)
 
@@ -186,7 +186,7 @@ def attend_step(
 
 
 def step_rows(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a step attends with, as whole sequences: q (B, N, H, K), caches (B, N, G, L, K) or shared (B, G, L, K).
+    """The rows of a step in the layout of sequences: q (B, N, H, K), caches (B, N, G, L, K) or shared (B, G, L, K).
 
     With shared keys the hypotheses are the queries of a segment, (B, H, N, K); else each hypothesis is a segment of its
     own with one query, (B*N, H, 1, K).
@@ -197,14 +197,14 @@ def step_rows(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def by_hypotheses(rows: Tensor, hypotheses: int) -> Tensor:
-    """What came of `step_rows`, (B, H, N, V) or (B*N, H, 1, V), as (B, H, N, V)."""
+    """Results in the layout of `step_rows`, (B, H, N, V) or (B*N, H, 1, V), as (B, H, N, V)."""
     if rows.shape[2] == hypotheses:
         return rows
     return rows.squeeze(2).unflatten(0, (-1, hypotheses)).transpose(1, 2)
 
 
 def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Tensor | None:
-    """Which keys each query may see, broadcastable to (B, H, T, S), or None where it may see all."""
+    """Whether each query may see each key, broadcastable to (B, H, T, S), or None where all may see all."""
     if causal:
         return _triangle(q, k)
     return None if valid is None else valid[:, None, None, :]
@@ -217,7 +217,7 @@ def _spread_fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
 
 
 def spread(x: Tensor, heads: int) -> Tensor:
-    """(B, G, ...) as (B, heads, ...), each of the G for a group of neighbouring heads; a copy only if 1 < G < heads."""
+    """(B, G, ...) as (B, heads, ...), one of G per group of neighbouring heads; a copy only if 1 < G < heads."""
     groups = x.shape[1]
     if groups == heads:
         return x

@@ -1,4 +1,4 @@
-"""Dropout for engines whose backward pass computes the weights anew."""
+"""Dropout for engines whose backward pass computes the weights again."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def seeded_dropout(dropout: float, seed: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Dropout that is the same again for the same seed and calls."""
+    """Dropout that the same seed and sequence of calls repeat exactly."""
     if not dropout:
         return lambda x: x
     generator = torch.Generator(device).manual_seed(seed)

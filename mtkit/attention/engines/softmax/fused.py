@@ -1,4 +1,4 @@
-"""PyTorch's fused softmax attention, in the arithmetic in which it is fast."""
+"""PyTorch's fused softmax attention, in the number type in which it is fast."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def fused_attention(
     mask broadcasts to (B, H, T, S): boolean, True where a key is seen, or numbers that are added. Each query sees at
     least one key. With is_causal, query i sees keys 0 to i, and there is no mask.
     """
-    # without gradients too: reversible layers and checkpoints run forward passes twice, which must agree
+    # also without gradients: reversible layers and checkpoints run forward passes twice, and both must agree
     if q.dtype == torch.bfloat16 and q.device.type == "cpu" and k.shape[-2] <= MOST_KEYS:
         with torch.autocast("cpu", enabled=False):  # which would cast back
             return _fused(q.float(), k.float(), v.float(), scale, mask, dropout, is_causal).bfloat16()

@@ -1,4 +1,4 @@
-"""One softmax over keys that lie in several parts: each part by itself, then joined by its log-sum-exp."""
+"""One softmax over keys in several parts: the softmax of each part, joined by the log-sum-exp of the parts."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def attend_part(
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The heads' outputs (B, H, T, V) over all of a few keys, and the log-sum-exp (B, H, T, 1) for `join_parts`.
+    """The heads' outputs (B, H, T, V) over the keys of one part, and their log-sum-exp (B, H, T, 1) for `join_parts`.
 
     q (B, H, T, K), k (B, G, S, K), v (B, G', S, V); visible and bias broadcast to (B, H, T, S).
     """
@@ -28,7 +28,7 @@ def attend_part(
 
 
 def join_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """One softmax over the keys of all parts, from each one's outputs (..., V) and log-sum-exp (..., 1); both again."""
+    """The outputs (..., V) and log-sum-exp (..., 1) over the keys of all parts, from those of each part."""
     if len(parts) == 1:
         return parts[0]
     heads, sums = (torch.stack(each) for each in zip(*parts, strict=True))
@@ -47,7 +47,7 @@ def softmax_with_sum(
 
 
 def join(log_sum: Tensor, mean: Tensor, other_log_sum: Tensor, other_mean: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-sum (...) and mean (..., V) over the keys of both."""
+    """The log-sum (...) and mean (..., V) over the keys of both parts."""
     total = torch.logaddexp(log_sum, other_log_sum)
     share, other_share = ((each - total).exp().unsqueeze(-1) for each in (log_sum, other_log_sum))
     return total, mean * share + other_mean * other_share

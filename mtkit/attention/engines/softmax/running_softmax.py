@@ -1,6 +1,6 @@
-"""The running softmax: what a query that does not depend on position reads from every prefix, in linear time.
+"""The running softmax: the result of a query that is independent of position over every prefix, in linear time.
 
-A softmax over a prefix is kept as its mean and the log of its sum; two of them over disjoint keys join exactly.
+The softmax over a prefix is kept as its mean and the log of its sum. Two of them over disjoint keys join exactly.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ CHUNK = 64
 def read_prefixes(
     read: Callable[..., Tensor], scores: Tensor, values: Tensor, *rows: Tensor, chunk: int = CHUNK
 ) -> Tensor:
-    """What `read` makes of the mean over each prefix, (..., T, Z): `read(means, *rows)`, `chunk` positions at a time.
+    """The results (..., T, Z) of `read(means, *rows)` on the mean over each prefix, `chunk` positions at a time.
 
-    scores (..., T) and values (..., T, V), whose leading axes broadcast; means are (..., c, V) in float32 at least, and
-    rows (..., T, X) come as (..., c, X). The means of a part, and what `read` makes in between, are made anew in the
-    backward pass, so that only one part's are ever in memory. `read` may use parameters, and draw dropout.
+    scores (..., T) and values (..., T, V) have leading axes that broadcast. `read` gets means (..., c, V) in float32 at
+    least, and rows (..., T, X) as (..., c, X). The backward pass computes the means and the intermediate results of
+    each part again, so that memory holds those of one part. `read` may use parameters and draw dropout.
     """
     width = values.shape[-1]
     log_sum = widened(scores).new_full(scores.shape[:-1], _nothing(widened(scores)))
@@ -48,7 +48,7 @@ def start_softmax(batch_size: int, hypotheses: int, *queries: int, width: int, l
 def add_keys(state: State, scores: Tensor, values: Tensor) -> State:
     """The softmax with L more keys: scores (B, N, *queries, L), values (B, N, *queries, L, V), which broadcast.
 
-    What it reads is the "mean" of the state.
+    Its result is the "mean" of the state.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scores, values = widened(scores), widened(values)
@@ -60,7 +60,7 @@ def add_keys(state: State, scores: Tensor, values: Tensor) -> State:
 def _read_part(
     read: Callable[..., Tensor], log_sum: Tensor, mean: Tensor, scores: Tensor, values: Tensor, *rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What is read in one part, and the log-sum (...) and mean (..., V) after it, from those before it."""
+    """The results of one part, and the log-sum (...) and mean (..., V) after it, from those before it."""
     with torch.autocast(scores.device.type, enabled=False):
         s, v = widened(scores), widened(values)
         earlier = torch.ones(s.shape[-1], s.shape[-1], dtype=torch.bool, device=s.device).tril()
@@ -70,5 +70,5 @@ def _read_part(
 
 
 def _nothing(like: Tensor) -> float:
-    """The log of a sum over nothing; finite, so that two of them join."""
+    """The log of an empty sum; finite, so that two of them join."""
     return torch.finfo(like.dtype).min

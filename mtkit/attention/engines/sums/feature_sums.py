@@ -1,20 +1,20 @@
-"""Attention through feature maps: the engine of every mechanism whose similarity is a product of features.
+"""The engine of mechanisms whose similarity is a product of features.
 
-With sim(q, k) = phi(q) . phi(k), the sums over the visible keys S = sum phi(k) v^T and z = sum phi(k) are all that a
-query needs: o = phi(q) S / (phi(q) . z). A mechanism brings the features; here they are summed, over a whole memory,
-over every prefix (in parts), or token by token. The scores of all queries with all keys never stand in memory.
+With sim(q, k) = phi(q) . phi(k), a query needs only the sums S = sum phi(k) v^T and z = sum phi(k) over its visible
+keys: o = phi(q) S / (phi(q) . z). A mechanism provides the features. The engine sums them over a whole memory, over
+every prefix (in parts), or token by token. The scores of all pairs are never held in memory.
 
-S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum over values that are one. Heads in
-neighbouring groups may share keys and values (G of H). A key that must not count has zero features: a zero key or
-value would not do, since phi(0) is not zero and z would still count it. Sums are in float32 at least, under autocast
-too: bfloat16 stops counting at 256.
+S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum over values that are one. Groups of
+neighbouring heads may share keys and values (G of H). A hidden key has zero features. A zero key or value would not
+hide it, because phi(0) is not zero and z would still count it. Sums are in float32 at least, also under autocast:
+counts in bfloat16 stop at 256.
 
-Features that are exponentials would overflow. They come with a log scale c_j for each key, phi(k_j) = features_j e^c_j,
-and everything is summed relative to the largest scale of the visible keys. In the decoder that is the running maximum
-C_i = max of c_j over j <= i, as in the online softmax: sums in hand shrink by e^(C_before - C_after) when it rises. It
-cancels between numerator and denominator exactly, so that no later key moves an earlier output. A query's own scale
-cancels too, and never comes here. Where sums fade (`Gates`), the scales of earlier keys fade with them. `eps` is added
-to the denominator; `floor` is the least size that it may have, relative to the scale of the largest key.
+Exponential features would overflow. They have a log scale c_j per key, phi(k_j) = features_j e^c_j, and all sums are
+relative to the largest scale of the visible keys. In the decoder that is the running maximum C_i = max of c_j over
+j <= i, as in the online softmax: earlier sums shrink by e^(C_before - C_after) when it rises. The scale cancels between
+numerator and denominator exactly, so that no later key changes an earlier output. The scale of a query cancels as well
+and is not passed. Where sums fade (`Gates`), the scales of earlier keys fade with them. `eps` is added to the
+denominator; `floor` is its minimum size relative to the scale of the largest key.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Keys(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """What a memory forgets and takes up at each position: S_t = e^kept_t S_t-1 + added_t phi(k_t) v_t^T, z_t alike."""
+    """The gates of the sums at each position: S_t = e^kept_t S_t-1 + added_t phi(k_t) v_t^T, and z_t likewise."""
 
     kept: Tensor
     """(B, G, T, 1), logarithms: 0 at most."""
@@ -81,9 +81,9 @@ def attend_causal(
 ) -> Tensor:
     """Every query sees the keys up to its own position: (B, H, T, V); time and memory O(T).
 
-    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V), valid (B, T) where keys count. Their features are made part by
-    part: `features(x, *parameters)` of x (..., c, K), with the parameters (G, X, Y) of its head as (..., X, Y). Inside
-    a part their products are written out under the triangle; what lies before it comes from sums.
+    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V), valid (B, T) where keys count. Features are computed part by part:
+    `features(x, *parameters)` of x (..., c, K), with the parameters (G, X, Y) of its head as (..., X, Y). Pairs within
+    a part are products under the triangle; earlier parts enter through their sums.
     """
     groups = max(k.shape[1], v.shape[1])
     rows = [q.unflatten(1, (groups, -1)).flatten(0, 1), *(spread(x, groups).flatten(0, 1) for x in (k, v))]
@@ -129,7 +129,7 @@ def sums_of(phi_k: Tensor | Keys, v: Tensor) -> Tensor:
 
 
 def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float = 0.0, like: Tensor) -> Tensor:
-    """What queries phi_q (B, H, T, M) get from sums (B, G, M, V + 1): (B, H, T, V) in the type of `like`."""
+    """The outputs (B, H, T, V) of queries phi_q (B, H, T, M) from sums (B, G, M, V + 1), in the type of `like`."""
     with torch.autocast(like.device.type, enabled=False):
         groups = sums.shape[1]
         rows = widened(phi_q).unflatten(1, (groups, -1))  # (B, G, R, T, M)
@@ -148,7 +148,7 @@ def attend_next(
     eps: float = 0.0,
     floor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """One step: the outputs (B, H, 1, V) of the newest token, and the sums with it added, in place.
+    """One step: the outputs (B, H, 1, V) of the newest token, which is added to the sums in place.
 
     phi_q (B, H, 1, M), phi_k (B, G, 1, M), v (B, G', 1, V), gates (B, G, 1, 1), sums (B, G, M, V + 1). Where keys have
     a scale, `top` (B, G, 1, 1) is the largest so far, `nowhere` at the start; it is raised in place too.
@@ -173,7 +173,7 @@ def attend_next(
 
 
 def masked(keys: Keys, valid: Tensor | None = None) -> Keys:
-    """Keys that do not count where `valid`, which broadcasts to their scale, is False."""
+    """The keys, hidden where `valid`, which broadcasts to their scale, is False."""
     if valid is None:
         return keys
     scale = None if keys.scale is None else keys.scale.masked_fill(~valid, nowhere(keys.scale))
@@ -181,7 +181,7 @@ def masked(keys: Keys, valid: Tensor | None = None) -> Keys:
 
 
 def guarded(denominator: Tensor, eps: float, floor: Tensor | float) -> Tensor:
-    """The denominator with eps added, moved away from zero to `floor` on its own side."""
+    """The denominator with eps added, and its absolute value raised to `floor`."""
     denominator = denominator + eps
     if isinstance(floor, float) and not floor:
         return denominator
@@ -205,7 +205,7 @@ def _factors(scale: Tensor, before: Tensor, tops: Tensor, queries: int) -> Facto
 
 
 def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:
-    """The logarithm (..., c, 1) of what a part leaves of what was there before it; padding forgets nothing."""
+    """The logarithm (..., c, 1) of the share of earlier sums left after each position; padding forgets nothing."""
     kept = widened(kept)
     return (kept if valid is None else kept.masked_fill(~valid, 0.0)).cumsum(-2)
 

@@ -1,4 +1,4 @@
-"""Products of queries with sums over all positions up to theirs: one part of a sequence, from the sums before it."""
+"""Products of queries with prefix sums, for one part of a sequence, given the sums before it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Factors(NamedTuple):
-    """What rows read, and sums keep, of each other: decays, and what keeps exponentials in range."""
+    """The factors of rows and sums: decays, and scales that keep exponentials in range."""
 
     pairs: Tensor
     """(N, R, C) of what row t reads of position j; zero where j comes after t."""
@@ -26,8 +26,8 @@ def prefix_products(
 ) -> tuple[Tensor, Tensor]:
     """x_t (sums + sum_{j<=t} y_j^T z_j) for all t, (N, R, Z), and sums + sum_j y_j^T z_j, (N, Y, Z), after the part.
 
-    y (N, C, Y), z (N, C, Z), x (N, R, Y) where R is C, or a multiple of it: then the rows of several queries follow
-    one another, C of each. Products inside the part are written out under the triangle.
+    y (N, C, Y), z (N, C, Z), x (N, R, Y), where R is C or a multiple of it: C rows of each of several queries, one
+    query after the other. Products within the part are formed under the triangle.
     """
     rows, after = _PrefixProducts.apply(x, y, z, sums, *(factors or ()))  # type: ignore[no-untyped-call]
     return rows, after

@@ -1,8 +1,8 @@
 """Recurrences over a sequence, part by part, in O(T) memory.
 
-A mechanism says what happens in one part, in operations that torch can differentiate: outputs and a new state from what
-stands there and the state before it. Kept for the backward pass are the inputs and the state before each part; what a
-part makes in between stays in the cache, and is made anew.
+A mechanism defines one part in differentiable operations: its outputs and the next state, from its inputs and the state
+before it. The inputs and the state before each part are kept for the backward pass, which computes all intermediate
+results again. Those of one part fit the cache of the processor.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ STATE_AT_ONCE = {"cpu": 1 << 18}
 
 
 class Part(NamedTuple):
-    """Some streams, and some positions of them."""
+    """A range of positions of a few streams."""
 
     streams: slice
     positions: slice
@@ -33,8 +33,8 @@ def recur(
 ) -> tuple[Tensor, list[Tensor]]:
     """The outputs (N, ..., T, Z) of all parts, of `chunk` positions each, and the state after the last.
 
-    Sequences are (N, ..., T, X), constants and the state to begin with (N, ...), of N streams apart from each other.
-    A step must give the same once more when it is called again for a part. No gradient goes to the state to begin with.
+    Sequences are (N, ..., T, X), constants and the initial state (N, ...), of N independent streams. A step called
+    again for a part must give the same results. The initial state gets no gradient.
     """
     with torch.autocast(sequences[0].device.type, enabled=False):
         outputs, *after = _Recurrence.apply(  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _parts(state: Sequence[Tensor], length: int, chunk: int) -> list[Part]:
-    """All positions of some streams, then those of the next."""
+    """All positions of a few streams, then those of the next."""
     streams = len(state[0])
     size = sum(each[0].numel() for each in state)
     several = max(STATE_AT_ONCE.get(state[0].device.type, 1 << 26) // size, 1)
@@ -114,7 +114,7 @@ def _parts(state: Sequence[Tensor], length: int, chunk: int) -> list[Part]:
 
 
 def _given(part: Part, inputs: Sequence[Any], sequences: int) -> tuple[list[Any], list[Any]]:
-    """What a part has of sequences and constants, and of None."""
+    """The share of a part in sequences and constants; None stays None."""
     own = [None if x is None else _at(x, part) for x in inputs[:sequences]]
     return own, [None if x is None else x[part.streams] for x in inputs[sequences:]]
 
