@@ -16,11 +16,11 @@ LEAST = 512
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
-    """Indices of the segments of each batch: longest first, so that memory is short at once or never.
+    """Indices of the segments of each batch, longest first, so that memory runs out in the first batch or never.
 
-    A batch holds at most `batch_tokens` padded source pieces, each counted once for each hypothesis, or one segment.
-    Where several are worked on `at_once`, batches hold as little as a multiple of so many takes, so that all end at
-    about the same time.
+    A batch holds at most `batch_tokens` padded source pieces, each counted once per hypothesis, or one segment. If
+    several batches are computed `at_once`, the number of batches is raised to a multiple of this number, with batches
+    as small as that allows, so that all end at about the same time.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
 
@@ -44,7 +44,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
 
 
 def make_batch(segments: Sequence[Segment], limits: Sequence[int], device: torch.device, first: int = 0) -> SourceBatch:
-    """The segments, padded, on the device, with the pieces that the translation of each may have at most.
+    """The segments, padded, on the device, with the maximum number of pieces of each translation.
 
     `first` is the number of the first line among all, from 0.
     """
@@ -54,7 +54,7 @@ def make_batch(segments: Sequence[Segment], limits: Sequence[int], device: torch
 
 
 def tasks_of(tasks: Sequence[int | None], device: torch.device) -> Tensor | None:
-    """The task of each segment (B,) on the device; None where there are none."""
+    """The task of each segment (B,) on the device; None for a model without tasks."""
     known = [task for task in tasks if task is not None]
     return torch.tensor(known, device=device) if known else None
 

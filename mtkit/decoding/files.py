@@ -1,4 +1,4 @@
-"""Translating or scoring whole files: N lines in, N lines out, and a killed call typed again goes on where it was."""
+"""Translation and scoring of files: N lines in, N lines out; an interrupted call resumes when it is repeated."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,18 +32,18 @@ def translate_file(
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
 ) -> Notes:
-    """Write the translation of each line: N lines in, N lines out; gives what is to be known about some of them.
+    """Write the translation of each line: N lines in, N lines out; gives notes on lines that need attention.
 
-    The file `output` appears when it is whole; the same call after a kill leaves out what is done. A stream gets
-    translations as they come; `live` lines, whose writer may wait for an answer, are taken as they come too. With
-    several translations per line (`n_best`), each has a line of its own as number, score and text; `scores` puts each
-    score and a tab before its text.
+    The file `output` appears when it is complete; the same call after an interruption skips finished lines. A stream
+    gets translations as they are made. `live` lines, whose writer may wait for an answer, are read as they arrive. With
+    several translations per line (`n_best`), each has its own output line of number, score and text. `scores` puts the
+    score and a tab before each text.
 
-    `direction` is needed by a run of several. With `documents`, lines of a document are translated together; None
-    stands for as trained. Documents are parted by blank lines, or have `document_ids`, one per line. `say` gets lines
-    for people, `on_progress` the numbers of lines just done.
+    `direction` is required for a run with several. With `documents`, lines of a document are translated together;
+    None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
+    messages for people, `on_progress` the number of lines just finished.
 
-    Raises: MtkitError for what does not go together, and where `output` cannot be written; DataError for bad input.
+    Raises: MtkitError for options that do not combine, and where `output` cannot be written; DataError for bad input.
     """
     together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
     items: Iterable[Item] = zip(_lines(source)) if document_ids is None else _with_ids(source, document_ids)
@@ -91,8 +91,10 @@ def force_file(
 ) -> None:
     """Write the log-probability of each target line given its source line, resumed as `translate_file` is.
 
-    `directions` are those of the lines, or one for all by its name; None stands for the only one.
-    Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as above.
+    `directions` are those of the lines, or the name of one for all; None: the only one.
+
+    Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as
+    `translate_file` does.
     """
     source, target = list(_lines(sources)), list(_lines(targets))
     if len(source) != len(target):
@@ -118,14 +120,14 @@ def force_file(
 def _written(
     translations: Sequence[Sequence[Translation]], first: int, *, several: bool, scores: bool
 ) -> Iterable[str]:
-    """The lines of output of lines, the first of which is number `first` from 0."""
+    """The output of these lines, the first of which has the number `first`, from 0."""
     if several:
         return n_best_lines(translations, first)
     return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in translations]
 
 
 def _with_ids(source: Text, ids: Text) -> Iterator[Item]:
-    """Lines with the ids of their documents. Raises: DataError where they are not equally many, at once if it can."""
+    """Lines with the ids of their documents. Raises: DataError for unequal numbers, at once where both are known."""
     wrong = f"{_name(ids, 'the ids')} must have as many lines as the input: the id of each line's document"
     if _is_file(source) and _is_file(ids) and sum(1 for _ in _lines(source)) != sum(1 for _ in _lines(ids)):
         raise DataError(wrong)

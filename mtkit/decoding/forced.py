@@ -1,4 +1,4 @@
-"""Forced decoding: how likely an engine finds given translations."""
+"""Forced decoding: the likelihood of given translations under an engine."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,9 +26,9 @@ def log_probs_of_lines(
 ) -> list[float]:
     """The log-probability of each target line, its end included, given its source line.
 
-    In float32 a pair's result does not depend on the others. A batch holds at most `batch_tokens` of the engine's
-    settings, in padded pieces of either side, or one pair. `directions` are needed by a model that was trained on
-    several; `first` is the number of the first line among all, from 0, for messages.
+    In float32 the result of a pair is independent of the others. A batch holds at most `batch_tokens` (a setting of the
+    engine) padded pieces per side, or one pair. `directions` are required for a model trained on several. `first` is
+    the number of the first line among all, from 0, for messages.
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """

@@ -1,13 +1,13 @@
-"""Translating the sides of the prepared data that a run was not trained on, into the run's folder.
+"""Translation of the held-out sides of prepared data into the folder of a run.
 
 translations/test.txt            the best translation of each segment
-translations/test.nbest.txt      all of them, where more than one was asked for
-translations/test.source.txt     what was translated
-translations/test.reference.txt  what it is scored against
-translations/test.direction.txt  the direction of each segment, as en-fr, where the data has several
-translations/test.json           settings, checkpoint, time and speed; written last: with it the others are whole
+translations/test.nbest.txt      all translations of each segment, if there are several
+translations/test.source.txt     the source segments
+translations/test.reference.txt  the reference translations
+translations/test.direction.txt  the direction of each segment, as en-fr, if the data has several
+translations/test.json           settings, checkpoint, time and speed; written last, as a mark that all are complete
 
-For other sides, their name stands in the place of `test`: that of a test side in the recipe, or `valid`.
+The files of another side have its name in place of `test`: that of a test side in the recipe, or `valid`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ from mtkit.runs import Run
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Segments with references that were not trained on."""
+    """Held-out segments with their references."""
 
     name: str
     """The name of a test side, or "valid"."""
@@ -48,9 +48,9 @@ class HeldOut:
     """Segments of each corpus of the side, one after the other; None stands for a single one."""
 
     def sample(self, segments: int) -> "HeldOut":
-        """So many segments: the first ones of each corpus, as large a share of all as of these, and one at least.
+        """A sample of this number of segments: the first of each corpus, in proportion to its size, and at least one.
 
-        The first ones, so that documents stay whole as far as they go.
+        Taking the first ones keeps documents together.
         """
         if segments >= len(self.sources):
             return self
@@ -69,7 +69,7 @@ class HeldOut:
 
     @property
     def target_languages(self) -> list[str] | None:
-        """What each segment is translated into; None where that is not known."""
+        """The target language of each segment; None where it is unknown."""
         return None if self.directions is None else self.directions.targets_of_lines()
 
     def renamed(self, name: str) -> "HeldOut":
@@ -77,14 +77,14 @@ class HeldOut:
         return replace(self, name=name)
 
     def how(self, settings: DecodingSettings, *, joined: bool = True) -> dict[str, Any]:
-        """What `translate_lines` is told of these segments; several translations of each are not made of `joined`."""
+        """The arguments of `translate_lines` for these segments; `joined` documents allow one translation each."""
         documents = self.documents if joined and settings.n_best == 1 else None
         return {"directions": self.directions, "documents": documents}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a translation took, the loading of the model left out."""
+    """The time of a translation, without loading the model."""
 
     seconds: float
     segments: int
@@ -102,9 +102,9 @@ class Speed:
 
 
 def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
-    """A side of prepared data: the first test side, or the validation side where there is none, unless named.
+    """The named side of prepared data; by default the first test side, or the validation side if there is no other.
 
-    Raises: DataError where there is none of that name; it names those there are.
+    Raises: DataError for an unknown name; the message lists the sides.
     """
     sides = {**prepared.tests, "valid": prepared.valid}
     name = next(iter(sides)) if name is None else name
@@ -134,7 +134,7 @@ def timed(
     trained_on: TrainedOn | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[list[list[Translation]], Speed]:
-    """What `translate_lines` gives for a side with the same arguments, and how fast."""
+    """The result of `translate_lines` for a side with the same arguments, and its speed."""
     begin = monotonic()
     how = side.how(engine.settings, joined=joined)
     found = translate_lines(engine, tokenizers, side.sources, trained_on=trained_on, on_progress=on_progress, **how)
@@ -175,7 +175,7 @@ def save(
 
 
 def unusual(translations: Sequence[Translation]) -> dict[str, int]:
-    """How many lines were joined with others of their document, fell back, were cut, or translated in parts."""
+    """The numbers of lines that were joined with others of their document, fell back, were cut, or were split."""
     return {
         "joined": sum(each.together > 1 for each in translations),
         "fell_back": sum(each.fell_back for each in translations),
@@ -185,7 +185,7 @@ def unusual(translations: Sequence[Translation]) -> dict[str, int]:
 
 
 def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) -> Iterator[str]:
-    """A line for each of several translations: line number from 1, score, text, with tabs between.
+    """One output line per translation: line number from 1, score and text, separated by tabs.
 
     `first` is the number of the first line among all, from 0.
     """
@@ -195,7 +195,7 @@ def n_best_lines(translations: Sequence[Sequence[Translation]], first: int = 0) 
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """How many of `total` fall to each size: in proportion, one at least as long as there is one left."""
+    """The shares of `total` in proportion to the sizes; each is at least one while any are left."""
     shares, left = [], total
     for place, size in enumerate(sizes):
         fair = round(left * size / max(sum(sizes[place:]), 1))
@@ -211,7 +211,7 @@ def _lines(texts: Sequence[str]) -> list[str]:
 
 
 def _write_if_any(path: Path, lines: Sequence[str]) -> None:
-    """A file with these lines, or none where there are none."""
+    """Writes a file with these lines; without lines, removes it."""
     path.unlink(missing_ok=True)
     if lines:
         _write_lines(path, lines)

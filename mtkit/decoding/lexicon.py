@@ -1,10 +1,10 @@
-"""Which target pieces each source piece is translated by, learned from training pairs: IBM Model 1.
+"""A lexicon of the target pieces that translate each source piece, learned from training pairs by IBM Model 1.
 
 Paper: Brown, Della Pietra, Della Pietra and Mercer, "The Mathematics of Statistical Machine Translation", Computational
-Linguistics 19(2), 1993, section 4. In a pair of sentences each target piece y is the translation of one source piece x,
-of whichever as likely beforehand, so that it is x's with the probability t(y | x) / sum_x' t(y | x'); t(y | x) is the
-share of y among all that falls to x. The end mark of the source, which stands in every sentence, plays the part of the
-paper's empty word: to it falls what every sentence may hold.
+Linguistics 19(2), 1993, section 4. In a pair of sentences each target piece y translates one source piece x, all of
+which are equally likely a priori. The posterior probability of x is t(y | x) / sum_x' t(y | x'), and t(y | x) is the
+share of y in the expected counts of x. The end mark of the source, which every sentence has, takes the place of the
+empty word of the paper, to which pieces belong that any sentence may hold.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ LONGEST = 1000
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The likeliest translations of each source piece, beside the target pieces that are frequent anyway."""
+    """The likeliest translations of each source piece, and the most frequent target pieces."""
 
     translations: Tensor
     """(source pieces, 1 + N) int32: the target piece that is spelt the same, for names, then N translations that are
@@ -56,22 +56,22 @@ class Lexicon:
 
     @property
     def each(self) -> int:
-        """N, the translations of each source piece at most."""
+        """N, the maximum number of translations per source piece."""
         return self.translations.shape[1] - 1
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same content."""
+        """A hash of the content."""
         return hashlib.sha256(self.translations.numpy().tobytes() + self.frequent.numpy().tobytes()).hexdigest()
 
     def cut(self, each: int) -> "Lexicon":
-        """With so many translations of each source piece at most."""
+        """The lexicon restricted to this number of likeliest translations per source piece."""
         return replace(self, translations=self.translations[:, : 1 + each])
 
     def shortlist(self, source: Tensor) -> Tensor:
-        """Ids, rising (K,), of the target pieces that may come in translations of source pieces (B, S).
+        """Ids (K,), ascending, of the target pieces allowed in translations of source pieces (B, S).
 
-        The frequent ones, the translations of each source piece, and what belongs to no text, as EOS.
+        They are the frequent pieces, the translations of each source piece, and marks such as EOS.
         """
         translations = self.translations[source.cpu().unique()]
         every = [torch.arange(BREAK + 1), self.frequent.long(), translations.flatten().long()]
@@ -79,16 +79,16 @@ class Lexicon:
 
 
 def save_lexicon(run: Run, lexicon: Lexicon) -> None:
-    """Keep it with the run, whole or not at all. Raises: MtkitError where it cannot be written."""
+    """Saves the lexicon in the folder of the run, atomically. Raises: MtkitError where it cannot be written."""
     with writing(run.folder / FILE) as temporary:
         try:
             save_file({"translations": lexicon.translations, "frequent": lexicon.frequent}, temporary)
-        except SafetensorError as error:  # what it raises for a full disk
+        except SafetensorError as error:  # raised for a full disk
             raise MtkitError(f"cannot write {run.folder / FILE}: {error}") from error
 
 
 def load_lexicon(run: Run) -> Lexicon | None:
-    """The lexicon that is kept with the run, if there is one. Raises: RunError where it is damaged."""
+    """The lexicon in the folder of the run, if there is one. Raises: RunError where it is damaged."""
     path = run.folder / FILE
     if not path.exists():
         return None
@@ -108,7 +108,7 @@ def load_lexicon(run: Run) -> Lexicon | None:
 def learn_lexicon(run: Run, folder: Path, progress: ProgressBar = silent) -> Lexicon:
     """The lexicon of a run from prepared data.
 
-    Raises: MtkitError where there is no such data, or data with other pieces; DataError where it is of no use.
+    Raises: MtkitError where the data is missing or has other pieces; DataError where all its segments are too long.
     """
     if not (folder / "prepared.json").is_file():
         raise MtkitError(
@@ -150,17 +150,17 @@ def _sample(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def _flat(tokens: Tokens, rows: np.ndarray, last: int | None = None) -> np.ndarray:
-    """The pieces of these rows one after the other, `last` behind each where given; int64."""
+    """The pieces of these rows, concatenated, with `last` after each row if given; int64."""
     ends = [] if last is None else [np.array([last], dtype=np.int32)]
     parts = [part for row in rows for part in (tokens[row], *ends)]
     return np.concatenate(parts).astype(np.int64)
 
 
 def _together(source: Tokens, target: Tokens, rows: np.ndarray, target_pieces: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each target piece with each source piece of its sentence, the source's end mark among them.
+    """Pairs of each target piece with each source piece of its sentence, the end mark of the source included.
 
-    Gives the pairs, source * target_pieces + target, one target piece's after the other's, and how many each of those
-    has.
+    Gives the pairs as source * target_pieces + target, in order of the target pieces, and the number of pairs of each
+    target piece.
     """
     lengths = source.lengths[rows].astype(np.int64) + 1
     first = np.cumsum(lengths) - lengths
@@ -178,7 +178,7 @@ def _together(source: Tokens, target: Tokens, rows: np.ndarray, target_pieces: i
 def _model_1(
     pairs: np.ndarray, sizes: np.ndarray, target_pieces: int, progress: ProgressBar
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """t(y | x) of the pairs that occur: x, y and t, in the order of x."""
+    """t(y | x) of the pairs that occur, as x, y and t, in order of x."""
     different, cell = np.unique(pairs, return_inverse=True)
     del pairs
     source, target = different // target_pieces, different % target_pieces
@@ -202,7 +202,7 @@ def _ranked(source: np.ndarray, target: np.ndarray, likely: np.ndarray) -> tuple
 
 
 def _same_piece(tokenizers: Tokenizers) -> np.ndarray:
-    """For each source piece, the target piece that is spelt the same; PAD where there is none."""
+    """The target piece spelt as each source piece; PAD where there is none."""
     if tokenizers.joint:
         return np.arange(tokenizers.source.size)
     numbers = {tokenizers.target.piece(number): number for number in range(tokenizers.target.size)}

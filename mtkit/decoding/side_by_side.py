@@ -1,4 +1,4 @@
-"""Batches side by side on a CPU: a second core speeds small products little; a second batch gains nearly all of it."""
+"""Parallel batches on a CPU: a second core speeds small products up little, a second batch of them almost twofold."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +15,10 @@ Result = TypeVar("Result")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> Iterator[Result]:
-    """What `work` makes of each item, in order: on a CPU of several at a time, which share PyTorch's threads evenly.
+    """The results of `work` on each item, in order; a CPU computes several at once, which share the threads of PyTorch.
 
-    `work` runs under the caller's inference mode and autocast. On an accelerator, whose queue is one, items take turns.
-    A caller that leaves early, or is interrupted, waits for the items that have been begun.
+    `work` runs under the inference mode and autocast of the caller. An accelerator, which has one queue, computes one
+    item at a time. A caller that leaves early or is interrupted waits for the items already started.
     """
     workers = at_once(device, len(items))
     if workers <= 1:
@@ -35,12 +35,12 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
         try:
             for result in [pool.submit(alike, item) for item in items]:
                 yield result.result()
-        finally:  # one has failed, or nobody wants the rest
+        finally:  # an item has failed, or the caller has left
             pool.shutdown(cancel_futures=True)
 
 
 def at_once(device: torch.device, items: int = MOST) -> int:
-    """How many of so many items are worked on at a time: on a CPU each has as many of PyTorch's threads."""
+    """The number of items computed at a time; on a CPU, each gets an equal number of the threads of PyTorch."""
     if device.type != "cpu":
         return 1
     threads = torch.get_num_threads()
@@ -50,7 +50,7 @@ def at_once(device: torch.device, items: int = MOST) -> int:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Inside, each thread's operations are spread over so many; a new thread asks how many when it first computes."""
+    """A context in which operations use this number of threads; a new thread reads it at its first operation."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Translating lines of text: N lines in, N lines out, in order, whatever they hold."""
+"""Translation of lines of text: N lines in, N lines out, in order, for any text."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -63,17 +63,20 @@ def translate_lines(
 ) -> list[list[Translation]]:
     """The translations of each line, best first: one, or `n_best` of the engine's settings.
 
-    Blank lines never reach the engine. Lines that are too long for it are cut at sentence ends, and so are those that
-    hold more than the lines it was `trained_on` (`mtkit.decoding.lines.splitting.parted` has the rule); translations of
-    the parts are joined: by a space, but where the target language has none (`Translation.parts` tells). `trained_on`
-    also says how long a translation may be. Where an engine's hypotheses do not depend on the batch, a line's result
-    does not depend on others, but for `documents`, whose lines are translated together; a line falls back to itself
-    where that does not give as many lines (`Translation.fell_back`).
-    `directions` are needed by a model that was trained on several. `first` is the number of the first line among all
-    that are translated, from 0; sampling draws by it.
+    Blank lines never reach the engine. A line too long for the engine, or longer than the lines it was `trained_on`, is
+    split at sentence ends (the rule is in `mtkit.decoding.lines.splitting.parted`). The translations of its parts are
+    joined by a space, or directly where the target language has no spaces (`Translation.parts` gives their number).
+    `trained_on` also limits the length of a translation.
 
-    Raises: MtkitError where the settings ask for what the engine cannot do, or for several translations of lines that
-    are translated together.
+    The result of a line is independent of other lines if the hypotheses of the engine are independent of the batch.
+    Lines of `documents` are the exception: they are translated together. Where a joint translation does not separate
+    into as many lines, each line is translated alone (`Translation.fell_back`).
+
+    `directions` are required for a model trained on several. `first` is the number of the first line among all that are
+    translated, from 0, which seeds sampling.
+
+    Raises: MtkitError for settings that the engine does not support, and for several translations of lines that are
+    translated together.
     """
     engine.check()
     settings = engine.settings
@@ -106,13 +109,13 @@ def translate_lines(
 
 
 def hypotheses_of(settings: DecodingSettings) -> int:
-    """How many hypotheses of each segment the search keeps."""
+    """The number of hypotheses that the search keeps per segment."""
     return {"greedy": 1, "beam": settings.beam, "sample": settings.n_best}[settings.method]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What all batches have in common."""
+    """The arguments common to all batches, and the work on them."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -141,7 +144,7 @@ class _Work:
         return self.trained_on.limit(segment.pieces, segment.task, self.engine.longest_target, most)
 
     def alone(self, segments: Sequence[Segment], device: torch.device) -> dict[int, list[list[Translation]]]:
-        """For each line, the translations of each of its parts, in order."""
+        """The translations of the parts of each line, each line by itself, in order."""
         found: dict[int, list[Translation]] = {}
         for batch in self.batches(segments, device):
             found |= batch
@@ -154,7 +157,7 @@ class _Work:
     def together(
         self, source: Source, encoded: Sequence[list[int]], groups: Sequence[Sequence[int]], device: torch.device
     ) -> dict[int, list[Translation]]:
-        """The translation of each line of the groups whose joined translation comes apart into as many lines."""
+        """The translations of lines in groups whose joint translation separates into as many lines."""
         found: dict[int, list[Translation]] = {}
         for batch in self.batches([joined(source, encoded, group) for group in groups], device):
             lines = {
@@ -168,9 +171,9 @@ class _Work:
 
 
 def _apart(whole: Translation, tokenizer: Tokenizer, lines: int) -> list[Translation]:
-    """The translation of each of so many joined lines; none where it does not come apart.
+    """The translation of each of the joined lines; None where it does not separate into as many.
 
-    One that was cut has lost the end of its last line, or runs in circles.
+    A cut translation is rejected, because the end of its last line is missing or it repeats itself.
     """
     ended = math.isfinite(whole.score) and not whole.cut
     parts = apart(tokenizer, whole.pieces, lines) if ended else None
@@ -198,7 +201,7 @@ def _line(parts: list[list[Translation]], settings: DecodingSettings, seam: str)
 
 
 def _joined(parts: Sequence[Translation], alpha: float, seam: str) -> Translation:
-    """The translations of a line's parts as one; the score is that of the whole, coverage penalties added up."""
+    """The translations of the parts of a line as one, with the score of the whole and the sum of coverage penalties."""
     pieces = (*(piece for part in parts for piece in part.pieces if piece != EOS), EOS)
     log_prob = sum(part.log_prob for part in parts)
     score = -math.inf

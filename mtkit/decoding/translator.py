@@ -1,4 +1,4 @@
-"""A trained run, or several as an ensemble, loaded and ready to translate."""
+"""The translator: a trained run, or several as an ensemble, loaded for translation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ from mtkit.runs import Run
 
 
 class Translator:
-    """One run's model, or those of several runs as one, with settings to decode by."""
+    """The model of one run, or an ensemble of the models of several, with decoding settings."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class Translator:
         device: str = "auto",
         dtype: str = "auto",
     ) -> None:
-        """Loads the checkpoint of each run; without settings, those of the first run's recipe hold.
+        """Loads the checkpoint of each run; the default settings are those of the first run's recipe.
 
-        Raises: MtkitError for runs that do not share tokenizers and directions, and for a device or dtype that is not
-        there; RunError for a checkpoint that cannot be loaded.
+        Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device or dtype;
+        RunError for a checkpoint that cannot be loaded.
         """
         settings = runs[0].recipe.decoding if settings is None else settings
         self.runs, self.settings = runs, settings
@@ -70,7 +70,7 @@ class Translator:
             self.about["ensemble"] = [str(run.folder) for run in runs]
 
     def shorten(self, lexicon: Lexicon) -> None:
-        """From now on, let only pieces on the lexicon's shortlists come, where lines are translated."""
+        """Restricts later translations of lines to the pieces on the shortlists of the lexicon."""
         self.engine, self.about["shortlist"] = replace(self.engine, lexicon=lexicon), lexicon.each
 
     @property
@@ -80,12 +80,12 @@ class Translator:
 
     @property
     def document_pieces(self) -> int | None:
-        """Pieces that may be joined; None unless all runs were trained on documents."""
+        """The maximum number of pieces of joined lines; None unless all runs were trained on documents."""
         return document_pieces(self.runs)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides a translation besides the text, for comparing: weights by content, settings, arithmetic."""
+        """The values that determine a translation besides the text: hashes of the weights, settings, number type."""
         return {
             "weights": [digest(path) for path in self._weights],
             "vocabulary": self.runs[0].vocabulary,
@@ -94,7 +94,7 @@ class Translator:
         }
 
     def directions(self, chosen: str | None, lines: int) -> Directions:
-        """The same direction for so many lines. Raises: MtkitError as `Directions.alike`."""
+        """The same direction for a number of lines. Raises: MtkitError as `Directions.alike`."""
         return Directions.alike(self.runs[0].directions, chosen, lines)
 
     def lines(
@@ -106,7 +106,7 @@ class Translator:
         first: int = 0,
         on_progress: OnProgress | None = None,
     ) -> list[list[Translation]]:
-        """The translations of lines of one direction; lines with neighbouring equal ids in `documents` are joined.
+        """The translations of lines of one direction; neighbouring lines with equal ids in `documents` are joined.
 
         `first` is the number of the first line among all, from 0.
         """
@@ -131,7 +131,7 @@ class Translator:
         first: int = 0,
         on_progress: OnProgress | None = None,
     ) -> list[float]:
-        """The log-probability of each given translation; None stands for the only direction."""
+        """The log-probability of each given translation; direction None: the only one."""
         return log_probs_of_lines(
             self.engine,
             self.tokenizers,
@@ -145,9 +145,9 @@ class Translator:
     def held_out(
         self, side: HeldOut, *, joined: bool, on_progress: OnProgress | None = None
     ) -> tuple[list[list[Translation]], Speed, Path]:
-        """Translates a side into the first run's folder, by documents if `joined`; gives the path of the text too.
+        """Translates a side into the folder of the first run, by documents if `joined`; gives the path of the text too.
 
-        An ensemble's has the names of the other runs in its own: test+two.
+        The file name of an ensemble includes the names of the other runs: test+two.
         """
         run = self.runs[0]
         if side.directions is not None:
@@ -168,7 +168,7 @@ class Translator:
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:
-    """Pieces that joined lines may have with all of these runs; None where one was not trained on documents."""
+    """The maximum number of pieces of joined lines for these runs; None where one was not trained on documents."""
     known = [run.document_pieces for run in runs]
     return min((pieces for pieces in known if pieces is not None), default=None) if all(known) else None
 
@@ -182,10 +182,11 @@ def joins_documents(
     forced: bool = False,
     say: Callable[[str], object],
 ) -> bool:
-    """Whether lines of a document are translated together: as asked, or else where all runs were trained that way.
+    """Whether lines of a document are translated together: as requested, by default if all runs were trained so.
 
-    `say` gets a line for people where they would be, but for the settings, `scores`, or because they are `forced`.
-    Raises: MtkitError for what is asked and cannot be done.
+    `say` gets a message where the default does not apply because of the settings, `scores`, or `forced` decoding.
+
+    Raises: MtkitError where the request cannot be met.
     """
     trained = document_pieces(runs) is not None
     if asked and not trained:

@@ -1,4 +1,4 @@
-"""Around decoding: the arithmetic, and the model as decoding needs it."""
+"""The context of decoding: number type, evaluation mode and inference mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +25,7 @@ alone compute; in bfloat16 there (`mtkit.model.low_weights`) all but sums, norms
 
 
 def find_dtype(name: str) -> torch.dtype | None:
-    """The type of that name, None for auto. Raises: MtkitError."""
+    """The number type of that name, None for auto. Raises: MtkitError for an unknown name."""
     if name not in DTYPES:
         raise MtkitError(f"no dtype '{name}'; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -33,15 +33,16 @@ def find_dtype(name: str) -> torch.dtype | None:
 
 @contextmanager
 def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
-    """Around decoding: the model in evaluation mode, inference mode, arithmetic in `dtype`; gives its device.
+    """A context with the model in evaluation mode, inference mode and computation in `dtype`; gives its device.
 
-    The model is as it was afterwards; it serves one call at a time. None stands for float32. Raises: MtkitError for
-    int8 on a GPU, and where memory gives out: batches are halved before (`Halving`).
+    The model is restored on exit and serves one call at a time. None stands for float32.
+
+    Raises: MtkitError for int8 on a GPU, and where memory runs out although batches have been halved (`Halving`).
     """
     training, device = model.training, next(model.parameters()).device
     model.train(False)
     try:
-        # weights are rounded outside, as normal tensors; inside, nothing is kept track of for gradients
+        # weights are rounded outside inference mode, as normal tensors
         with _products(model, dtype, device.type), torch.inference_mode():
             yield device
     except GIVES_OUT as error:

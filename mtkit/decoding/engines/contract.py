@@ -1,4 +1,4 @@
-"""The seam of decoding: source batches in, hypotheses out, whatever program computes them."""
+"""The engine contract of decoding: source batches in, hypotheses out, independent of the program that computes them."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -11,40 +11,40 @@ from mtkit.recipe import DecodingSettings
 
 
 class Engine(Protocol):
-    """A model with the settings to decode by: mtkit's own is `ModelEngine`; another program can stand in its place.
+    """A model with decoding settings; mtkit's own is `ModelEngine`, and another program can take its place.
 
-    Text, documents, directions and resuming are done by its callers. It gets segments of source pieces in batches,
-    several at a time from several threads where they lie on a CPU; each segment has a limit of its own. Shortlists and
-    arithmetic are the engine's.
+    Callers handle text, documents, directions and resuming. An engine gets batches of segments of source pieces, each
+    segment with its own limit. Batches on a CPU may come from several threads at once. Shortlists and the number type
+    are the engine's.
     """
 
     @property
     def settings(self) -> DecodingSettings:
-        """What it decodes by."""
+        """The decoding settings."""
 
     @property
     def longest_source(self) -> int | None:
-        """Source pieces that it takes at most, EOS counted; None where there is no limit."""
+        """The maximum number of source pieces, EOS counted; None: no limit."""
 
     @property
     def longest_target(self) -> int | None:
-        """Target pieces, likewise."""
+        """The maximum number of target pieces, EOS counted; None: no limit."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides its hypotheses besides weights and batch, as JSON can hold it.
+        """The JSON values that determine its hypotheses besides weights and batch.
 
-        Two engines that may give different hypotheses have different ones: a resumed translation goes by it.
+        Engines that may give different hypotheses have different identities, which a resumed translation compares.
         """
 
     def check(self) -> None:
-        """Raises: MtkitError for settings that it cannot decode by; it names the first."""
+        """Raises: MtkitError that names the first setting by which the engine cannot decode."""
 
     def ready(self) -> AbstractContextManager[torch.device]:
-        """Around all calls of the two below: gives the device that batches are to lie on."""
+        """The context of all calls of `translate` and `log_probs`; gives the device on which batches must lie."""
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
-        """The hypotheses of each segment, best first, `settings.n_best` at least."""
+        """The hypotheses of each segment, best first, at least `settings.n_best`."""
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The log-probability of each target, EOS included, given its source: (B,) float32.

@@ -1,4 +1,4 @@
-"""Several models that translate as one: at each step, the mean of their probabilities."""
+"""An ensemble: several models that translate as one, by the mean of their probabilities at each step."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from mtkit.model.network import Model, Network
 
 
 class Ensemble(nn.Module):
-    """Models with the same pieces on both sides, whatever their sizes and attentions, as one model for every search."""
+    """One model for every search, made of models with the same pieces on both sides, of any size and attention."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         super().__init__()
@@ -22,15 +22,15 @@ class Ensemble(nn.Module):
 
     @property
     def networks(self) -> list[Network]:
-        """The models."""
+        """The networks of the ensemble."""
         return [cast(Network, each) for each in self._networks]
 
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> list[Any]:
-        """source (B, S), source_valid (B, S) and task (B,) as each model encodes them."""
+        """The encodings of source (B, S), source_valid (B, S) and task (B,) by each model."""
         return [each.encode(source, source_valid, task=task) for each in self.networks]
 
     def start(self, encoded: list[Any], *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
-        """The states of all models, as one that `mtkit.attention.reorder` works on."""
+        """The states of all models as one state, which `mtkit.attention.reorder` accepts."""
         pairs = zip(self.networks, encoded, strict=True)
         states = [each.start(one, hypotheses=hypotheses, pieces=pieces) for each, one in pairs]
         return {str(number): state for number, state in enumerate(states)}
@@ -52,14 +52,14 @@ class Ensemble(nn.Module):
 
 
 def mean_of(log_probs: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean of probabilities, from their logarithms; all of one shape."""
+    """The logarithm of the mean of probabilities, from their logarithms, which have the same shape."""
     if len(log_probs) == 1:
         return log_probs[0]
     return torch.stack(list(log_probs)).logsumexp(0) - math.log(len(log_probs))
 
 
 def networks_of(model: Model) -> list[Network]:
-    """The networks that a model consists of."""
+    """The networks of a model: those of an ensemble, or the model itself."""
     return model.networks if isinstance(model, Ensemble) else [cast(Network, model)]
 
 

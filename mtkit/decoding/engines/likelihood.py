@@ -1,4 +1,4 @@
-"""How likely a model finds given translations, all their pieces in one pass."""
+"""The likelihood of given translations under a model, with all pieces in one pass."""
 
 import torch
 from torch import Tensor

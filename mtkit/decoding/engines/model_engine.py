@@ -1,4 +1,4 @@
-"""mtkit's own engine: its searches over a model, or over an ensemble."""
+"""mtkit's own engine: the searches of mtkit over a model or an ensemble."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
 
 @dataclass(frozen=True)
 class ModelEngine:
-    """An `Engine` over a model; it serves one call of `ready` at a time."""
+    """An `Engine` over a model, which serves one call of `ready` at a time."""
 
     model: Model
     settings: DecodingSettings
@@ -34,17 +34,17 @@ class ModelEngine:
 
     @property
     def longest_source(self) -> int | None:
-        """As the model."""
+        """The limit of the model."""
         return self.model.longest_source
 
     @property
     def longest_target(self) -> int | None:
-        """As the model."""
+        """The limit of the model."""
         return self.model.longest_target
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings, arithmetic and shortlists; batch size and threads where a result may depend on its batch."""
+        """Settings, number type and shortlists; batch size and threads where a result may depend on its batch."""
         by_batch = self.dtype == torch.int8 or self.lexicon is not None
         return {
             "device": next(self.model.parameters()).device.type,
@@ -55,7 +55,7 @@ class ModelEngine:
         }
 
     def check(self) -> None:
-        """Raises: MtkitError for a coverage penalty where the search, or the model's attention, has no use for it."""
+        """Raises: MtkitError for a coverage penalty that the search or the attention of the model does not support."""
         settings = self.settings
         if settings.coverage_penalty and settings.method != "beam":
             raise MtkitError(
@@ -70,15 +70,15 @@ class ModelEngine:
             )
 
     def ready(self) -> AbstractContextManager[torch.device]:
-        """The model in evaluation mode and inference mode, its arithmetic in `dtype`. Raises: as `decoding_with`."""
+        """The context of `decoding_with` for the model, in `dtype`. Raises: as `decoding_with`."""
         return decoding_with(self.model, self.dtype)
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
-        """What the search of `settings.method` finds; log-probabilities are among the pieces that may come."""
+        """The hypotheses of the search `settings.method`; log-probabilities are over the allowed pieces."""
         if self.lexicon is not None:
             batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
         return SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-        """As `forced_log_probs`, among all pieces."""
+        """The result of `forced_log_probs`, over all pieces."""
         return forced_log_probs(self.model, source, target, task=task)

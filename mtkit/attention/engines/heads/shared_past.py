@@ -110,7 +110,7 @@ def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
 
 
 def _with_room(state: State, hypotheses: int) -> State:
-    """The state with capacity for `count` more rows; a full cache grows by half."""
+    """The state with capacity for one more row per hypothesis; a full cache grows by half."""
     room = state["seen"].shape[2]
     if state["rows"] + hypotheses <= room:
         return state
