@@ -1,4 +1,4 @@
-"""Translating several lines of a document at once: joined by break pieces, and cut at them again."""
+"""Joint translation of several lines of a document: joined by break pieces, and separated at these again."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mtkit.decoding.lines.segments import Segment, Source
 
 @dataclass(frozen=True)
 class Documents:
-    """Which lines belong together, and how much of them is translated at once."""
+    """The lines that belong together, and the amount of them that is translated at once."""
 
     ids: Sequence[int] | Sequence[str]
     """For each line, the id of its document; a new document begins where the id changes."""
@@ -19,9 +19,9 @@ class Documents:
     """Source pieces that joined lines may have at most, breaks counted."""
 
     def groups(self, source: Source, encoded: Sequence[list[int]]) -> Iterator[list[int]]:
-        """The lines to translate together, by their numbers: neighbours in a document, two at least.
+        """The numbers of the lines to translate together: groups of at least two neighbours in a document.
 
-        Blank lines are in no group. A line joins none where the model could not take the pieces of both.
+        Blank lines are in no group. A group stays within the limits of the documents and of the model.
         """
         budget = self.pieces if source.longest is None else min(self.pieces, source.longest)
         real = (number for number, pieces in enumerate(encoded) if pieces)
@@ -40,7 +40,7 @@ class Documents:
 
 
 def joined(source: Source, encoded: Sequence[list[int]], group: Sequence[int]) -> Segment:
-    """The lines of a group as one segment, each with its tag, with a break between each two."""
+    """The lines of a group as one segment, each with its tag, separated by breaks."""
     pieces = list(encoded[group[0]])
     for number in group[1:]:
         pieces += [BREAK, *source.tag(number), *encoded[number]]
@@ -48,9 +48,9 @@ def joined(source: Source, encoded: Sequence[list[int]], group: Sequence[int]) -
 
 
 def apart(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:
-    """The text and the pieces, EOS behind them, of each of so many lines that were translated together.
+    """The text and the pieces, with EOS, of each line of a joint translation.
 
-    None where the translation does not come apart in as many, or one of them is empty.
+    None where the translation does not separate into as many lines, or one of them is empty.
     """
     parts: list[list[int]] = [[]]
     for piece in pieces:
@@ -63,10 +63,10 @@ def apart(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple
 
 
 def source_budget(prepared: Prepared) -> int | None:
-    """Source pieces that joined lines may have, for translations about as long as in training; None: nothing is joined.
+    """The maximum number of source pieces of joined lines; None: no lines are joined.
 
-    Training rows keep to the budget on both sides. Here only the source is known, so where targets are longer on
-    average, there is less room.
+    Training rows keep to the budget on both sides. In translation only the source is known, so the maximum is lower
+    where targets are longer on average, to keep translations about as long as in training.
     """
     if prepared.settings.documents is None:
         return None
@@ -75,7 +75,7 @@ def source_budget(prepared: Prepared) -> int | None:
 
 
 def parted_by_blank_lines(lines: Sequence[str]) -> list[int]:
-    """Ids of the documents of lines among which blank ones stand between two documents."""
+    """The document id of each line, where blank lines separate documents."""
     ids, document = [], 0
     for line in lines:
         document += not line.strip()

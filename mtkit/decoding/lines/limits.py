@@ -1,4 +1,4 @@
-"""What the training pairs say of other text: how long its translations may be, and how much of it is usual at once."""
+"""Limits from the lengths of training pairs: the maximum length of a translation, and the usual amount of text."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from mtkit.runs import Run
 
 @dataclass(frozen=True)
 class Usual:
-    """What a model has learned to translate at once."""
+    """The amount of text that a model has learned to translate at once."""
 
     sentences: int | None
     """At most; None where those of its training lines were not counted."""
@@ -22,7 +22,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """The lengths of the training pairs of a model, or of several that translate together."""
+    """The lengths of the training pairs of a model, or of the models of an ensemble."""
 
     models: Sequence[Sequence[Lengths]] = ()
     """Of each model, those of each direction; none at all where one is not known."""
@@ -31,24 +31,24 @@ class TrainedOn:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "TrainedOn":
-        """Those of runs; runs of earlier versions have none. Raises: RunError."""
+        """The lengths of these runs; runs of earlier versions have none. Raises: RunError."""
         known = [run.lengths for run in runs if run.lengths is not None]
         documents = all(run.document_pieces is not None for run in runs)
         return cls(known if len(known) == len(runs) else (), documents)
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same lengths."""
+        """A hash of the lengths."""
         text = "\n".join(each.model_dump_json() for model in self.models for each in model)
         return hashlib.sha256(f"{len(self.models)} {self.documents}\n{text}".encode()).hexdigest()
 
     def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
-        """The pieces that the translation of a segment may have at most, its end counted.
+        """The maximum number of pieces of the translation of a segment, EOS counted.
 
-        That is `most` where it is given; else what `Lengths.limit` says of the training pairs of its direction, for an
-        ensemble the greatest, and at least twice the pieces of the source and 20: text of another kind than that of
-        training, as a line of numbers, may be longer than any pair tells. Lines that are joined by breaks have a limit
-        each. It is never more than `longest`, what the model takes.
+        It is `most` if given, else `Lengths.limit` of the training pairs of the direction (the largest in an ensemble),
+        and at least twice the pieces of the source and 20: text unlike the training data, such as a line of numbers,
+        may have longer translations than any pair. Lines joined by breaks have a limit each. The maximum never exceeds
+        `longest`, the limit of the model.
         """
         lines = [len(list(line)) + 1 for is_break, line in groupby(pieces, BREAK.__eq__) if not is_break]
         lines[-1:] = [each - 1 for each in lines[-1:]]  # the end of the segment is there already
@@ -61,12 +61,12 @@ class TrainedOn:
         return limit if longest is None else min(limit, longest)
 
     def usual(self, task: int | None) -> Usual | None:
-        """What is usual in all training sides, of a direction; None where that is not known, or documents were."""
+        """The usual amount in all training sides of a direction; None where unknown, or for training on documents."""
         known = () if self.documents else self._known(task)
         counted = [each.sentences_at_once for each in known if each.sentences_at_once is not None]
         return Usual(min(counted, default=None), min(each.pieces_at_once for each in known)) if known else None
 
     def _known(self, task: int | None) -> list[Lengths]:
-        """The lengths of a direction, where each model has some."""
+        """The lengths of a direction in each model, if all models have some."""
         known = [model[task or 0] for model in self.models]
         return known if all(each.bins for each in known) else []

@@ -1,4 +1,4 @@
-"""What a user should know about some of the lines that were translated."""
+"""Notes to the user on translated lines that need attention."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -12,19 +12,19 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class Listed:
-    """Line numbers: how many, and the first of them."""
+    """Line numbers: their count, and the first of them."""
 
     count: int = 0
     first: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Self:
-        """These numbers, which rise."""
+        """The list of these numbers, which are in ascending order."""
         every = tuple(numbers)
         return cls(len(every), every[:NAMED])
 
     def __add__(self, other: Self) -> "Listed":
-        """These, and others behind them."""
+        """These numbers followed by the others."""
         return Listed(self.count + other.count, (*self.first, *other.first)[:NAMED])
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Notes:
-    """The lines, by their numbers from 1, that were not simply translated."""
+    """The numbers, from 1, of lines that were translated in a special way."""
 
     in_parts: Listed = Listed()
     cut: Listed = Listed()
@@ -44,7 +44,7 @@ class Notes:
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
-        """Those among lines with these translations, the first of which is number `first` from 0."""
+        """The notes on lines with these translations, the first of which has the number `first`, from 0."""
         best = list(enumerate((each for each, *_ in translations), start=first + 1))
         return cls(
             in_parts=Listed.of(number for number, each in best if each.parts > 1),
@@ -56,21 +56,21 @@ class Notes:
 
     @classmethod
     def restored(cls, state: Any) -> Self:
-        """What `state` was of. Raises: TypeError or ValueError for what it cannot have given."""
+        """The notes with this `state`. Raises: TypeError or ValueError for an invalid state."""
         if len(state) != len(fields(cls)):
             raise ValueError("notes of another version")
         return cls(*(Listed(int(count), tuple(map(int, first))) for count, first in state))
 
     def __add__(self, other: Self) -> "Notes":
-        """These, and those of the lines that follow."""
+        """These notes and those on the lines that follow."""
         return Notes(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def state(self) -> list[Any]:
-        """All of it, as JSON can hold it."""
+        """The notes as JSON values."""
         return [[count, list(first)] for count, first in astuple(self)]
 
     def messages(self) -> Iterator[str]:
-        """What there is to say, a line each."""
+        """The messages for the user, one line each."""
         if self.in_parts.count:
             yield (
                 "lines were split at sentence ends and translated in parts: they hold more than training lines, "

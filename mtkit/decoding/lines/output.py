@@ -1,4 +1,4 @@
-"""Where lines of output go: a file, which a kill cannot halve, a device or pipe, or a stream."""
+"""The destination of output lines: a file, which appears only when complete, a device or pipe, or a stream."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,9 +20,9 @@ def write_lines(
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> Notes:
-    """As `to_file` where `output` is the path of a file, resumed where a kill stopped it; else as `to_stream`.
+    """Writes by `to_file`, which resumes, if `output` is the path of a file; otherwise by `to_stream`.
 
-    `about` gives what `to_file` compares, and is asked by nobody else.
+    `about` gives the values that `to_file` compares, and is called only for a file.
     """
     if not isinstance(output, Path):
         return to_stream(items, work, output, together=together, live=live)
@@ -33,7 +33,7 @@ def write_lines(
 
 
 def write_whole(output: Path, text: str) -> None:
-    """Write a text at once. Raises: MtkitError where it cannot be written."""
+    """Writes a text as a whole. Raises: MtkitError where it cannot be written."""
     if is_device(output):
         with output.open("wb") as pipe:
             pipe.write(text.encode())
@@ -42,6 +42,6 @@ def write_whole(output: Path, text: str) -> None:
 
 
 def is_device(path: Path) -> bool:
-    """Whether it is a device or a pipe, whose place no file must take; /dev/stdout is one wherever it leads."""
+    """Whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
     descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
     return path.exists() and (descriptor or not path.is_file())

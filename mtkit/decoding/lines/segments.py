@@ -1,4 +1,4 @@
-"""What is translated at once: a line, a part of one that holds more than is usual, or several of a document."""
+"""Segments, the units of translation: a line, a part of a line of unusual length, or several lines of a document."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mtkit.languages import languages_of
 
 @dataclass(frozen=True)
 class Segment:
-    """What is translated at once."""
+    """A unit of translation."""
 
     line: int
     """Index of its line, from 0; of several lines, of the first."""
@@ -26,7 +26,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Directions:
-    """Which way lines are translated."""
+    """The direction of each line."""
 
     names: Sequence[str]
     """What the model was trained on, as en-fr, in its order."""
@@ -35,9 +35,9 @@ class Directions:
 
     @classmethod
     def alike(cls, names: Sequence[str], chosen: str | None, lines: int) -> "Directions":
-        """The same direction for all lines; None stands for the only one.
+        """The same direction for all lines; None: the only one.
 
-        Raises: MtkitError for a direction that is not known, or none where there are several; it names them.
+        Raises: MtkitError for an unknown direction, and for None where there are several; the message lists them.
         """
         listed = ", ".join(names)
         if chosen is None and len(names) > 1:
@@ -48,9 +48,9 @@ class Directions:
         return cls(names, [0 if chosen is None else names.index(chosen)] * lines)
 
     def among(self, known: Sequence[str]) -> "Directions":
-        """The same, for a model that knows these directions; where there is one on both sides, it is the same one.
+        """The same directions for a model with these ones; a single direction on either side matches by itself.
 
-        Raises: MtkitError for a line whose direction is not known.
+        Raises: MtkitError for a line whose direction the model does not have.
         """
         if len(known) == len(self.names) == 1:
             return Directions(known, self.tasks)
@@ -60,7 +60,7 @@ class Directions:
         return Directions(known, [known.index(name) for name in self.names_of_lines()])
 
     def part(self, first: int, lines: int) -> "Directions":
-        """The directions of so many lines, from number `first` on."""
+        """The directions of a range of lines, from number `first` on."""
         return Directions(self.names, self.tasks[first : first + lines])
 
     def names_of_lines(self) -> list[str]:
@@ -68,13 +68,13 @@ class Directions:
         return [self.names[task] for task in self.tasks]
 
     def targets_of_lines(self) -> list[str]:
-        """The language that each line is translated into."""
+        """The target language of each line."""
         targets = [languages_of(name)[1] for name in self.names]
         return [targets[task] for task in self.tasks]
 
 
 class Source:
-    """Source lines as pieces: what stands before them, and how long they may be."""
+    """The conversion of source lines to pieces: their tags and maximum length."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Source:
         directions: Directions | None,
         trained_on: TrainedOn | None = None,
     ) -> None:
-        """`longest` pieces are what the model takes at most, tag and EOS counted."""
+        """`longest` is the maximum number of pieces of the model, tag and EOS counted."""
         self._tokenizer, self._trained_on = tokenizer, trained_on or TrainedOn()
         self._languages = [languages_of(name)[0] for name in directions.names] if directions is not None else [None]
         self._directions = directions if directions is not None and len(directions.names) > 1 else None
@@ -93,25 +93,25 @@ class Source:
         """Pieces of text that the model takes at most."""
 
     def task(self, line: int) -> int | None:
-        """The task of a line, where there are several."""
+        """The task of a line, if there are several."""
         return None if self._directions is None else int(self._directions.tasks[line])
 
     def tag(self, line: int) -> list[int]:
-        """The piece that goes before a line, where there are several directions; nothing where there are not."""
+        """The piece that precedes a line, if there are several directions; otherwise empty."""
         task = self.task(line)
         return [] if task is None else [self._tags[task]]
 
     def segment(self, line: int, pieces: Sequence[int], part: int = 0) -> Segment:
-        """The segment of these pieces of text, cut where the model takes no more."""
+        """The segment of these pieces of text, truncated at the limit of the model."""
         return Segment(line, part, [*self.tag(line), *pieces[: self.longest], EOS], self.task(line))
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """The pieces of each line, none of a blank one."""
+        """The pieces of each line; a blank line has none."""
         encoded = self._tokenizer.encode_lines(lines)
         return [pieces if line.strip() else [] for line, pieces in zip(lines, encoded, strict=True)]
 
     def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
-        """What to translate of the lines of these numbers: nothing of a blank one, parts of one that is cut."""
+        """The segments of the lines of these numbers: none of a blank line, several of a line that is split."""
         for number in which:
             if not encoded[number]:
                 continue
@@ -121,7 +121,7 @@ class Source:
                 yield self.segment(number, pieces, part)
 
     def _parts(self, line: str, pieces: int, task: int | None) -> list[str]:
-        """A line of so many pieces, or what it is cut into."""
+        """The parts into which a line of this number of pieces is split, or the line itself."""
 
         def count(texts: Sequence[str]) -> list[int]:
             return [len(each) for each in self._tokenizer.encode_lines(texts)]

@@ -1,4 +1,4 @@
-"""Cutting text that holds more than a model has learned to translate at once, or more than it takes."""
+"""Splitting of text that is longer than a model has learned to translate at once, or longer than its limit."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ Count = Callable[[Sequence[str]], list[int]]
 
 CLOSING = r"[\"')\]}»”’」』）]*"
 BOUNDARIES = (
-    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？]+{CLOSING}\s*"),  # what may be the end of a sentence
+    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？]+{CLOSING}\s*"),  # possible ends of sentences
     re.compile(rf"[,;:]+{CLOSING}\s+|\s[–—-]\s+|[，、；：]\s*"),  # clauses
     re.compile(r"\s+"),
 )
@@ -19,13 +19,12 @@ BOUNDARIES = (
 
 
 def parted(text: str, language: str | None, count: Count, *, most: int | None, pieces: int) -> list[str]:
-    """The text, or where it holds more than is usual, its sentences in as few parts as hold no more, in order.
+    """The text, or if it is longer than usual, its sentences in the fewest parts of usual length, in order.
 
-    More than is usual is more than `most` sentences: as many as, or more than, one training line in twenty has, so that
-    a model has seen that all of them are to be translated (None: nobody has counted). And it is more than `pieces`
-    pieces: what one training line in a hundred has. It is cut only where a sentence ends, so a sentence by itself is
-    never cut, however long. A model that was trained on single sentences translates one sentence of several, and loses
-    the others.
+    A text is longer than usual if it has more than `most` sentences (None: unknown) or more than `pieces` pieces. One
+    training line in twenty has `most` sentences or more, so that the model has learned to translate all of them; one
+    training line in a hundred has `pieces` pieces or more. A text is split only at ends of sentences; a single sentence
+    of any length stays whole. A model trained on single sentences translates only one of several sentences.
     """
     units = sentences(text, language)
     few = most is None or len(units) <= most
@@ -35,10 +34,10 @@ def parted(text: str, language: str | None, count: Count, *, most: int | None, p
 
 
 def split(text: str, longest: int, count: Count, language: str | None = None) -> list[str]:
-    """The text in parts of at most `longest` pieces, in order, blank ones left out.
+    """The text in parts of at most `longest` pieces, in order, without blank ones.
 
-    Cut at sentence ends, where a sentence is too long at its clauses, then at spaces, and at last between any two
-    characters. A single character that has too many pieces is a part of its own.
+    It is split at ends of sentences, a sentence that is too long at its clauses, then at spaces, and at last between
+    characters. A single character with too many pieces is a part of its own.
     """
     text = text.strip()
     if count([text])[0] <= longest:
@@ -56,7 +55,7 @@ def _split(text: str, longest: int, count: Count, level: int) -> list[str]:
         halves = (text[:middle], text[middle:])
         return [part for half in halves for part in _split(half, longest, count, level)]
     groups = _grouped(_units(text, BOUNDARIES[level]), longest, count)
-    # a group may still be too long: a unit that is so by itself, or pieces that differ at the seams
+    # a group may still be too long: a single unit may be, and pieces may differ at the seams
     return [part for group in groups for part in _split(group, longest, count, level + 1)]
 
 
@@ -67,7 +66,7 @@ def _units(text: str, boundary: re.Pattern[str]) -> list[str]:
 
 
 def _grouped(units: list[str], longest: int, count: Count, most: int | None = None) -> list[str]:
-    """Neighbouring units joined, `most` at most, as long as their pieces add up to at most `longest`."""
+    """Groups of at most `most` neighbouring units with a total of at most `longest` pieces."""
     groups: list[str] = []
     size, joined = longest + 1, 0
     for unit, pieces in zip(units, count(units), strict=True):

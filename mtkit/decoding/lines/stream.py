@@ -1,4 +1,4 @@
-"""Long work on lines, chunk by chunk: to a stream as it comes, or to a file that goes on where a kill stopped it."""
+"""Work on many lines, chunk by chunk: to a stream as results are made, or to a file, resumed after an interruption."""
 
 import hashlib
 import json
@@ -33,10 +33,10 @@ Together = Callable[[Item, Item], bool]
 def to_stream(
     items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None, live: bool = False
 ) -> Notes:
-    """Write the output of each chunk as soon as it is there; gives the notes on all.
+    """Writes the output of each chunk as soon as it is made; gives the notes on all.
 
-    A chunk of `live` items, none of which belong together, is what has come while the one before it was worked on: who
-    writes a line at a time is answered a line at a time.
+    A chunk of `live` items, which are independent of each other, holds those that arrived during the work on the chunk
+    before. A writer of single lines therefore gets an answer to each.
     """
     notes = Notes()
     for first, chunk in _chunks_as_they_come(items) if live and together is None else _chunks(items, together):
@@ -57,16 +57,16 @@ def to_file(
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> Notes:
-    """Write the output to `path`, which appears when it is whole; gives the notes on all, those before a kill included.
+    """Writes the output to `path`, which appears when it is complete; gives the notes on all, also on resumed chunks.
 
-    Until then it grows, a chunk at a time, in `path`.partial, with `path`.partial.json beside it. The same call later,
-    after a kill, leaves out the chunks that are there; `on_skip` gets the number of their items. A chunk is there where
-    it held the same items, and those before it as well, and was made with the same `about`: all else that the output
-    depends on, as JSON can hold it. `say` gets a line for people where work goes on, or begins anew.
+    Until then the output grows chunk by chunk in `path`.partial, with `path`.partial.json beside it. After an
+    interruption, the same call skips finished chunks; `on_skip` gets the number of their items. A chunk is skipped if
+    it and all chunks before it held the same items, and if `about`, the JSON values of all else that the output depends
+    on, is the same. `say` gets a message when work resumes or starts again.
 
-    Raises: MtkitError where it cannot be written, or another process is at it.
+    Raises: MtkitError where it cannot be written, or another process is writing it.
     """
-    path = Path(os.path.realpath(path))  # a link stays a link
+    path = Path(os.path.realpath(path))  # a link is kept
     partial, record = (path.with_name(f"{path.name}{suffix}") for suffix in (".partial", ".partial.json"))
     about = json.loads(json_text(about))
     if path.is_dir():
@@ -102,13 +102,13 @@ def to_file(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
         ) from error
     finally:
-        if begun and not done:  # there is nothing to go on with
+        if begun and not done:  # there is nothing to resume from
             for each in (partial, record):
                 each.unlink(missing_ok=True)
 
 
 class _Arriving:
-    """Items that a thread reads ahead, so that those that have come can be told from those still to come."""
+    """Items read ahead by a thread, which tells those that have arrived from those still to come."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._items = items
@@ -118,9 +118,9 @@ class _Arriving:
         Thread(target=self._read, daemon=True).start()
 
     def take(self, most: int) -> list[Item]:
-        """The next item, waited for, and up to so many in all of those that have come; none at the end.
+        """The next item, waited for, and further items that have arrived, up to a total; empty at the end.
 
-        Raises: what stopped the reading, when all that came before it has been taken.
+        Raises: the error that stopped the reading, after all items read before it have been taken.
         """
         taken: list[Item] = []
         while not self._ended and len(taken) < most and not (taken and self._come.empty()):
@@ -137,13 +137,13 @@ class _Arriving:
         try:
             for item in self._items:
                 self._come.put(item)
-        except BaseException as error:  # whatever it is, it belongs to who takes
+        except BaseException as error:  # raised to the reader of the items
             self._error = error
         self._come.put(None)
 
 
 def _chunks_as_they_come(items: Iterable[Item]) -> Iterator[tuple[int, list[Item]]]:
-    """The items that have come, with the number of the first of them, from 0."""
+    """Chunks of the items that have arrived, each with the number of its first item, from 0."""
     arriving, first = _Arriving(items), 0
     while chunk := arriving.take(CHUNK):
         yield first, chunk
@@ -151,7 +151,7 @@ def _chunks_as_they_come(items: Iterable[Item]) -> Iterator[tuple[int, list[Item
 
 
 def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
-    """The items, some at a time, with the number of the first of them, from 0."""
+    """Chunks of the items, each with the number of its first item, from 0."""
     iterator, first = iter(items), 0
     chunk = list(islice(iterator, CHUNK))
     while chunk:
@@ -190,7 +190,7 @@ def _skip(
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> tuple[int, list[tuple[int, list[Item]]]]:
-    """Goes past the chunks that are there; gives how many these are, and the first chunk that is to do, if any is."""
+    """Skips the finished chunks; gives their number, and the first unfinished chunk, if there is one."""
     there = 0
     waiting: list[tuple[int, list[Item]]] = []
     for first, chunk in todo:

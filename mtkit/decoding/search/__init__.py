@@ -1,4 +1,4 @@
-"""The searches: beam, greedy and sampling, and what they share."""
+"""The searches beam, greedy and sampling, and their shared parts."""
 
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, restrict, still_running
 

@@ -1,9 +1,9 @@
-"""Beam search: the `beam` best beginnings of each segment go on, until as many hypotheses have ended.
+"""Beam search: each step extends the `beam` best prefixes of a segment, until `beam` hypotheses have ended.
 
-The rules are fairseq's (Ott et al., 2019, https://github.com/facebookresearch/fairseq, `sequence_generator.py`): each
-step looks at the 2 * beam best continuations, so that hypotheses that end are replaced and the beam stays as wide; an
-end counts only among the first `beam` of them; a segment is finished with `beam` ended hypotheses or at its own limit,
-where EOS is forced. Hypotheses that go on are compared by log-probability, those that have ended by their score.
+The rules are those of fairseq (Ott et al., 2019, https://github.com/facebookresearch/fairseq, `sequence_generator.py`).
+Each step considers the 2 * beam best continuations, so that the beam keeps its width when hypotheses end. An end counts
+only among the first `beam` continuations. A segment is finished with `beam` ended hypotheses or at its own limit, where
+EOS is forced. Hypotheses in progress are compared by log-probability, ended ones by score.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from mtkit.recipe import DecodingSettings
 
 
 def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """The hypotheses (B, beam) that beam search ends with, best first.
+    """The hypotheses (B, beam) of beam search, best first.
 
-    Of equally good continuations, that of the better hypothesis comes first, then the one with the lower id.
+    Among equally good continuations, that of the better hypothesis comes first, then the one with the lower id.
     """
     beam, with_coverage = settings.beam, settings.coverage_penalty > 0
     alive = _Alive.start(batch, with_coverage)
     ended = _Ended.start(batch, beam)
-    state = begin(model, batch, hypotheses=1)  # all begin alike: the first step makes one many
+    state = begin(model, batch, hypotheses=1)  # one hypothesis suffices: the first step makes several of it
     for step in range(batch.longest):
         logits, state, weights = model.step(alive.token, state, need_weights=with_coverage)
         if weights is not None:
@@ -51,7 +51,7 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
 
 @dataclass
 class _Continuations:
-    """The 2 * beam best continuations of each segment, (B', C) each, best first; -inf marks what is none.
+    """The 2 * beam best continuations of each segment, (B', C) each, best first; -inf marks a missing one.
 
     C is 2 * beam, or N * V where that is less.
     """
@@ -63,7 +63,7 @@ class _Continuations:
 
 @dataclass
 class _Alive:
-    """The N beginnings of each segment that is still searched: one at first, then `beam`, or as many as there are.
+    """The N prefixes of each unfinished segment: one at first, then `beam`, or fewer if there are no more.
 
     A dead one has the log-probability -inf.
     """
@@ -92,11 +92,11 @@ class _Alive:
 
     @property
     def done(self) -> Tensor:
-        """(B',), True where nothing is left to go on with."""
+        """(B',), True where no live prefix is left."""
         return self.log_prob.amax(1) == -torch.inf
 
     def go_on(self, found: _Continuations, beam: int, step: int, finished: Tensor) -> Tensor:
-        """Takes the best continuations that do not end, none in segments that have `finished`; gives their parents."""
+        """Takes the best continuations that do not end, none in `finished` segments; gives their parents."""
         order = (found.token == EOS).byte().argsort(dim=1, stable=True)[:, :beam]
         parents = found.parent.gather(1, order)
         self.token = found.token.gather(1, order)
@@ -136,7 +136,7 @@ class _Ended:
         )
 
     def add(self, found: _Continuations, alive: _Alive, batch: SourceBatch, step: int, coverage_weight: float) -> None:
-        """Takes in the ends among the first `beam` continuations, as long as there is room."""
+        """Adds the ends among the first `beam` continuations while there is room."""
         beam = self.log_prob.shape[1] - 1
         log_prob, parent = found.log_prob[:, :beam], found.parent[:, :beam]
         ends = (found.token[:, :beam] == EOS) & (log_prob > -torch.inf)
@@ -152,11 +152,11 @@ class _Ended:
         self.count[alive.rows] = (self.count[alive.rows] + ends.sum(1)).clamp(max=beam)
 
     def full(self, rows: Tensor) -> Tensor:
-        """Whether the segments `rows` (B',) have all the hypotheses they can have."""
+        """Whether the segments `rows` (B',) have their maximum number of hypotheses."""
         return self.count[rows] == self.log_prob.shape[1] - 1
 
     def hypotheses(self, alpha: float) -> Hypotheses:
-        """What was found, ranked."""
+        """The ended hypotheses, ranked."""
         pieces, log_probs = self.pieces[:, :-1], self.log_prob[:, :-1]
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
         return Hypotheses(pieces, log_probs, scores).ranked()

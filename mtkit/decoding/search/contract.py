@@ -1,4 +1,4 @@
-"""What all searches share: the model they ask, the batch they get, the hypotheses they give, when segments leave."""
+"""The contract of searches: model, source batch, hypotheses, and the removal of finished segments."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,12 +43,12 @@ class SourceBatch:
 
     @cached_property
     def longest(self) -> int:
-        """Steps that the search takes at most."""
+        """The maximum number of steps of the search."""
         return max(self.limits)
 
     @cached_property
     def limit(self) -> Tensor:
-        """(B,) the limits, on the device."""
+        """The limits (B,), on the device."""
         return torch.tensor(self.limits, device=self.source.device)
 
 
@@ -69,11 +69,11 @@ class Hypotheses:
         return (self.pieces != PAD).sum(-1)
 
     def named(self, pieces: Tensor | None) -> "Hypotheses":
-        """The same by ids, where a search called pieces by their places among `pieces` (K,)."""
+        """The same hypotheses with piece ids, where the search used places among `pieces` (K,)."""
         return self if pieces is None else replace(self, pieces=pieces[self.pieces])
 
     def ranked(self) -> "Hypotheses":
-        """The same, each segment's by falling score; equal scores keep their order."""
+        """The same hypotheses, those of each segment by descending score; equal scores keep their order."""
         order = self.scores.argsort(dim=1, descending=True, stable=True)
         pieces = self.pieces.gather(1, order[..., None].expand_as(self.pieces))
         return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order))
@@ -86,8 +86,8 @@ def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
 
 
 def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> None:
-    """Sets to -inf, in place, what may not come at `step` (from 0): marks that are never generated, and at a segment's
-    limit all but EOS.
+    """Sets the scores of forbidden pieces to -inf, in place: marks that are never generated, and at the limit of a
+    segment all but EOS; `step` counts from 0.
 
     scores (B', N, V), for the segments `rows` (B',) of the batch.
     """
@@ -99,7 +99,7 @@ def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> Non
 
 
 def still_running(done: Tensor, step: int) -> Tensor | None:
-    """The rows to go on with, in order, where it pays to drop the others now, else None; empty: the search has ended.
+    """The rows of unfinished segments, in order, if dropping the others saves time, else None; empty: all are finished.
 
     done (B',), True where a segment has finished.
     """

@@ -1,4 +1,4 @@
-"""Greedy decoding: the most likely piece, each time."""
+"""Greedy decoding: the most likely piece at each step."""
 
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.selection import first_best
@@ -8,7 +8,7 @@ from mtkit.recipe import DecodingSettings
 
 
 def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """One hypothesis a segment; of equally likely pieces the one with the lowest id."""
+    """One hypothesis per segment; among equally likely pieces, the one with the lowest id is taken."""
     return walk(
         model,
         batch,

@@ -1,11 +1,11 @@
-"""Forbidding sequences of pieces to appear twice."""
+"""The ban on repeated n-grams of pieces."""
 
 import torch
 from torch import Tensor
 
 
 def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
-    """Sets to -inf, in place, each piece that would complete a sequence of `size` pieces that is already there.
+    """Sets to -inf, in place, the score of each piece that would repeat an n-gram of `size` pieces.
 
     scores (B, N, V) for the next piece; pieces (B, N, t), those generated so far.
     """

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, never on when or beside what they are drawn."""
+"""Random numbers as functions of their purpose, independent of the time and the order of the draws."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ SECOND = 0x94D049BB133111EB - 2**64
 def uniform(seed: int, keys: Tensor, hypotheses: int, step: int) -> Tensor:
     """Uniform numbers in [0, 1), (B, N) float64: functions of the seed, the segment's key, the hypothesis and the step.
 
-    keys (B,) int64, one for each segment.
+    keys (B,) int64, one per segment.
     """
     hypothesis = torch.arange(hypotheses, device=keys.device)
     mixed = _mix(keys[:, None] ^ _mix(torch.full_like(keys, _signed(seed)))[:, None])

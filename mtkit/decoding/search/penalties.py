@@ -1,4 +1,4 @@
-"""What a finished hypothesis is ranked by: its log-probability over a power of its length, and its coverage."""
+"""The score of a finished hypothesis: its log-probability over a power of its length, and its coverage penalty."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Sampling translations from the model's distribution, or from its most likely part."""
+"""Sampling of translations from the distribution of the model, or from its most likely part."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from mtkit.recipe import DecodingSettings
 
 
 def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """`settings.n_best` independent draws for each segment, the likeliest first.
+    """`settings.n_best` independent draws per segment, the likeliest first.
 
-    What a segment gets depends on the seed and its key, not on its batch, but where only `batch.pieces` may come.
+    The draws of a segment depend on the seed and its key, not on its batch, except where `batch.pieces` restricts them.
     """
 
     def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
@@ -39,10 +39,10 @@ def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypo
 
 
 def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """The pieces (M,) at which the cumulated probability passes the uniform numbers (M,) in [0, 1).
+    """The pieces (M,) at which the cumulative probability exceeds the uniform numbers (M,) in [0, 1).
 
-    logits (M, V) are divided by the temperature; then only the `top_k` likeliest count (0: all), and of them the
-    likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751).
+    logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), and among
+    these the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751).
     """
     ids: Tensor | None = None
     if 0 < top_k < logits.shape[-1]:

@@ -1,4 +1,4 @@
-"""The best k of many values, the same ones on every device."""
+"""Selection of the k best values, with the same result on every device."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,18 @@ BLOCK = 64
 
 
 def best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of float32 values (B, M), largest first, and their indices, (B, k) each; of equal ones the first.
+    """The k largest of float32 values (B, M), largest first, and their indices, (B, k) each; ties go to the first.
 
-    NaN counts as -inf; a row is NaN as a whole or nowhere, as what comes of a softmax is.
+    NaN counts as -inf. A row is NaN as a whole or not at all, as the result of a softmax is.
     """
     return best_sums(values.unsqueeze(1), values.new_zeros(len(values), 1), k)
 
 
 def best_sums(values: Tensor, before: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`best` of the sums of values (B, N, V) and before (B, N), as N * V in a row, of which only the best are computed.
+    """`best` of the N * V sums of values (B, N, V) and before (B, N), of which only the best are computed.
 
-    The k best lie in the k blocks with the largest maxima (of equal maxima the first blocks), so two small selections
-    are enough; adding the same number to all values of a block keeps their order.
+    The k best lie in the k blocks with the largest maxima (ties go to the first blocks), so that two small selections
+    suffice. Adding the same number to all values of a block keeps their order.
     """
     count = values.shape[2]
     whole = count // BLOCK * BLOCK
@@ -39,9 +39,9 @@ def best_sums(values: Tensor, before: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def first_best(values: Tensor) -> Tensor:
-    """The index (...) of the largest of float32 values (..., V), the first of equal ones: `best` for one.
+    """The index (...) of the largest of float32 values (..., V); ties go to the first, as in `best`.
 
-    Through the maxima of blocks, which takes a fifth of the time of one argmax over all.
+    The maxima of blocks are compared first, which takes a fifth of the time of one argmax over all.
     """
     count = values.shape[-1]
     whole = count // BLOCK * BLOCK
@@ -54,10 +54,10 @@ def first_best(values: Tensor) -> Tensor:
 
 
 def _first_best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`best` by integers that are all different, as `torch.topk` promises nothing about equal values.
+    """`best` by distinct integers, because the order of equal values in `torch.topk` is undefined.
 
-    The upper half of an integer has the order of the values, the lower that of the places. A stable sort would do, at
-    six times the cost.
+    The upper half of an integer has the order of the values, the lower half that of the places. A stable sort takes six
+    times as long.
     """
     count, values = values.shape[1], values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0

@@ -1,4 +1,4 @@
-"""Decoding without branches: every hypothesis goes on with the one piece that is chosen for it."""
+"""Decoding without branches: each step extends every hypothesis by one chosen piece."""
 
 from collections.abc import Callable
 
@@ -20,9 +20,9 @@ Choose = Callable[[Tensor, Tensor, int], Tensor]
 def walk(
     model: Model, batch: SourceBatch, choose: Choose, *, hypotheses: int, length_penalty: float, no_repeat_ngram: int
 ) -> Hypotheses:
-    """The hypotheses (B, N) that come of choosing piece after piece, until EOS comes or is forced at the limit.
+    """The hypotheses (B, N) made by choosing piece after piece, until EOS is chosen, or forced at the limit.
 
-    A hypothesis for which the model gives no finite probability ends there with a log-probability of -inf.
+    A hypothesis without any piece of finite probability ends there with a log-probability of -inf.
     """
     size, device = len(batch.limits), batch.source.device
     pieces = torch.full((size, hypotheses, batch.longest), PAD, device=device)
@@ -34,7 +34,7 @@ def walk(
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
         logits, state, _ = model.step(token, state)
-        # over all pieces of the batch: the score is the model's probability, whatever is forbidden
+        # over all pieces of the batch: the score is the probability of the model, forbidden pieces included
         scores = torch.log_softmax(logits, -1, out=logits)
         restrict(scores, batch, rows, step)
         if no_repeat_ngram:
