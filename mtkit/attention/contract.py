@@ -1,4 +1,4 @@
-"""The attention contract: what every mechanism takes, gives and keeps between decoding steps.
+"""The attention contract: the inputs, outputs and decoding state of every mechanism.
 
 Shapes in docstrings, here and in every mechanism: B batch, T query length, S memory length, H heads, D model width,
 K width of one head, N hypotheses of a segment.
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Site:
-    """Where one attention sits: everything a mechanism may know besides its own options.
+    """The place of one attention in a model: all that a mechanism may know besides its own options.
 
     `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options.
     `memory_length` and `memory_width` are the memory's own maximum length and width (those of the query if left out).
@@ -53,7 +53,7 @@ class Site:
 
 @dataclass
 class Attended:
-    """What one call of an attention gives."""
+    """The result of one call of an attention."""
 
     output: Tensor
     """(B, T, D); (B, N, D) from a step."""
@@ -142,7 +142,7 @@ class Attention(nn.Module):
     ) -> tuple[Attended, State]:
         """Attend with query (B, N, D): the N hypotheses of each segment, all at the same next position.
 
-        The state handed in is spent: its tensors may be written in place. Go on with the one returned.
+        The given state is consumed: its tensors may be written in place. Callers continue with the returned state.
         """
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ class Attention(nn.Module):
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the weights of a `full` attention (its `state_dict`) as far as this mechanism has the same ones.
 
-        Entries of other shapes are converted where a subclass knows how, and are left as they are otherwise.
+        Entries of other shapes are converted where a subclass defines how, and are unchanged otherwise.
         """
         own = self.state_dict()
         fitting = {name: value for name, value in full_state.items() if name in own and own[name].shape == value.shape}
@@ -160,7 +160,7 @@ class Attention(nn.Module):
 
 
 def unrounded_parts(model: nn.Module) -> set[nn.Module]:
-    """The modules of a model that belong to attentions which rounded weights are too rough for."""
+    """The modules of attentions whose weights must not be rounded."""
     attentions = (each for each in model.modules() if isinstance(each, Attention) and each.unrounded)
     return {part for each in attentions for part in each.modules()}
 

@@ -1,4 +1,4 @@
-"""The seeded hash: numbers that look random and are a pure function of what they are drawn for."""
+"""The seeded hash: pseudo-random numbers as pure functions of their inputs."""
 
 from functools import reduce
 

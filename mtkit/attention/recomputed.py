@@ -1,9 +1,9 @@
-"""Choices that stay as they were first made where a forward pass runs a second time.
+"""Discrete choices that a recomputed forward pass repeats from the first pass.
 
-Reversible layers and checkpoints run a pass again while a backward pass runs, on inputs that are the same but for
-rounding. A choice between near equals (a bucket, a cluster, an edge) could then fall out another way, and the gradient
-would be that of another function. So a mechanism passes every such choice through `as_first`; what runs it twice holds
-the choices of the first time, and any number of passes may be in flight. Otherwise nothing is kept.
+Reversible layers and checkpoints run a forward pass again during the backward pass, on inputs that are equal up to
+rounding. A choice between near equals (a bucket, a cluster, an edge) could then differ, and the gradient would be that
+of another function. A mechanism therefore passes every such choice through `as_first`. The code that runs a pass twice
+keeps the choices of the first one; any number of passes may be in progress. Otherwise nothing is kept.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The slots around a mechanism over projected heads: what may stand before, inside and after its equation.
+"""The slots around a mechanism over projected heads: replaceable parts before, inside and after its equation.
 
 `positions` changes scores by relative position, `projection` makes queries, keys and values from the tokens, `merge`
 turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot is the plain Transformer's.
@@ -16,7 +16,7 @@ SLOTS = ("positions", "projection", "merge", "regularizer")
 
 
 class Slot(nn.Module):
-    """What one slot holds; a subclass in a family's folder is a name of its own too: `full` with that slot set."""
+    """The content of one slot; a subclass in a family's folder is also a mechanism name: `full` with that slot set."""
 
     roles: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder", "cross"})
     published: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder", "cross"})
@@ -53,7 +53,7 @@ class Projection(Slot):
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of the scores."""
         return float(self.key_width**-0.5)
 
     @property
@@ -116,7 +116,7 @@ class Merge(Slot):
 
 
 class Regularizer(Slot):
-    """A training loss on what the heads do."""
+    """A training loss on the values, weights or outputs of the heads."""
 
     needs_weights: bool = False
     """Whether it reads the attention weights, so that they must be computed."""

@@ -92,7 +92,7 @@ class Linformer(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """The slots of the source, once for all hypotheses."""
+        """The slots of the source, shared by all hypotheses."""
         assert memory is not None  # the cross role is the only one that steps
         key_slots, value_slots = self._matrices(carry)
         k, v = self._rows(memory, memory_valid)

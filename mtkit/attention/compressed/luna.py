@@ -117,9 +117,9 @@ class Luna(HeadAttention):
         task: Tensor | None = None,
         need_weights: bool = False,
     ) -> Attended:
-        """Pack and unpack, in a decoder at every position with the tokens up to it; carries the packed memory.
+        """Packs and unpacks, in a decoder at every position the tokens up to it; carries the packed memory.
 
-        Raises: MtkitError above the first layer where it is to be carried up and is not there.
+        Raises: MtkitError above the first layer where a carried memory is missing.
         """
         packed = self._memory(len(query), carry, memory_carry)
         if self.site.causal:
@@ -146,7 +146,7 @@ class Luna(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """The fixed memory as it asks, and sums over nothing yet; in the cross role what was packed of the source."""
+        """The queries of the fixed memory, and sums over no tokens; in the cross role the packed source."""
         packed = self._memory(batch_size, carry, memory_carry)
         asks = self._packed_queries(packed)
         if memory is not None:
@@ -160,7 +160,7 @@ class Luna(HeadAttention):
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(l K) a head, at any position."""
+        """The same equation for the newest token of each hypothesis; O(l K) per head, at any position."""
         if "asks" not in state["shared"]:
             shared = state["shared"]
             q, seen = self.queries(query).transpose(1, 2), shared["seen"]

@@ -1,6 +1,7 @@
-"""Centroids that follow what is assigned to them: moving statistics of a mechanism, kept in buffers, not trained.
+"""Centroids that follow the vectors assigned to them: moving statistics of a mechanism, kept in buffers, not trained.
 
-They move as in Roy et al., 2020 (arXiv 2003.05997) with counts: a moving sum of vectors over a moving count, smoothed.
+The update is that of Roy et al., 2020 (arXiv 2003.05997) with counts: a moving sum of vectors over a smoothed moving
+count.
 """
 
 import torch

@@ -1,12 +1,12 @@
 """Edges of a graph over tokens, chosen one after the other by an LSTM that is trained by reward.
 
 Source i reads its own vector, then t = 1, 2, ... choose one edge each: with g the state of the LSTM, candidate j has
-the score (U g) . (V h_j) / sqrt(E) + b[i - j], and the vector of the chosen one is what the LSTM reads next. Candidates
-are all real tokens that are not chosen yet; in the self roles not the source, which has its edge to itself anyway, and
-in the decoder role only those before it. In training an edge is drawn from the softmax of the scores, else it is the
-best. Where fewer candidates than edges are left, all are chosen.
+the score (U g) . (V h_j) / sqrt(E) + b[i - j], and the LSTM reads the vector of the chosen one next. Candidates are all
+real tokens not chosen yet; in the self roles without the source, which always has an edge to itself, and in the decoder
+role only those before it. Training draws an edge from the softmax of the scores; evaluation takes the best. If there
+are fewer candidates than edges, all are chosen.
 
-The vectors h are detached: the log-probabilities of what was drawn train the predictor, and nothing else does.
+The vectors h are detached: only the log-probabilities of the drawn edges train the predictor.
 Shapes: G graphs, E hidden width, c sources, S candidates.
 """
 
@@ -29,7 +29,7 @@ LstmState = tuple[Tensor, Tensor]
 
 
 class Candidates(NamedTuple):
-    """What the predictor knows of each token that an edge can lead to."""
+    """The inputs of the predictor for each token that an edge can lead to."""
 
     keys: Tensor
     """(B, G, S, E): V h_j."""
@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What was chosen for c sources."""
+    """The chosen edges of c sources."""
 
     targets: Tensor
     """(B, G, c, edges): positions in the order of choice, -1 where no candidate was left."""

@@ -1,4 +1,4 @@
-"""Tokens sorted by hash bucket and cut into chunks, in several rounds: which keys lie beside which queries.
+"""The layout of tokens sorted by hash bucket and cut into chunks, in several rounds.
 
 Rows and streams, N = B H of them, are those of `stream_rows`.
 """
@@ -16,11 +16,11 @@ STEP = 2.0**50
 def sorted_chunks(
     buckets: Tensor, valid: Tensor | None, chunk: int, across_buckets: bool, causal: bool
 ) -> list["SortedChunks"]:
-    """How the rows lie in each round, of buckets (B, H, rounds, T) and valid (B, T).
+    """The layout of the rows in each round, from buckets (B, H, rounds, T) and valid (B, T).
 
-    With `across_buckets` the sorted tokens are cut as they lie, a token sees its chunk and the one before it; else the
-    tokens of each bucket are cut by themselves, and it sees no other bucket. What it has seen in a round before is
-    hidden from it.
+    With `across_buckets`, all sorted tokens are cut into chunks, and a token sees its chunk and the one before.
+    Otherwise the tokens of each bucket are cut by themselves, and a token sees no other bucket. Keys that a token has
+    seen in an earlier round are hidden.
     """
     batch, heads, _, length = buckets.shape
     rows = stream_rows((batch, length, heads), buckets.device)

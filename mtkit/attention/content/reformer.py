@@ -1,12 +1,12 @@
-"""Reformer: a token attends to those that random rotations hash into its own bucket, in several rounds.
+"""Reformer: a token attends to the tokens that random rotations hash into its own bucket, in several rounds.
 
 Paper: Kitaev, Kaiser and Levskaya, "Reformer: The Efficient Transformer", ICLR 2020, arXiv 2001.04451, section 2.
 Departures: none in the encoder, where tokens sorted by bucket are cut into chunks, and a chunk sees itself and the one
 before it. In the decoder that would let later tokens choose which keys an earlier one sees; there a chunk is `chunk`
 neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes.
-Queries are keys (`q_proj` is both), keys have length 1, and scores are not divided by the square root of K. A pair that
-several rounds bring together counts once, in the first of them: what the paper's correction log N_ij comes to, which
-the authors' code leaves out. A token sees itself only where it sees nothing else.
+Queries are keys (`q_proj` makes both), keys have length 1, and scores are not divided by the square root of K. A pair
+that several rounds bring together counts once, in the first of them. This equals the correction log N_ij of the paper,
+which the authors' code omits. A token sees itself only where it sees nothing else.
 Cost: O(rounds T chunk) besides sorting; a step reads at most 2 chunk keys per round. Its state holds the last 2 chunk
 positions of every bucket besides keys and values.
 Each update of training draws new rotations; evaluation always uses the first ones.
@@ -95,7 +95,7 @@ class Reformer(HeadAttention):
         task: Tensor | None = None,
         need_weights: bool = False,
     ) -> Attended:
-        """Softmax over the union of what the rounds bring together, in blocks of tokens sorted by bucket."""
+        """Softmax over the union of the keys of all rounds, in blocks of tokens sorted by bucket."""
         q, v, buckets = self._hashed(query, query_valid)
         heads = self._attend(q, v, as_first(buckets, self.lsh_buckets + 1), query_valid)
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
@@ -143,7 +143,7 @@ class Reformer(HeadAttention):
         return Attended(self.joined(heads.transpose(1, 2))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """New rotations for training."""
+        """Draws new rotations for training."""
         super().after_update(update, total_updates)
         self.training_rotations.copy_(to_device(self._drawn(update), self.training_rotations.device))
 

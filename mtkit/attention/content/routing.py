@@ -7,16 +7,16 @@ chunk of the last key that is not behind it and the one before, in the encoder t
 holds no key sees itself alone.
 assign=balanced (the paper's; encoder only): each centroid takes its `window` best queries and its `window` best keys;
 a query taken more than once gets the mean, one never taken gets zero.
-Departures: assignment is by argmax unless asked for otherwise, for in the paper's form later tokens decide which keys a
-decoder sees. Chunks go by rank among earlier members only. The decoder shares queries and keys, as in the paper, except
+Departures: the default assignment is argmax, because in the paper's form later tokens decide which keys a decoder sees.
+Chunks are formed by rank among earlier members only. The decoder shares queries and keys, as in the paper, except
 where a projection is set; a shared query sees its own key only where there is no other. In the cross role (an
 extension) a query sees the `window` source keys of its cluster with the largest products, or none. Centroids move by
 sums over counts. Local heads see a band of `window` to each side.
 Training differs from evaluation by dropout, by the loss `commitment`, and in that `after_update` moves the centroids by
 the tokens of the last batches. Under autocast routing vectors are projected a second time, in float32, so that clusters
 are those of float32.
-Cost: O(T (C + w)). A step costs O(C + w), whatever came before it; it keeps all keys, and for each cluster the
-positions of its last 2 w.
+Cost: O(T (C + w)). A step costs O(C + w), at any position; it keeps all keys, and for each cluster the positions of its
+last 2 w.
 """
 
 from collections.abc import Callable, Mapping
@@ -273,7 +273,7 @@ class Routing(HeadAttention):
         return [j for j in keys if j != i] or keys if self.shared else keys
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Move the centroids by what was assigned to them since the last update."""
+        """Moves the centroids by the vectors assigned to them since the last update."""
         super().after_update(update, total_updates)
         self.centroids.update()
 

@@ -1,12 +1,12 @@
-"""SAC: an LSTM chooses for each token the few others it attends to, and learns to by the reward of the translation.
+"""SAC: an LSTM chooses the few tokens that each token attends to, and is trained by the reward of the translation.
 
 Paper: Li, Meng, Zhou, Han, Wu and Li, "SAC: Accelerating and Structuring Self-Attention via Sparse Adaptive
 Connection", NeurIPS 2020, arXiv 2003.09833.
-Departures: edges are chosen source by source, and never twice; a token's edge to itself is always there and none of
-those chosen. In the decoder a token chooses among those before it, from its own state alone, so that no choice depends
-on later tokens. In the cross role, an extension, target tokens choose source tokens and have no edge of their own.
-With share=model layers share the predictor, and each draws its own graph with it. The reward is the mean
-log-likelihood of a segment's target tokens, and the baseline is that of the training loop.
+Departures: edges are chosen source by source, and never twice. The edge of a token to itself always exists and is not
+among the chosen ones. In the decoder a token chooses among those before it, from its own state alone, so that no choice
+depends on later tokens. In the cross role, an extension, target tokens choose source tokens and have no edge to
+themselves. With share=model, each layer draws its own graph with the shared predictor. The reward is the mean
+log-likelihood of the target tokens of a segment, and the baseline is that of the training loop.
 Cost: attention O(edges T); the predictor scores all pairs, O(edges T^2 hidden) in time but O(T) in memory; a step at
 position t costs O(edges t hidden).
 Training draws edges with noise that is new in each update and the same for all of its segments; evaluation takes the
@@ -99,7 +99,7 @@ class Sac(HeadAttention):
 
     @property
     def predictor(self) -> EdgePredictor:
-        """What chooses the edges: its own, or the model's, which is another layer's own."""
+        """The predictor of the edges: its own, or that of the model, which another layer owns."""
         found = getattr(self, "own_predictor", None) or self.site.shared[self._shared]
         assert isinstance(found, EdgePredictor)
         return found
@@ -145,7 +145,7 @@ class Sac(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """Keys, values and what the predictor knows of the tokens so far, or of the source, once for all hypotheses."""
+        """Keys, values and predictor columns: of no tokens, or in the cross role of the source, for all hypotheses."""
         predictor, like = self.predictor, self.q_proj.weight
         lstm = {}
         if predictor.sequence:
@@ -194,7 +194,7 @@ class Sac(HeadAttention):
         return Attended(self.joined(by_hypotheses(heads, hypotheses))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """New noise for training."""
+        """Draws new noise for training."""
         super().after_update(update, total_updates)
         self.updates.fill_(update)
 
@@ -233,7 +233,7 @@ class Sac(HeadAttention):
         return Attended(self.joined(torch.stack(heads)), log_prob=torch.stack(log_probs) if self.training else None)
 
     def _noise_key(self) -> Tensor | None:
-        """What the noise of this update hangs on; None in evaluation, which has none."""
+        """The key of the noise of this update; None in evaluation, which has no noise."""
         return hashed(self.updates + self._site_key) if self.training else None
 
     def _weighted(self, log_prob: Tensor) -> Tensor:

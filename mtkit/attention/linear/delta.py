@@ -125,7 +125,7 @@ class Delta(HeadAttention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """An empty memory; in the cross role the one with the source in it, once for all hypotheses."""
+        """An empty memory; in the cross role the memory of the source, shared by all hypotheses."""
         if memory is not None:
             return {
                 "shared": {"sums": memory_after(self._unmapped(memory, memory_valid), self.chunk, self._features)}
@@ -136,7 +136,7 @@ class Delta(HeadAttention):
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
     ) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(M V) a head, at any position."""
+        """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         if "shared" in state:
             heads = read(self._reads(query), state["shared"]["sums"])
             return Attended(self.joined(heads.type_as(query))), state
@@ -201,16 +201,16 @@ class Delta(HeadAttention):
 
 
 def read(q: Tensor, sums: Tensor) -> Tensor:
-    """What queries (B, H, T, M) find in sums (B, G, M, V): (B, H, T, V)."""
+    """The outputs (B, H, T, V) of queries (B, H, T, M) from sums (B, G, M, V)."""
     with torch.autocast(q.device.type, enabled=False):
         rows = q.unflatten(1, (sums.shape[1], -1))  # (B, G, R, T, M)
         return (rows.flatten(2, 3) @ sums).unflatten(2, rows.shape[2:4]).flatten(1, 2)
 
 
 def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
-    """What query i of (B, H, T, M) finds after write i: (B, H, T, V); time and memory O(T).
+    """The outputs (B, H, T, V) of each query i of (B, H, T, M) after write i; time and memory O(T).
 
-    Queries and keys go through `features`, some positions at a time.
+    `features` maps queries and keys, a few positions at a time.
     """
     groups = writes.keys.shape[1]
 
@@ -226,7 +226,7 @@ def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tenso
 
 
 def memory_after(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
-    """The memory (B, G, M, V) after all writes, whose keys go through `features`."""
+    """The memory (B, G, M, V) after all writes, with keys mapped by `features`."""
 
     def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         phi_k, v, beta = features(sequences[0]), *sequences[1:]

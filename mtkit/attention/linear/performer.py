@@ -101,7 +101,7 @@ class Performer(FeatureAttention):
         self._draw()
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Draws new directions after every `redraw` updates; between them, and in evaluation, they stay."""
+        """Draws new directions after every `redraw` updates; they are constant in between and in evaluation."""
         super().after_update(update, total_updates)
         if self.redraw and update % self.redraw == 0:
             self.draws += 1

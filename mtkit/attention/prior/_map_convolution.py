@@ -32,7 +32,7 @@ Kernel = tuple[Tensor, Tensor]
 
 
 class Carried(NamedTuple):
-    """What goes up the layers: the map, and the convolution where all layers share one."""
+    """The carry: the map, and the convolution where all layers share one."""
 
     map: Tensor
     """(B, H, T, S) as in `Pairs`, in float32 at least; zero where hidden."""
@@ -40,9 +40,9 @@ class Carried(NamedTuple):
 
 
 class ConvolvedMaps(ScoreAttention):
-    """Softmax attention with a map made of this layer's scores and a convolution over what comes from below.
+    """Softmax attention with a map made of the scores of this layer and a convolution over the map of the layer below.
 
-    A mechanism says how in `combined`. The first layer of a run has nothing below: its map is its scores.
+    A mechanism defines `combined`. In the first layer of a run, the map is the scores.
     """
 
     def __init__(self, site: Site, *, kernel: int, act: str, share_conv: bool) -> None:

@@ -57,7 +57,7 @@ class Average(Attention):
         task: Tensor | None = None,
         need_weights: bool = False,
     ) -> Attended:
-        """The mean of the tokens up to each one; padding stands on the right, where no real token looks."""
+        """The mean of the tokens up to each one; padding on the right reaches no real token."""
         return Attended(self._mixed(query, prefix_means(query)))
 
     def start(
@@ -71,7 +71,7 @@ class Average(Attention):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """A sum over nothing yet."""
+        """A sum over no tokens."""
         return start_sums("total"), None
 
     def step(

@@ -3,7 +3,7 @@
 Paper: Beltagy, Peters and Cohan, "Longformer", 2020, arXiv 2004.05150, section 3.1 (sliding window); the local
 attention of Parmar et al., 2018, arXiv 1802.05751, and others.
 Departures: the width is given as a radius on each side, where the paper's w counts both.
-Cost: O(T r). A step costs O(r), whatever came before it, and keeps the last r + 1 tokens.
+Cost: O(T r). A step costs O(r), at any position, and keeps the last r + 1 tokens.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""BP-Transformer: beside each token, k spans a level on each side, twice as long at each level, stand for all the rest.
+"""BP-Transformer: k spans per level and side, twice as long at each level, represent all positions around a token.
 
 Paper: Ye, Guo, Gan, Qiu and Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning", 2019,
 arXiv 1911.04070, section 3.

@@ -1,13 +1,13 @@
-"""ETC: a band beside global nodes of its own, which read the whole sequence and travel from layer to layer.
+"""ETC: a band and separate global nodes, which read the whole sequence and are carried from layer to layer.
 
 Paper: Ainslie et al., "ETC: Encoding Long and Structured Inputs in Transformers", 2020, arXiv 2004.08483, section 3.
 Tokens see their band and all global nodes, nodes see one another and all tokens, each in one softmax. Scores take a
 vector and a bias for the pair's label: the clipped distance of two tokens or of two nodes, and whether a token belongs
 to a node's block. Nodes have a residual, norm and feed-forward of their own; all start from one learned vector.
 Departures: blocks of tokens stand for the paper's sentences, and there are at most global_tokens of them, the last of
-which takes in the rest, so that the cost stays linear at any length. The last layer of a run leaves the nodes as they
-are, for nobody reads them. Nodes rebuilt in each layer (global_memory) are an extension: there they read the tokens
-before the tokens read them. Without labels and hard masks all nodes are the same. There is no pretraining loss.
+which holds the rest, so that the cost is linear at any length. The last layer of a run does not update the nodes,
+because no layer reads them. Nodes rebuilt in each layer (global_memory) are an extension: they read the tokens before
+the tokens read them. Without labels and hard masks all nodes are equal. There is no pretraining loss.
 Cost: O(T (r + g) + g²).
 """
 

@@ -1,4 +1,4 @@
-"""Global nodes alone: tokens meet only in a few nodes that read all and are read by all.
+"""Global nodes alone: tokens interact only through a few nodes that read all tokens and are read by all.
 
 Paper: the atomic pattern of Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1; internal
 nodes as in Longformer (arXiv 2004.05150), external ones as in ETC (arXiv 2004.08483).
@@ -8,7 +8,7 @@ Departures: the decoder and cross roles are extensions. In the decoder role ever
 position; an external node is then, at each position, its value over the prefix, by a running softmax. In the cross role
 (external only) the source is summed up once and each query sees the nodes alone. The output projection of E' is folded
 into the nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read.
-Cost: O(T g). A step costs O(g), whatever came before it, and keeps g tokens or sums.
+Cost: O(T g). A step costs O(g), at any position, and keeps g tokens or sums.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
-"""Longformer: a sliding window, dilated if wanted, and a few global tokens with projections of their own.
+"""Longformer: a sliding window, optionally dilated, and a few global tokens with projections of their own.
 
 Paper: Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer", 2020, arXiv 2004.05150, section 3.1.
 Departures: the first tokens are global (the paper chooses them by task); the window is given as a radius on each side.
 In the decoder role global tokens are an extension (the paper's autoregressive model has none): every set of keys is cut
 at the query's own position. In the cross role the paper's LED keeps full attention.
-Cost: O(T (r + g)). A step costs O(r + g), whatever came before it, and keeps r d + 1 + g tokens for dilation d.
+Cost: O(T (r + g)). A step costs O(r + g), at any position, and keeps r d + 1 + g tokens for dilation d.
 """
 
 from collections.abc import Mapping
