@@ -24,6 +24,10 @@ MOST = 2**30
 T = TypeVar("T")
 
 
+class OptionValueError(MtkitError):
+    """A value that a declared option does not take."""
+
+
 class Limit(Protocol):
     """What an annotation demands beside the type."""
 
@@ -144,7 +148,7 @@ def options_of(kind: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check(owner: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for an option that `kind` does not declare, and for a value that the option does not take.
+    """Raises: MtkitError for an option that `kind` does not declare, OptionValueError for a value it does not take.
 
     `owner` is what messages call it: "attention 'linformer'".
     """
@@ -157,7 +161,7 @@ def check(owner: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> No
             )
         if not known[name].allows(value):
             hint = _nearest(known[name].hint, value)
-            raise MtkitError(f"{owner}: {name} = {reprlib.repr(value)} must be {known[name].rule}{hint}")
+            raise OptionValueError(f"{owner}: {name} = {reprlib.repr(value)} must be {known[name].rule}{hint}")
 
 
 def refused(option: str, value: Any, rule: str) -> MtkitError:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from mtkit.attention.options import OptionValueError
 from mtkit.errors import MtkitError
 from mtkit.model.build import label_attention
 from mtkit.recipe import AttentionSettings, Recipe
@@ -14,7 +15,8 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
     What the recipe says of attention besides its options does not count. `wanted` are options that one of the
     mechanisms must have.
 
-    Raises: MtkitError for a name that is not there, an option that none of them has, and a training without an end.
+    Raises: MtkitError for a name that is not there, an option that none of them has, a value that a mechanism refuses,
+    and a training without an end.
     """
     training = recipe.training
     if not any((training.max_updates, training.max_epochs, training.max_minutes, training.patience)):
@@ -31,6 +33,8 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
         for key, value in recipe.attention.options.items():
             try:
                 label_attention(_with(recipe, name, {key: value}))
+            except OptionValueError:  # the mechanism has the option: to leave it out would compare something else
+                raise
             except MtkitError as error:
                 refused.setdefault(key, []).append(error)
             else:

@@ -176,7 +176,10 @@ def test_the_table_shows_all() -> None:
     [
         (["--hypothesis", "hypothesis"], "go together"),
         (["--reference", "reference"], "go together"),
-        (["--hypothesis", "hypothesis", "--reference", "reference", "--name", "one"], "leave --run"),
+        (
+            ["--hypothesis", "hypothesis", "--reference", "reference", "--name", "one"],
+            "do not combine with --run, --name and --side",
+        ),
         (["--hypothesis", "nowhere", "--reference", "reference"], "nowhere"),
         (["--hypothesis", "longer", "--reference", "reference"], "longer has 3 lines and reference has 2"),
         (["--name", "tow"], "did you mean 'two'"),
@@ -186,7 +189,7 @@ def test_the_table_shows_all() -> None:
         (["--name", "one", "--name", "two", "--test", "random"], "there are: bootstrap, randomisation"),
         (["--name", "one", "--side", "tests"], "did you mean 'test'"),
         (["--name", "one", "--name", "other"], r"test.reference.txt and .*test.reference.txt differ in line 2"),
-        (["--name", "one", "--source", "reference"], "leave --run, --name and --side out"),
+        (["--name", "one", "--source", "reference"], "do not combine with --run, --name and --side"),
         (["--source", "reference"], "go together"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_signal_shows_in_the_exit_code(call: Any, number: int, code: int) -> N
         (["--max-updates", "0"], RecipeError, "training.max_updates"),
         (["--precision", "int3"], RecipeError, "training.precision"),
         (["--attention-option", "radius"], MtkitError, "KEY=VALUE"),
-        (["--attention-option", "radius=[1"], MtkitError, "no YAML value"),
+        (["--attention-option", "radius=[1"], MtkitError, "not a YAML value"),
         (["--recipe", "none.yaml"], RecipeError, "cannot read recipe none.yaml"),
         (["--init-from", "nobody"], RunError, "no run"),
         *((["--name", name], MtkitError, f"--name '{name}'") for name in ("", ".", "..", "../elsewhere")),

@@ -32,6 +32,7 @@ def test_options_reach_those_that_have_them(tiny: Tiny) -> None:
         (["full", "longfromer"], {}, "did you mean 'longformer'"),
         (["full", "longformer"], {"window_radis": 3}, "did you mean 'window_radius'"),
         (["full", "longformer"], {"decodr.window_radius": 3}, "did you mean 'decoder'"),
+        (["full", "longformer"], {"window_radius": -3}, "longformer': window_radius = -3 must be"),
         ([], {}, "no mechanism"),
     ],
 )

@@ -102,7 +102,7 @@ def test_texts_are_read_beside_each_other(tmp_path: Path) -> None:
     directed = [replace(each, source=one, direction=written(tmp_path / "way", ["en-fr", "en-de"])) for each in files]
     assert read_texts(directed).directions == ["en-fr", "en-de"]
     assert read_texts(directed, sources=True).sources == ["a", "b"]
-    with pytest.raises(MtkitError, match="name their file with --source"):
+    with pytest.raises(MtkitError, match="is unknown; give it with --source"):
         read_texts(files, sources=True)
 
 
@@ -121,8 +121,8 @@ def test_files_that_do_not_belong_together_are_both_named(tmp_path: Path) -> Non
     for files, message in [
         ([system("three")], "three has 3 lines and .*two has 2"),
         ([system(), system("three")], "three has 3 lines and .*two has 2"),
-        ([system(), system(reference="other")], "two and .*other differ in line 2; only systems"),
-        ([system(), system(reference="three")], "two has 2 lines and .*three has 3; only systems"),
+        ([system(), system(reference="other")], "two and .*other differ in line 2; compare systems"),
+        ([system(), system(reference="three")], "two has 2 lines and .*three has 3; compare systems"),
         ([system(), system(source="other")], "two and .*other differ in line 2"),
         ([system(source="three")], "two has 2 lines and .*three has 3"),
         ([system(direction="three")], "two has 2 lines and .*three has 3"),

@@ -32,7 +32,7 @@ def test_building_leaves_the_generators_alone_and_touches_no_gpu(monkeypatch: py
     [
         {"d_model": 2**30, "heads": 1},
         {"feed_forward": 2**31 - 1, "d_model": 2048},
-        {"encoder_layers": 2**31 - 1},
+        {"encoder_layers": 10_000, "d_model": 8192, "heads": 1},
         {"max_length": 2**31 - 1, "d_model": 2048},
     ],
 )

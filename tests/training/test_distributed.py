@@ -81,7 +81,8 @@ def test_a_process_touches_no_other_gpu_than_its_own(name: str, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set", str(device))))
-    monkeypatch.setattr(torch, "empty", lambda *_, device: calls.append(("allocate", str(device))))
+    ones = torch.ones(1)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: calls.append(("allocate", str(device))) or ones)
     assert World(name).device == torch.device("cuda", 1)
     assert calls == [("set", "cuda:1"), ("allocate", "cuda:1")]
 

@@ -31,7 +31,7 @@ feed.DRAWN_TOGETHER = 1000  # several parts an epoch
 folder, out, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 prepared = open_prepared(Path(folder))
 strength = {"subword_dropout": 0.2} if prepared.settings.tokenizer.kind == "bpe" else {"subword_alpha": 0.3}
-with World(torch.device("cpu")) as world:
+with World("cpu") as world:
     source = feed.Feed(tiny(training={"batch_tokens": 200, **strength}), prepared, 1024, world)
     works = []
     for work in islice(source.updates(0, first), min(last, source.batches_per_epoch) - first):
