@@ -44,13 +44,12 @@ class ModelEngine:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings, number type and shortlists; batch size and threads where a result may depend on its batch."""
-        by_batch = self.dtype == torch.int8 or self.lexicon is not None
+        """Settings, number type and shortlists; with shortlists, which depend on the batch, its size and the threads."""
         return {
             "device": next(self.model.parameters()).device.type,
             "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
             "lexicon": self.lexicon and self.lexicon.fingerprint,
-            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if by_batch else None,
+            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self.lexicon else None,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 MOST_KEYS = 256
 """Keys of a query up to which the CPU's kernel trains faster in float32 than in bfloat16. Its backward pass in bfloat16
-takes ten times as long over 20 keys; the casts to float32 and back take a fraction of the pass."""
+takes five times as long over 20 keys; the casts to float32 and back take a fraction of the pass."""
 
 
 def fused_attention(
