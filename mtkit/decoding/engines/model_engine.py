@@ -44,7 +44,7 @@ class ModelEngine:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings, number type and shortlists; with shortlists, which depend on the batch, its size and the threads."""
+        """Settings, number type and shortlists; with a shortlist, batch size and threads, which decide it, too."""
         return {
             "device": next(self.model.parameters()).device.type,
             "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
