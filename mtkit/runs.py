@@ -10,7 +10,7 @@ metrics.jsonl, curves.png, translations/
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -208,6 +208,14 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
         run = Run(RUNS / name) if name is not None else Run(_latest(runs))
     assert run.about
     return run
+
+
+def find_runs(folders: Sequence[Path] | None = None, names: Sequence[str] | None = None) -> list[Run]:
+    """The runs in these folders and then those of these names; without any, the latest one.
+
+    Raises: RunError as `find_run`.
+    """
+    return [*map(find_run, folders or ()), *(find_run(name=each) for each in names or ())] or [find_run()]
 
 
 def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Path) -> None:

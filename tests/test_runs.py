@@ -13,7 +13,7 @@ from mtkit import runs
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, find_run, load_weights
+from mtkit.runs import FORMAT, find_run, find_runs, load_weights
 from tests.damage import check_damages
 
 
@@ -43,6 +43,14 @@ def test_a_run_is_found_by_folder_name_or_age(run: Path) -> None:
         find_run(name="onne")
     with pytest.raises(RunError, match="no run folder"):
         find_run(folder=run / "nowhere")
+
+
+def test_several_runs_are_found_by_folders_and_names(run: Path) -> None:
+    folders = [each.folder for each in find_runs([run], ["one", "one"])]
+    assert folders == [run] * 3
+    assert [each.folder for each in find_runs(None, [])] == [run]
+    with pytest.raises(RunError, match="did you mean 'one'"):
+        find_runs([run], ["onne"])
 
 
 def test_no_run_yet_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How fast decoding is, text to text: arithmetics and programs with one model, in turns, with what each translates."""
+"""How fast decoding is, text to text: models of runs, arithmetics and programs, in turns, with what each translates."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,10 @@ import torch
 
 from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate
 from mtkit.benchmark.operations import decoding_operations
+from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.held_out import HeldOut
+from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
@@ -88,10 +89,21 @@ class OwnDecoder:
         return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """One run's model, and what translates with it."""
+
+    run: Run
+    model: Network
+    decoders: Sequence[Decoder]
+
+
 @dataclass
 class Measured:
     """What one decoder came to at one beam."""
 
+    run: str
+    """The name of the run, as in `DecodingBenchmark.runs`."""
     program: str
     arithmetic: str
     shortlist: int
@@ -105,7 +117,7 @@ class Measured:
     texts: list[str] = field(default_factory=list)
     bleu: float = 0.0
     same: float = 0.0
-    """Share of the lines that mtkit's first arithmetic translates alike at this beam."""
+    """Share of the lines that the run's first decoder translates alike at this beam."""
 
     @property
     def speed(self) -> float:
@@ -125,18 +137,29 @@ class Measured:
 
 @dataclass(frozen=True)
 class DecodingBenchmark:
-    """All that was measured in one run."""
+    """All that was measured, in turns."""
 
-    run: Run
+    runs: dict[str, Run]
+    """{name: run}; names differ, also where folders of the same name lie in several places."""
     side: HeldOut
     device: torch.device
     repeats: int
     rates: dict[str, Rate]
-    operations: dict[int, float]
-    """{beam: operations that a segment cannot do without}."""
+    operations: dict[str, dict[int, float]]
+    """{name of the run: {beam: operations that a segment cannot do without}}."""
     signature: str
     """sacrebleu's signature of the BLEU scores."""
     rows: list[Measured]
+    """By beam, then by run and decoder, as they were given."""
+
+    @property
+    def beams(self) -> list[int]:
+        """The beams, in their order."""
+        return list(dict.fromkeys(row.beam for row in self.rows))
+
+    def of_beam(self, beam: int) -> list[Measured]:
+        """The rows of one beam."""
+        return [row for row in self.rows if row.beam == beam]
 
     def ceiling(self, row: Measured) -> float | None:
         """Segments a second at which the necessary operations alone take the machine's rate; None where not known.
@@ -146,7 +169,7 @@ class DecodingBenchmark:
         if row.shortlist:
             return None
         rate = self.rates.get(arithmetic_of(row.arithmetic))
-        return None if rate is None else rate.best / self.operations[row.beam]
+        return None if rate is None else rate.best / self.operations[row.run][row.beam]
 
     def share(self, row: Measured) -> float | None:
         """The share of that ceiling which is reached."""
@@ -154,51 +177,81 @@ class DecodingBenchmark:
         return None if ceiling is None else row.speed / ceiling
 
 
+def common_side(prepared: Sequence[Prepared], name: str | None = None) -> HeldOut:
+    """The side of that name, which all of the data must hold with the same text; by default the first one's first.
+
+    Raises: DataError for an unknown name; MtkitError where the text differs.
+    """
+    first = held_out(prepared[0], name)
+    for other in prepared[1:]:
+        side = held_out(other, first.name)
+        if (side.sources, side.references) != (first.sources, first.references):
+            raise MtkitError(
+                f"the side {first.name} of {other.folder} has other text than that of {prepared[0].folder}; choose "
+                "runs with the same text, or give prepared data for all of them with --data"
+            )
+    return first
+
+
 def first_segments(side: HeldOut, count: int | None) -> HeldOut:
     """The first so many segments of a side, each on its own; all for None."""
-    return HeldOut(side.name, side.sources[:count], side.references[:count])
+    sources, references = side.sources[:count], side.references[:count]
+    return HeldOut(side.name, sources, references, side.directions and side.directions.part(0, len(sources)))
 
 
 def measure_decoding(
-    run: Run,
-    model: Network,
+    candidates: Sequence[Candidate],
     side: HeldOut,
-    decoders: Sequence[Decoder],
     beams: Sequence[int],
     *,
     repeats: int = 3,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> DecodingBenchmark:
-    """Translate the side with each at each beam, in turns. The first decoder is what the others must agree with.
+    """Translate the side with each decoder of each run at each beam, in turns.
 
-    `on_progress` is told how many of how many times the side was translated.
+    The first decoder of a run is what its others must agree with. The models lie on one device. All translations are
+    scored as the first run's recipe says. `on_progress` is told how many of how many times the side was translated.
 
     Raises: MtkitError where there is nothing to translate, or a beam is none.
     """
     if not side.sources or not beams or min(beams) < 1 or repeats < 1:
         raise MtkitError("beams and repeats are whole numbers from 1, and there must be segments to translate")
-    rows, operations = [], {}
+    runs = named([each.run for each in candidates])
+    decoders = [(name, each) for name, its in zip(runs, candidates, strict=True) for each in its.decoders]
+    operations: dict[str, dict[int, float]] = {name: {} for name in runs}
+    rows = []
     for number, beam in enumerate(dict.fromkeys(beams)):
         at_beam = [
-            Measured(each.program, each.arithmetic, each.shortlist, beam, lines=len(side.sources)) for each in decoders
+            Measured(name, each.program, each.arithmetic, each.shortlist, beam, lines=len(side.sources))
+            for name, each in decoders
         ]
         total = len(beams) * (1 + repeats)
-        for decoder, row in zip(decoders, at_beam, strict=True):
+        for (_, decoder), row in zip(decoders, at_beam, strict=True):
             row.size = _fastest_size(decoder, side.sources, beam)
         on_progress(number * (1 + repeats) + 1, total)
         for turn in range(repeats):
-            for decoder, row in zip(decoders, at_beam, strict=True):
+            for (_, decoder), row in zip(decoders, at_beam, strict=True):
                 _translate(decoder, row, side.sources)
             on_progress(number * (1 + repeats) + 2 + turn, total)
-        operations[beam] = _operations(run, model, side, at_beam[0], beam)
+        for name, candidate in zip(runs, candidates, strict=True):
+            first = next(row for row in at_beam if row.run == name)
+            operations[name][beam] = _operations(candidate, side, first)
         rows += at_beam
-    signature = _score(run.recipe, side, rows)
-    device = model.output_weight.device
-    names = dict.fromkeys(["float32", *(arithmetic_of(each.arithmetic) for each in decoders)])
-    sizes = (run.recipe.model.d_model, run.recipe.model.feed_forward)
-    measured = {name: product_rate(name, device, sizes) for name in names}
+    signature = _score(candidates[0].run.recipe, side, rows)
+    device = candidates[0].model.output_weight.device
+    names = dict.fromkeys(["float32", *(arithmetic_of(row.arithmetic) for row in rows)])
+    sizes = {size for run in runs.values() for size in (run.recipe.model.d_model, run.recipe.model.feed_forward)}
+    measured = {name: product_rate(name, device, sorted(sizes)) for name in names}
     rates = {name: rate for name, rate in measured.items() if rate is not None}
-    return DecodingBenchmark(run, side, device, repeats, rates, operations, signature, rows)
+    return DecodingBenchmark(runs, side, device, repeats, rates, operations, signature, rows)
+
+
+def named(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by the names of their folders; by their paths, where two have the same name."""
+    names = [run.folder.resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.folder) for run in runs]
+    return dict(zip(names, runs, strict=True))
 
 
 def _fastest_size(decoder: Decoder, lines: Sequence[str], beam: int) -> int:
@@ -227,14 +280,15 @@ def _timed(decoder: Decoder, lines: Sequence[str], beam: int, size: int) -> tupl
     return found, time.perf_counter() - begin
 
 
-def _operations(run: Run, model: Network, side: HeldOut, row: Measured, beam: int) -> float:
+def _operations(candidate: Candidate, side: HeldOut, row: Measured) -> float:
+    run, model = candidate.run, candidate.model
     sources, targets = (
         [len(pieces) + 1 for pieces in tokenizer.encode_lines(texts)]
         for tokenizer, texts in ((run.tokenizers.source, side.sources), (run.tokenizers.target, row.texts))
     )
     longest = (model.longest_source, model.longest_target)
     segments = [(min(s, longest[0]), min(t, longest[1])) for s, t in zip(sources, targets, strict=True)]
-    return decoding_operations(model, segments, beam)
+    return decoding_operations(model, segments, row.beam)
 
 
 def _score(recipe: Recipe, side: HeldOut, rows: Sequence[Measured]) -> str:
@@ -256,7 +310,7 @@ def _score(recipe: Recipe, side: HeldOut, rows: Sequence[Measured]) -> str:
 
 
 def _firsts(rows: Sequence[Measured]) -> Iterator[Measured]:
-    """For each row the first one of its beam."""
-    first: dict[int, Measured] = {}
+    """For each row the first one of its run and beam."""
+    first: dict[tuple[str, int], Measured] = {}
     for row in rows:
-        yield first.setdefault(row.beam, row)
+        yield first.setdefault((row.run, row.beam), row)

@@ -12,18 +12,19 @@ AGREEMENT = 0.95
 
 
 def table(benchmark: DecodingBenchmark) -> str:
-    """A table for each beam, with a row for each program and arithmetic; × is beside mtkit's first arithmetic."""
-    side, first = benchmark.side, benchmark.rows[0]
+    """A table for each beam, with a row for each run, program and arithmetic; × is beside the first row."""
+    side, runs = benchmark.side, [str(run.folder) for run in benchmark.runs.values()]
+    first, of_its_run = label_of(benchmark, benchmark.rows[0]), " as by the first row of the same run"
     head = (
-        f"decoding {len(side.sources):,} segments of {side.name} with {benchmark.run.folder}, text to text, "
+        f"decoding {len(side.sources):,} segments of {side.name} with {', '.join(runs)}, text to text, "
         f"{benchmark.repeats} times in turns, on {hardware(benchmark.device)}\n"
-        f"(×: beside {label_of(first)}; ceiling: segments/s if the operations that a segment cannot do without ran at "
-        "the measured rate;\nsame: lines translated alike)"
+        f"(×: beside {first}; ceiling: segments/s if the operations that a segment cannot do without ran at "
+        f"the measured rate;\nsame: lines translated alike{of_its_run if len(runs) > 1 else ''})"
     )
     shortlist = max(row.shortlist for row in benchmark.rows)
     if shortlist:
         head += f"\n(short: only {shortlist} translations of each source piece may come, and the most frequent pieces)"
-    parts = [_at_beam(benchmark, beam) for beam in benchmark.operations]
+    parts = [_at_beam(benchmark, beam) for beam in benchmark.beams]
     footer = f"BLEU {benchmark.signature}\n{rates_in_words(benchmark.rates)}"
     return "\n\n".join([head, *parts, footer, *_doubts(benchmark)])
 
@@ -32,7 +33,7 @@ def as_object(benchmark: DecodingBenchmark) -> dict[str, Any]:
     """Everything measured, numbers unrounded, translations included."""
     return {
         **about(benchmark.device, benchmark.rates),
-        "run": str(benchmark.run.folder),
+        "runs": {name: str(run.folder) for name, run in benchmark.runs.items()},
         "side": benchmark.side.name,
         "repeats": benchmark.repeats,
         "signature": benchmark.signature,
@@ -57,30 +58,29 @@ def bars(benchmark: DecodingBenchmark) -> list[Bars]:
         Bars(
             title=f"decoding {benchmark.side.name}, beam {beam}, text to text, on {hardware(benchmark.device)}",
             unit="segments per second (BLEU behind the name)",
-            speeds=[(f"{label_of(row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit") for row in rows],
+            speeds=[
+                (f"{label_of(benchmark, row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit")
+                for row in benchmark.of_beam(beam)
+            ],
         )
-        for beam, rows in ((beam, rows_of_beam(benchmark, beam)) for beam in benchmark.operations)
+        for beam in benchmark.beams
     ]
 
 
-def rows_of_beam(benchmark: DecodingBenchmark, beam: int) -> list[Measured]:
-    """The rows of one beam."""
-    return [row for row in benchmark.rows if row.beam == beam]
-
-
-def label_of(row: Measured) -> str:
-    """ "mtkit float32", and with a shortlist "mtkit float32 short"."""
-    return f"{row.program} {row.arithmetic}{' short' if row.shortlist else ''}"
+def label_of(benchmark: DecodingBenchmark, row: Measured) -> str:
+    """ "mtkit float32 short" with a shortlist; of several runs "NAME: mtkit float32 short"."""
+    run = f"{row.run}: " if len(benchmark.runs) > 1 else ""
+    return f"{run}{row.program} {row.arithmetic}{' short' if row.shortlist else ''}"
 
 
 def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
-    measured = rows_of_beam(benchmark, beam)
+    measured = benchmark.of_beam(beam)
     rows = [["", "segments/s", "×", "median", "pieces/s", "ceiling", "share", "BLEU", "same", "batch"]]
     for row in measured:
         ceiling = benchmark.ceiling(row)
         rows.append(
             [
-                label_of(row),
+                label_of(benchmark, row),
                 f"{row.speed:,.1f}",
                 times(row.speed, measured[0].speed),
                 f"{row.median:,.1f}",
@@ -92,14 +92,19 @@ def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
                 f"{row.size:,}",
             ]
         )
-    return f"beam {beam}, {giga(benchmark.operations[beam])} GFLOP a segment\n{aligned(rows)}"
+    needed = [
+        f"{giga(its[beam])} GFLOP a segment{f' of {name}' if len(benchmark.runs) > 1 else ''}"
+        for name, its in benchmark.operations.items()
+    ]
+    return f"beam {beam}, {', '.join(needed)}\n{aligned(rows)}"
 
 
 def _doubts(benchmark: DecodingBenchmark) -> list[str]:
     """A line for each program whose model does not seem to be the same."""
+    first = {row.run: row for row in reversed(benchmark.rows)}
     return [
-        f"note: {label_of(row)} translates only {row.same:.1%} of the lines as {label_of(benchmark.rows[0])} does, "
-        "so its model may not be the same"
+        f"note: {label_of(benchmark, row)} translates only {row.same:.1%} of the lines as "
+        f"{label_of(benchmark, first[row.run])} does, so its model may not be the same"
         for row in benchmark.rows
         if row.beam == 1 and row.arithmetic == "float32" and not row.shortlist and row.same < AGREEMENT
     ]

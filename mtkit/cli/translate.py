@@ -124,7 +124,7 @@ def translate(
 
     from mtkit.decoding.files import force_file, translate_file
     from mtkit.decoding.translator import Translator, joins_documents
-    from mtkit.runs import find_run
+    from mtkit.runs import find_runs
 
     _check_options(
         input,
@@ -137,7 +137,7 @@ def translate(
         raise MtkitError("--shortlist restricts a search; leave it out with --target")
     if output is not None and output.is_dir():
         raise MtkitError(f"{output} is a folder; give the name of a file to write")
-    runs = [find_run(each) for each in run or []] + [find_run(name=each) for each in name or []] or [find_run()]
+    runs = find_runs(run, name)
     given = {
         "method": method,
         "beam": beam,

@@ -1,16 +1,28 @@
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mtkit.benchmark import decoding, machine
-from mtkit.benchmark.decoding import Decoded, DecodingBenchmark, OwnDecoder, first_segments, measure_decoding
+from mtkit.benchmark.decoding import (
+    Candidate,
+    Decoded,
+    DecodingBenchmark,
+    OwnDecoder,
+    common_side,
+    first_segments,
+    measure_decoding,
+    named,
+)
 from mtkit.benchmark.decoding_report import as_object, bars, table
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out
+from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
+from mtkit.runs import Run
 from tests.decoding.trained import Trained, make_run
 
 
@@ -45,7 +57,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(trained: Trained, copier: Copier, beams: Sequence[int]) -> DecodingBenchmark:
     model, side = trained.run.load_model(), held_out(trained.prepared)
     own = OwnDecoder(trained.run, model, trained.run.recipe.decoding, "auto")
-    return measure_decoding(trained.run, model, side, [own, copier], beams, repeats=2)
+    return measure_decoding([Candidate(trained.run, model, [own, copier])], side, beams, repeats=2)
+
+
+def candidate(trained: Trained) -> Candidate:
+    model = trained.run.load_model()
+    return Candidate(trained.run, model, [OwnDecoder(trained.run, model, trained.run.recipe.decoding, "auto")])
 
 
 def test_mtkit_translates_as_its_translate_command_does(trained: Trained) -> None:
@@ -80,15 +97,67 @@ def test_agreement_is_with_mtkit_and_doubted_where_it_is_small(trained: Trained)
 
 def test_the_ceiling_is_the_rate_over_the_operations_of_a_segment(trained: Trained) -> None:
     benchmark = measured(trained, Copier(), [1, 3])
-    greedy, beam = benchmark.rows[0], benchmark.rows[2]
-    assert benchmark.operations[1] < benchmark.operations[3] < 3 * benchmark.operations[1]
-    assert benchmark.ceiling(greedy) == benchmark.rates["float32"].best / benchmark.operations[1]
-    assert benchmark.share(beam) == pytest.approx(
-        beam.speed * benchmark.operations[3] / benchmark.rates["float32"].best
-    )
+    greedy, beam, operations = benchmark.rows[0], benchmark.rows[2], benchmark.operations["one"]
+    assert operations[1] < operations[3] < 3 * operations[1]
+    assert benchmark.ceiling(greedy) == benchmark.rates["float32"].best / operations[1]
+    assert benchmark.share(beam) == pytest.approx(beam.speed * operations[3] / benchmark.rates["float32"].best)
     content = as_object(benchmark)
     assert content["rows"][2]["segments_per_second"] == beam.speed
     assert [[own for *_, own in chart.speeds] for chart in bars(benchmark)] == [[True, False]] * 2
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A larger run on data of the same text, with a tokenizer of its own."""
+    return make_run(tmp_path_factory.mktemp("other") / "there", name="two", feed_forward=64, vocabulary=300)
+
+
+def test_runs_are_measured_side_by_side(trained: Trained, other: Trained) -> None:
+    both, copier = [candidate(trained), candidate(other)], Copier()
+    both[1] = Candidate(both[1].run, both[1].model, [*both[1].decoders, copier])
+    side = common_side([trained.prepared, other.prepared])
+    assert trained.run.vocabulary != other.run.vocabulary
+    benchmark = measure_decoding(both, side, [1, 3], repeats=1)
+    each_beam = [("one", "mtkit"), ("two", "mtkit"), ("two", "copier")]
+    assert [(row.beam, row.run, row.program) for row in benchmark.rows] == [(b, *x) for b in (1, 3) for x in each_beam]
+    one, two, copied = benchmark.of_beam(3)
+    assert one.texts != two.texts
+    assert (one.same, two.same, copied.same) == (1.0, 1.0, 0.0)  # agreement is within a run
+    assert benchmark.operations["one"][3] != benchmark.operations["two"][3]
+    assert benchmark.ceiling(two) == benchmark.rates["float32"].best / benchmark.operations["two"][3]
+    shown = table(benchmark)
+    assert all(label in shown for label in ("one: mtkit float32", "two: mtkit float32", "×: beside one: mtkit float32"))
+    assert "note: two: copier float32 translates only 0.0% of the lines as two: mtkit float32 does" in shown
+    content = as_object(benchmark)
+    assert content["runs"] == {"one": str(trained.run.folder), "two": str(other.run.folder)}
+    assert [row["run"] for row in content["rows"]] == ["one", "two", "two"] * 2
+    assert [label.split(" (")[0] for label, *_ in bars(benchmark)[1].speeds] == [
+        "one: mtkit float32",
+        "two: mtkit float32",
+        "two: copier float32",
+    ]
+
+
+def test_runs_with_another_text_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:
+    without, another = make_run(tmp_path / "1", sides=("test2",)), make_run(tmp_path / "2", text=100)
+    with pytest.raises(MtkitError, match="no test side 'test'"):
+        common_side([trained.prepared, without.prepared])
+    with pytest.raises(MtkitError, match=f"side test of {another.prepared.folder} has other text") as raised:
+        common_side([trained.prepared, another.prepared])
+    assert str(trained.prepared.folder) in str(raised.value)
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_paths(trained: Trained, tmp_path: Path) -> None:
+    moved = Run(tmp_path / "one")
+    assert list(named([trained.run])) == ["one"]
+    assert list(named([trained.run, moved])) == [str(trained.run.folder), str(moved.folder)]
+
+
+def test_text_is_scored_by_the_language_it_is_in(trained: Trained) -> None:
+    side = held_out(trained.prepared)
+    chinese = replace(side, directions=Directions(["en-zh"], [0] * len(side.sources)))
+    benchmark = measure_decoding([candidate(trained)], first_segments(chinese, 3), [1], repeats=1)
+    assert "tok:zh" in benchmark.signature
 
 
 def test_the_first_segments_are_taken(trained: Trained) -> None:
@@ -101,4 +170,4 @@ def test_the_first_segments_are_taken(trained: Trained) -> None:
 def test_nothing_to_decode_is_refused(trained: Trained, beams: list[int], count: int, tmp_path: Path) -> None:
     model, side = trained.run.load_model(), HeldOut("test", ["a"] * count, ["b"] * count)
     with pytest.raises(MtkitError, match="segments to translate"):
-        measure_decoding(trained.run, model, side, [Copier()], beams)
+        measure_decoding([Candidate(trained.run, model, [Copier()])], side, beams)

@@ -49,26 +49,36 @@ def make_run(
     documents: int | None = None,
     sides: tuple[str, ...] = ("test",),
     attention: str = "full",
+    feed_forward: int = 32,
+    vocabulary: int = 400,
+    text: int = 0,
 ) -> Trained:
     """The run `folder`/mtkit-runs/`name` and its data `folder`/mtkit-data, made unless it is there.
 
     Each of `directions` has training, validation and test text of its own. `documents` is the piece budget of rows of
-    lines that blank lines part. `sides` are the test sides.
+    lines that blank lines part. `sides` are the test sides. Another `text` draws other lines.
     """
     folder.mkdir(exist_ok=True)
-    text = {side: _corpora(folder, side, directions, documents is not None) for side in ("train", "valid")}
-    tests = {side: _corpora(folder, side, directions, documents is not None) for side in sides} if test_side else {}
+    how = (directions, documents is not None, text)
+    corpora = {side: _corpora(folder, side, *how) for side in ("train", "valid")}
+    tests = {side: _corpora(folder, side, *how) for side in sides} if test_side else {}
     recipe = make_recipe(
         {
             "seed": seed,
             "data": {
                 "folder": str(folder / "mtkit-data"),
-                **text,
+                **corpora,
                 "test": tests,
-                "tokenizer": {"vocabulary": 400},
+                "tokenizer": {"vocabulary": vocabulary},
                 "documents": documents and {"pieces": documents},
             },
-            "model": {"d_model": 32, "heads": 2, "feed_forward": 32, "max_length": LONGEST, "dropout": 0.0},
+            "model": {
+                "d_model": 32,
+                "heads": 2,
+                "feed_forward": feed_forward,
+                "max_length": LONGEST,
+                "dropout": 0.0,
+            },
             "attention": {"encoder": attention},
             "decoding": {"beam": 3},
         }
@@ -104,14 +114,14 @@ def make_run(
     return Trained(Run(run), prepared)
 
 
-def _corpora(folder: Path, side: str, directions: tuple[str, ...], documents: bool) -> list[dict[str, str]]:
+def _corpora(folder: Path, side: str, directions: tuple[str, ...], documents: bool, text: int) -> list[dict[str, str]]:
     """The text of a side, in each direction, as a recipe names it."""
     corpora = []
     for number, direction in enumerate(directions or (None,)):
         corpus = {"source": f"{side}.source", "target": f"{side}.target"}
         if direction is not None:
             corpus = {key: f"{value}.{direction}" for key, value in corpus.items()} | {"direction": direction}
-        lines = sentences(200 if side == "train" else 7, {"train": 0, "valid": 2}.get(side, 4) + 10 * number)
+        lines = sentences(200 if side == "train" else 7, {"train": 0, "valid": 2}.get(side, 4) + 10 * number + text)
         if documents:
             lines[3::4] = [""] * len(lines[3::4])
             corpus["documents"] = "empty-lines"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtkit.cli.translation.lexicons import lexicon_for
+from mtkit.cli.translation.notes import note
 from mtkit.cli.values import MOST, parse_names, parse_numbers
 from mtkit.errors import MtkitError
 
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 
 
 def decode(
-    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder.  [default: the latest run]")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run in mtkit-runs.")] = None,
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Run folder; several are measured in turns.  [default: the latest run]"),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several are measured in turns."),
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the side.  [default: the run's]")
+        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the side.  [default: each run's]")
     ] = None,
     side: Annotated[str | None, typer.Option(help="Side to translate.  [default: the first test side]")] = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
@@ -56,68 +63,79 @@ def decode(
         "mtkit-benchmark"
     ),
 ) -> None:
-    """Measure translation speed of a trained run.
+    """Measure translation speed of trained runs.
 
     Reports segments/s from text to text, BLEU, and the share of the ceiling: the speed that the measured rate of matrix
     products allows for the operations a segment needs. Other programs translate with the same weights in turns, each at
-    the fastest of several batch sizes.
+    the fastest of several batch sizes. Several runs must have a side of the same text, prepared in any way.
 
     \b
     Examples:
       mtkit benchmark decode --dtype float32,bfloat16 --beside ctranslate2
+      mtkit benchmark decode --name deep --name shallow --dtype int8 --shortlist 10
     """
     from mtkit.benchmark.peers import PACKAGES, check_peers
     from mtkit.recipe.recipe import MOST_HYPOTHESES
-    from mtkit.runs import find_run
+    from mtkit.runs import find_runs
 
     programs = parse_names(beside)
     beams, sizes = parse_numbers("--beam", beam, MOST_HYPOTHESES), parse_numbers("--batch-tokens", batch_tokens)
     check_peers(programs, list(PACKAGES), "decode")
-    found = find_run(run, name)
-    if len(found.directions) > 1:
-        raise MtkitError(f"{found.folder} translates {', '.join(found.directions)}; decode takes runs of one direction")
+    runs = list({each.folder.resolve(): each for each in find_runs(run, name)}.values())
+    for each in runs:
+        if len(each.directions) > 1:
+            raise MtkitError(
+                f"{each.folder} translates {', '.join(each.directions)}; decode takes runs of one direction"
+            )
 
     import torch
 
-    from mtkit.benchmark.decoding import OwnDecoder, first_segments, measure_decoding
+    from mtkit.benchmark.decoding import Candidate, OwnDecoder, common_side, first_segments, measure_decoding
     from mtkit.benchmark.decoding_report import as_object, bars, table
     from mtkit.benchmark.report import write
     from mtkit.cli.progress import steps
     from mtkit.data.prepared import open_prepared
-    from mtkit.decoding.held_out import held_out
     from mtkit.device import find_device
 
     if threads is not None:
         torch.set_num_threads(threads)
-    folder = data or found.recipe.data.folder
-    chosen = first_segments(held_out(open_prepared(folder), side), segments)
-    model = found.load_model(checkpoint, str(find_device(device)))
-    settings = found.recipe.decoding
-    lexicons = [None, lexicon_for(found, folder, shortlist)] if shortlist else [None]
-    decoders: list[Decoder] = [
-        OwnDecoder(found, model, settings, each, sizes, short) for each in parse_names(dtype) for short in lexicons
-    ]
-    decoders += _peers(found, model, programs, lexicons)
+    folders = [data or each.recipe.data.folder for each in runs]
+    chosen = first_segments(common_side([open_prepared(each) for each in dict.fromkeys(folders)], side), segments)
+    where, candidates = str(find_device(device)), []
+    for found, folder in zip(runs, folders, strict=True):
+        model, settings = found.load_model(checkpoint, where), found.recipe.decoding
+        lexicons = [None, lexicon_for(found, folder, shortlist)] if shortlist else [None]
+        decoders: list[Decoder] = [
+            OwnDecoder(found, model, settings, each, sizes, short) for each in parse_names(dtype) for short in lexicons
+        ]
+        for program in programs:
+            try:
+                decoders += _peers(program, found, model, lexicons)
+            except MtkitError as error:
+                if len(runs) == 1:
+                    raise
+                note(f"{found.folder} is measured without {program}: {error}")
+        candidates.append(Candidate(found, model, decoders))
     with steps("benchmark", "turn") as on_progress:
-        measured = measure_decoding(found, model, chosen, decoders, beams, repeats=repeats, on_progress=on_progress)
+        measured = measure_decoding(candidates, chosen, beams, repeats=repeats, on_progress=on_progress)
     typer.echo(table(measured))
     typer.echo(f"\n{write(output / 'decode', table(measured), as_object(measured), bars(measured))}")
 
 
-def _peers(
-    run: "Run", model: "Network", programs: "Sequence[str]", lexicons: "Sequence[Lexicon | None]"
-) -> "Iterator[Decoder]":
-    """The run's model in each program, in each of its arithmetics for the device, with and without a shortlist."""
+def _peers(program: str, run: "Run", model: "Network", lexicons: "Sequence[Lexicon | None]") -> "Iterator[Decoder]":
+    """The run's model in a program, in each of its arithmetics for the device, with and without a shortlist.
+
+    Raises: MtkitError where the program has no such model.
+    """
     device, settings = model.output_weight.device.type, run.recipe.decoding
-    for program in programs:
-        if program == "ctranslate2":
-            from mtkit.benchmark.peers import ctranslate2
+    if program == "ctranslate2":
+        from mtkit.benchmark.peers import ctranslate2
 
-            for arithmetic in ctranslate2.ARITHMETICS[device]:
-                for lexicon in lexicons:
-                    yield ctranslate2.CTranslate2(run, model, settings, arithmetic, lexicon)
-        else:
-            from mtkit.benchmark.peers import huggingface_decoding
+        for arithmetic in ctranslate2.ARITHMETICS[device]:
+            for lexicon in lexicons:
+                yield ctranslate2.CTranslate2(run, model, settings, arithmetic, lexicon)
+    else:
+        from mtkit.benchmark.peers import huggingface_decoding
 
-            for arithmetic in huggingface_decoding.ARITHMETICS[device]:
-                yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)
+        for arithmetic in huggingface_decoding.ARITHMETICS[device]:
+            yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)

@@ -60,6 +60,35 @@ def test_a_shortlist_is_measured_beside_all_pieces(monkeypatch: pytest.MonkeyPat
     assert all(rows[place]["texts"] != rows[place + 1]["texts"] for place in (0, 2))
 
 
+def test_runs_by_name_and_folder_are_measured_side_by_side(trained: Trained) -> None:
+    here = trained.run.folder.parent.parent
+    make_run(here / "sub", name="two", attention="linear")
+    runs = ["--run", "sub/mtkit-runs/two", "--run", "mtkit-runs/one", "--name", "one"]  # the second of them twice
+    shown = typed(*runs, "--beam", "1", "--segments", "4", "--dtype", "float32,int8", "--output", "both").stdout
+    rows = json.loads(Path("both/decode.json").read_text())["rows"]
+    expected = [(run, arithmetic) for run in ("two", "one") for arithmetic in ("float32", "int8")]
+    assert [(row["run"], row["arithmetic"]) for row in rows] == expected
+    assert "one: mtkit int8" in shown
+    assert "two: mtkit int8" in shown
+
+
+@pytest.mark.peer
+def test_of_several_runs_one_that_a_program_cannot_hold_is_left_out_with_a_note(trained: Trained) -> None:
+    pytest.importorskip("transformers")
+    make_run(trained.run.folder.parent.parent / "sub2", name="three", attention="linear")
+    given = ["--beam", "1", "--segments", "4", "--beside", "huggingface", "--output", "peer"]
+    several = typed("--run", "sub2/mtkit-runs/three", "--run", "mtkit-runs/one", *given)
+    assert "note: sub2/mtkit-runs/three is measured without huggingface: " in several.stderr
+    rows = json.loads(Path("peer/decode.json").read_text())["rows"]
+    assert [(row["run"], row["program"]) for row in rows] == [
+        ("three", "mtkit"),
+        ("one", "mtkit"),
+        ("one", "huggingface"),
+    ]
+    with pytest.raises(MtkitError, match="takes runs trained with full attention"):
+        typed("--run", "sub2/mtkit-runs/three", *given)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
