@@ -182,7 +182,10 @@ def measure_training(
         on_progress(done, len(trainers) * (len(turns) + 1))
 
     rows_trained_on = np.concatenate(feed.plan(0)[: plan.warmup + plan.updates])
-    operations = {each.attention: training_operations(each.model, feed.side(0), rows_trained_on) for each in own}
+    passes = 2 if recipe.training.r_drop else 1
+    operations = {
+        each.attention: passes * training_operations(each.model, feed.side(0), rows_trained_on) for each in own
+    }
     for trainer, row, batches in zip(trainers, rows, work, strict=True):
         row.operations = operations.get(trainer.attention)
         _warm_up(trainer, row, batches, plan, world)

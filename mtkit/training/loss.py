@@ -43,15 +43,20 @@ class TokenLoss:
 def batch_loss(model: Network, inputs: Inputs, precision: Precision, *, smoothing: float) -> tuple[TokenLoss, Output]:
     """The loss of a batch's real target tokens in one forward pass, and the pass's output."""
     with precision.autocast():
-        output = model(
-            inputs.source,
-            inputs.target_in,
-            source_valid=inputs.source_valid,
-            target_valid=inputs.target_valid,
-            task=inputs.task,
-        )
-        hidden = output.hidden.flatten(0, 1).index_select(0, inputs.places)
+        hidden, output = predicting(model, inputs)
         return token_loss(hidden, model.output_weight, inputs.target, smoothing=smoothing), output
+
+
+def predicting(model: Network, inputs: Inputs) -> tuple[Tensor, Output]:
+    """The vectors (N, D) that predict the batch's real target tokens, and the forward pass's output."""
+    output = model(
+        inputs.source,
+        inputs.target_in,
+        source_valid=inputs.source_valid,
+        target_valid=inputs.target_valid,
+        task=inputs.task,
+    )
+    return output.hidden.flatten(0, 1).index_select(0, inputs.places), output
 
 
 def token_loss(

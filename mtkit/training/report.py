@@ -98,7 +98,7 @@ class Interval:
 
     def read(self, sums: Sequence[float], rate: float) -> dict[str, float]:
         """The interval's line, from the sums that `Updater.read` gave; the next interval begins."""
-        loss, nll, extra, reward, segments, norms, made = sums
+        loss, nll, extra, reward, segments, divergence, norms, made = sums
         seconds = max(monotonic() - self._begin, 1e-9)
         self.seconds_per_update = seconds / self._updates
         row: dict[str, float] = {
@@ -113,6 +113,8 @@ class Interval:
         }
         if segments:
             row["reward"] = reward / segments
+        if divergence:
+            row["r_drop"] = divergence / self._tokens
         if made < self._updates:
             row["skipped_updates"] = self._updates - made
         self._restart()

@@ -19,7 +19,7 @@ from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed import World
 from mtkit.training.feed import Inputs, Work
-from mtkit.training.loss import Baseline, batch_loss
+from mtkit.training.loss import Baseline, TokenLoss, batch_loss
 from mtkit.training.optimization.averaging import MovingAverage
 from mtkit.training.optimization.optimizer import (
     Precision,
@@ -28,11 +28,12 @@ from mtkit.training.optimization.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
+from mtkit.training.r_drop import batch_loss_twice, twice
 from mtkit.training.report import Say
 
-LOSS, NLL, EXTRA, REWARD, SEGMENTS = range(5)
-"""Places in the totals of an update: sums over target tokens of the smoothed loss, of the nll and of what attentions
-add; of the rewards and the number of segments where attentions sample."""
+LOSS, NLL, EXTRA, REWARD, SEGMENTS, DIVERGENCE = range(6)
+"""Places in the totals of an update: sums over target tokens of the smoothed loss with R-Drop's term, of the nll and of
+what attentions add; of the rewards and the number of segments where attentions sample; of R-Drop's divergence."""
 
 
 class Updater:
@@ -59,7 +60,7 @@ class Updater:
         self._say = say
         self._settings = recipe.training
         self._seed = recipe.seed
-        self._sums = torch.zeros(7, device=world.device)  # what `read` gives
+        self._sums = torch.zeros(8, device=world.device)  # what `read` gives
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
         self.begin_average()
 
@@ -109,7 +110,7 @@ class Updater:
         return int(self._failed) or None
 
     def read(self) -> list[float]:
-        """The five totals, the gradient norms and the updates made, summed since the last reading. Waits.
+        """The six totals, the gradient norms and the updates made, summed since the last reading. Waits.
 
         A norm that is not finite does not count, nor does its update: float16 skips it.
         """
@@ -157,7 +158,7 @@ class Updater:
         while True:
             seed_generators(self._seed, number, self.world.rank)
             self.optimizer.zero_grad(set_to_none=True)
-            totals = torch.zeros(5, device=self.world.device)
+            totals = torch.zeros(6, device=self.world.device)
             refused = next((each for each in self._parts(batches) if not self._fits(each, tokens, totals)), None)
             if refused is None:
                 return totals
@@ -210,10 +211,17 @@ class Updater:
 
     def _accumulate(self, inputs: Inputs, tokens: int, totals: Tensor) -> None:
         """Add a batch's gradients, each of its tokens weighing one of the update's `tokens`, and its `totals`."""
-        smoothing = self._settings.label_smoothing
-        loss, output = batch_loss(self.model, inputs, self.precision, smoothing=smoothing)
+        smoothing, alpha = self._settings.label_smoothing, self._settings.r_drop
+        if alpha:
+            inputs = twice(inputs)
+            pair, output = batch_loss_twice(self.model, inputs, self.precision, smoothing=smoothing, alpha=alpha)
+            totals[DIVERGENCE] += pair.divergence
+            loss: TokenLoss = pair
+        else:
+            loss, output = batch_loss(self.model, inputs, self.precision, smoothing=smoothing)
+        passes = 2 if alpha else 1  # of which everything is the mean
         objective = loss.smoothed
-        measured = [loss.smoothed.detach(), loss.nll.sum()]
+        measured = [loss.smoothed.detach(), loss.nll.sum() / passes]
         if output.losses:
             # means per token: a batch's weighs as much as the batch has tokens
             extra = torch.stack([each.float() for each in output.losses.values()]).sum() * loss.tokens
@@ -222,7 +230,7 @@ class Updater:
         totals[: len(measured)] += torch.stack(measured)
         if output.log_prob is not None:
             sampled, reward = self.baseline.loss(output.log_prob.float(), loss.nll, inputs.places // inputs.width)
-            objective = objective + sampled
+            objective = objective + sampled / passes
             totals[REWARD] += reward.sum()
             totals[SEGMENTS] += len(reward)
         self.precision.backward(objective / tokens)

@@ -52,11 +52,11 @@ def test_the_gradient_norm_is_that_of_the_updates_that_were_made() -> None:
     interval = Interval()
     for _ in range(3):
         interval.count(10)
-    row = interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 3.0, 2.0], rate=0.5)
+    row = interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 3.0, 2.0], rate=0.5)
     assert row["gradient_norm"] == 1.5
     assert row["skipped_updates"] == 1
     interval.count(10)
-    assert math.isnan(interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0], rate=0.5)["gradient_norm"])
+    assert math.isnan(interval.read([30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], rate=0.5)["gradient_norm"])
 
 
 def test_an_interval_gives_means_per_token_and_per_update() -> None:
@@ -67,12 +67,13 @@ def test_an_interval_gives_means_per_token_and_per_update() -> None:
     with interval.waiting():
         pass
     interval.count(10)
-    row = interval.read([80.0, 40.0, 8.0, -6.0, 4.0, 3.0, 2.0], rate=0.5)
+    row = interval.read([80.0, 40.0, 8.0, -6.0, 4.0, 10.0, 3.0, 2.0], rate=0.5)
     assert row["loss"] == 2.2
     assert row["nll"] == 1.0
     assert row["perplexity"] == pytest.approx(2.71828, rel=1e-5)
     assert row["gradient_norm"] == 1.5
     assert row["reward"] == -1.5
+    assert row["r_drop"] == 0.25
     assert "skipped_updates" not in row
     assert row["rate"] == 0.5
     assert 0 <= row["data_wait"] <= 1

@@ -170,7 +170,7 @@ def test_the_model_hears_of_every_update_and_measurements_add_up(prepared: Prepa
         (_mean_nll(model, work) * work.batches[0].target_valid.sum(1)).sum().item() / work.tokens, rel=1e-5
     )
     assert sums[-1] == 2
-    assert steps.read() == [0.0] * 7
+    assert steps.read() == [0.0] * 8
 
 
 def test_a_step_that_float16_skips_has_no_gradient_norm(prepared: Prepared) -> None:

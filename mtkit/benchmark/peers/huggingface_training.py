@@ -33,9 +33,11 @@ class HuggingFaceTrainer:
     program, attention = "huggingface", "full"
 
     def __init__(self, recipe: Recipe, prepared: Prepared, world: World, precision: str) -> None:
-        """Raises: MtkitError under torchrun, and for a precision that it has not."""
+        """Raises: MtkitError under torchrun, and for a precision or a loss that it has not."""
         if world.size > 1:
             raise MtkitError("--beside measures one process; leave it out under torchrun")
+        if recipe.training.r_drop:
+            raise MtkitError("huggingface has no R-Drop: leave out --beside, or set training.r_drop: 0")
         if precision not in PRECISIONS:
             raise MtkitError(f"huggingface has no precision '{precision}'; it has {', '.join(PRECISIONS)}")
         self.precision = precision

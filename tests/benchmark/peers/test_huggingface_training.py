@@ -44,6 +44,8 @@ def test_what_it_cannot_do_is_refused(prepared: Prepared, monkeypatch: pytest.Mo
     recipe, world = tiny(), World("cpu")
     with pytest.raises(MtkitError, match="precision"):
         HuggingFaceTrainer(recipe, prepared, world, "int4")
+    with pytest.raises(MtkitError, match="R-Drop"):
+        HuggingFaceTrainer(tiny(training={"r_drop": 5.0}), prepared, world, "float32")
     world.size = 2
     with pytest.raises(MtkitError, match="torchrun"):
         HuggingFaceTrainer(recipe, prepared, world, "float32")
