@@ -1,6 +1,6 @@
 """A recipe from text to scores in a folder of its own, and whether it keeps what its head promises.
 
-data/        the prepared text
+data/        the prepared text; data-translated/ what runs translated for it
 run/         a run folder like any other: mtkit translate --run FOLDER/run
 check.json   scores and promises, written last
 
@@ -18,6 +18,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.report import summary
 from mtkit.decoding.held_out import held_out, unusual
+from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DiffersError, MtkitError, RecipeError
 from mtkit.evaluation.metrics import metric_names
@@ -72,7 +73,8 @@ def check(
     recipe = load_recipe(path, {"data": {"folder": folder / "data"}, "training": dict(limits)})
     run = Run(folder / "run")
     try:
-        report = prepare(recipe.data, workers=workers, progress=progress)
+        data = with_translations(recipe.data, device=device, say=say, progress=progress)
+        report = prepare(data, workers=workers, progress=progress)
         say(f"{summary(report, recipe.model.max_length)}\n")
         prepared = open_prepared(recipe.data.folder)
         wanted = _wanted(head, recipe, list(prepared.tests) or ["valid"])

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from mtkit import recipe_check
+from mtkit.data.prepared import open_prepared
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.recipe_check import Checked, check
+from tests.decoding.trained import make_run
 
 RECIPE = """# Two sides
 #
@@ -124,3 +126,22 @@ def test_another_recipe_in_the_same_folder_is_refused() -> None:
     path.write_text(RECIPE.format(promise="BLEU >= 0 on two").replace("feed_forward: 16", "feed_forward: 32"))
     with pytest.raises(MtkitError, match=r"model\.feed_forward: 16 -> 32\); delete out to start again"):
         check(path, Path("out"), {}, command=["mtkit"], say=lambda line: None)
+
+
+def test_a_run_s_translations_are_training_text(tmp_path: Path) -> None:
+    teacher = make_run(tmp_path / "teacher").run.folder
+    path, said = Path("student.yaml"), []
+    path.write_text(
+        RECIPE.format(promise="exact <= 100 on two").replace(
+            "train: {source: train.en, target: train.de}",
+            f"train: [{{source: train.en, target: train.de}}, {{source: train.en, translated_by: {teacher}}}]",
+        )
+    )
+    found = check(path, Path("out"), {}, command=["mtkit"], say=said.append)
+    assert found.kept
+    assert any(f"translating 60 lines of train.en with {teacher}" in line for line in said)
+    assert len(Path("out/data-translated/train-2.txt").read_text().splitlines()) == 60
+    assert len(open_prepared(Path("out/data")).train) == 120
+    again: list[str] = []
+    check(path, Path("out"), {}, command=["mtkit"], say=again.append)
+    assert not any("translating" in line for line in again)

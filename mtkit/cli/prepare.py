@@ -1,5 +1,6 @@
 """`mtkit prepare`: text to a tokenizer and prepared data."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,8 +52,8 @@ def prepare(
 
     Text files are UTF-8 with one segment per line, plain or gzipped (.gz). Without --train and --recipe, the built-in
     corpus is used. The `data` section of a recipe accepts more: tables, data sets, several corpora, directions and test
-    sides, documents, cleaning. The same command does nothing the second time. Other settings or text need --overwrite
-    or another --data folder.
+    sides, documents, cleaning, translations by a run. The same command does nothing the second time. Other settings or
+    text need --overwrite or another --data folder.
 
     \b
     Examples:
@@ -84,17 +85,19 @@ def prepare(
 
     from mtkit.data.encode import usable_cores
     from mtkit.data.prepare import prepare as prepare_data
+    from mtkit.data.progress import ProgressBar
     from mtkit.data.report import summary
     from mtkit.recipe import load_recipe
 
     settings = load_recipe(recipe, {"data": _present(given)})
 
-    report = prepare_data(
-        settings.data,
-        overwrite=overwrite,
-        workers=workers or usable_cores(),
-        progress=lambda items, what, total: tqdm(items, what, total, delay=2, unit_scale=True, leave=False),
-    )
+    bar: ProgressBar = partial(tqdm, delay=2, unit_scale=True, leave=False)
+    text = settings.data
+    if any(corpus.translated_by for corpus in text.train):
+        from mtkit.decoding.translated_text import with_translations
+
+        text = with_translations(text, say=typer.echo, progress=bar)
+    report = prepare_data(text, overwrite=overwrite, workers=workers or usable_cores(), progress=bar)
     typer.echo(summary(report, settings.model.max_length))
     options = f" --recipe {recipe}" * (recipe is not None) + f" --data {data}" * (data is not None)
     example = (

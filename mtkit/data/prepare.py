@@ -57,6 +57,8 @@ def prepare(
     an empty side, and what `settings.cleaning` says, are left out and counted; validation and test sides are kept line
     by line, whatever they hold. `workers` processes encode; what they write does not depend on how many.
 
+    A corpus that a run is to translate needs both sides: see `mtkit.decoding.translated_text`.
+
     Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
     where the corpus is too small.
     """
@@ -123,6 +125,12 @@ def prepare(
 def _sides(settings: DataSettings) -> Corpora:
     """The corpora of each side; none for the built-in corpus."""
     if settings.train:
+        for corpus in settings.train:
+            if corpus.translated_by is not None:
+                raise DataError(
+                    f"{corpus.source or corpus.target} is not translated by {corpus.translated_by} yet; call "
+                    "mtkit.decoding.translated_text.with_translations(settings) first"
+                )
         return {"train": settings.train, "valid": settings.valid, **settings.test}
     if (settings.source_language, settings.target_language) != ("en", "de"):
         raise DataError(

@@ -19,6 +19,9 @@ class Corpus(Settings):
     its name (`translation.en` if nested), or its number from 1 in a TSV file without a header."""
     target: Path | str | None = None
     """Text file or column of the target side."""
+    translated_by: Path | None = None
+    """Run, by name or folder, that translates the one text file that is given into the other side: into the target for
+    sequence-level distillation, into the source for back-translation. For training corpora."""
     file: Path | None = None
     """One file with both sides: .tsv, .jsonl or .parquet; .tsv.gz and .jsonl.gz too."""
     dataset: str | None = None
@@ -40,7 +43,14 @@ class Corpus(Settings):
     def _one_place(self) -> Self:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a corpus has either file or dataset, not both")
-        if self.source is None or self.target is None:
+        if self.translated_by is not None:
+            if self.file is not None or self.dataset is not None:
+                raise ValueError(
+                    "translated_by applies to text files; leave it out, or write the column as a text file"
+                )
+            if (self.source is None) == (self.target is None):
+                raise ValueError("a corpus with translated_by has either source or target; the run makes the other")
+        elif self.source is None or self.target is None:
             what = "columns" if self.file or self.dataset else "files"
             raise ValueError(f"a corpus needs source and target: its two {what}")
         if self.dataset is None:
@@ -193,6 +203,10 @@ class DataSettings(Settings):
                 if corpus.weight != 1:
                     raise ValueError(
                         f"the {name} side has a weight, which applies to training corpora only; leave it out"
+                    )
+                if corpus.translated_by is not None:
+                    raise ValueError(
+                        f"the {name} side has translated_by, which applies to training corpora only; give both sides"
                     )
                 if (direction := self.direction_of(corpus)) not in known:
                     raise ValueError(

@@ -1,0 +1,113 @@
+"""Training text one side of which a trained run translates from the other.
+
+FOLDER-translated/train-2.txt   the side that the second training corpus of the prepared data FOLDER lacks
+FOLDER-translated/train-2.json  what it was made of; written last
+
+A corpus with a source alone gets the run's translations as its target: sequence-level distillation (Kim and Rush, 2016,
+https://aclanthology.org/D16-1139). One with a target alone gets a source: back-translation (Sennrich et al., 2016,
+https://aclanthology.org/P16-1009).
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.progress import ProgressBar, silent
+from mtkit.data.readers import EMPTY_LINES, Lines, measure_file
+from mtkit.decoding.files import translate_file
+from mtkit.decoding.translator import Translator
+from mtkit.errors import RecipeError
+from mtkit.files import json_text, write_json
+from mtkit.languages import languages_of
+from mtkit.recipe.data import Corpus, DataSettings
+from mtkit.runs import find_run
+
+
+def with_translations(
+    settings: DataSettings,
+    *,
+    device: str = "auto",
+    say: Callable[[str], object] = lambda message: None,
+    progress: ProgressBar = silent,
+) -> DataSettings:
+    """The settings with a text file for each side that a run is to translate; translates those that are not there.
+
+    An interrupted call resumes when it is repeated. A file made by the same weights and decoding settings from the same
+    text is used again. Translation follows the decoding settings of the run's recipe. `say` gets messages for people.
+
+    Raises: RunError for a run that is not there; RecipeError for one of another direction; DataError for bad text.
+    """
+    folder = settings.folder.with_name(f"{settings.folder.name}-translated")
+    train = [
+        _completed(corpus, settings.direction_of(corpus), folder / f"train-{number}", device, say, progress)
+        for number, corpus in enumerate(settings.train, start=1)
+    ]
+    return settings.model_copy(update={"train": tuple(train)})
+
+
+def _completed(
+    corpus: Corpus, direction: str, stem: Path, device: str, say: Callable[[str], object], progress: ProgressBar
+) -> Corpus:
+    """The corpus with both sides, the missing one at `stem`.txt."""
+    if corpus.translated_by is None:
+        return corpus
+    given, missing = ("source", "target") if corpus.target is None else ("target", "source")
+    text, output, record = Path(str(getattr(corpus, given))), stem.with_suffix(".txt"), stem.with_suffix(".json")
+    facts, translator = measure_file(text), _translator(corpus.translated_by, device)
+    if given == "target":
+        direction = "-".join(reversed(languages_of(direction)))
+    _check_direction(translator, direction)
+    ids = None if corpus.documents in (None, EMPTY_LINES) else Path(str(corpus.documents))
+    about = {
+        **translator.identity,
+        "direction": direction,
+        "text": facts.sha256,
+        "documents": corpus.documents if ids is None else measure_file(ids).sha256,
+    }
+    if not output.is_file() or _made_of(record) != json.loads(json_text(about)):
+        record.unlink(missing_ok=True)
+        run = translator.runs[0].folder
+        say(f"translating {facts.lines:,} lines of {text} with {run}, beam {translator.settings.beam}, into {output}")
+        bar = iter(progress(range(facts.lines), f"translating {text.name}", facts.lines))
+        notes = translate_file(
+            translator,
+            Lines(text),
+            output,
+            direction=direction,
+            documents=False if corpus.documents is None else None,  # None: as the run was trained
+            document_ids=ids,
+            say=say,
+            on_progress=lambda lines: deque(islice(bar, lines), maxlen=0),
+        )
+        deque(bar, maxlen=0)
+        for message in notes.messages():
+            say(f"note: {message}")
+        write_json(record, about)
+    return corpus.model_copy(update={missing: output, "translated_by": None})
+
+
+def _translator(run: Path, device: str) -> Translator:
+    """The run in that folder, or of that name under ./mtkit-runs; gives one translation per line."""
+    named = run.name == str(run) and not run.is_dir()
+    found = find_run(name=str(run)) if named else find_run(run)
+    return Translator([found], found.recipe.decoding.model_copy(update={"n_best": 1}), device=device)
+
+
+def _check_direction(translator: Translator, direction: str) -> None:
+    known = translator.runs[0].directions
+    if direction not in known:
+        raise RecipeError(
+            f"data.train: translated_by {translator.runs[0].folder}, which translates {', '.join(known)}, but the "
+            f"corpus needs {direction}; name another run"
+        )
+
+
+def _made_of(record: Path) -> Any:
+    """What the file beside the record was made of; None where it is not known."""
+    try:
+        return json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
