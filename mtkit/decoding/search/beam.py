@@ -3,7 +3,8 @@
 The rules are those of fairseq (Ott et al., 2019, https://github.com/facebookresearch/fairseq, `sequence_generator.py`).
 Each step considers the 2 * beam best continuations, so that the beam keeps its width when hypotheses end. An end counts
 only among the first `beam` continuations. A segment is finished with `beam` ended hypotheses or at its own limit, where
-EOS is forced. Hypotheses in progress are compared by log-probability, ended ones by score.
+EOS is forced. Hypotheses in progress are compared by log-probability, ended ones by score. Unlike fairseq, of all that
+end at the last step those with the best scores are kept; without a coverage penalty, the best of all is the same.
 """
 
 from dataclasses import dataclass
@@ -115,33 +116,36 @@ class _Alive:
 
 @dataclass
 class _Ended:
-    """Up to `beam` ended hypotheses of each segment of the batch, in the order in which they ended."""
+    """The ended hypotheses of each segment of the batch, in the order in which they ended.
+
+    They are 2 * beam - 1 at most: beam - 1 before the last step, and `beam` at it.
+    """
 
     count: Tensor
     """(B,) how many there are."""
     pieces: Tensor
-    """(B, beam + 1, L); the last place, here and below, takes what comes when the others are full."""
+    """(B, 2 * beam, L); the last place, here and below, takes what has not ended."""
     log_prob: Tensor
     coverage: Tensor
-    """(B, beam + 1), the coverage penalty."""
+    """(B, 2 * beam), the coverage penalty."""
 
     @classmethod
     def start(cls, batch: SourceBatch, beam: int) -> Self:
         size, device = len(batch.limits), batch.source.device
         return cls(
             count=torch.zeros(size, dtype=torch.long, device=device),
-            pieces=torch.full((size, beam + 1, batch.longest), PAD, device=device),
-            log_prob=torch.full((size, beam + 1), -torch.inf, device=device),
-            coverage=torch.zeros(size, beam + 1, device=device),
+            pieces=torch.full((size, 2 * beam, batch.longest), PAD, device=device),
+            log_prob=torch.full((size, 2 * beam), -torch.inf, device=device),
+            coverage=torch.zeros(size, 2 * beam, device=device),
         )
 
     def add(self, found: _Continuations, alive: _Alive, batch: SourceBatch, step: int, coverage_weight: float) -> None:
-        """Adds the ends among the first `beam` continuations while there is room."""
-        beam = self.log_prob.shape[1] - 1
+        """Adds the ends among the first `beam` continuations."""
+        beam = self.log_prob.shape[1] // 2
         log_prob, parent = found.log_prob[:, :beam], found.parent[:, :beam]
         ends = (found.token[:, :beam] == EOS) & (log_prob > -torch.inf)
         rows = alive.rows[:, None]
-        place = (self.count[rows] + ends.cumsum(1) - 1).masked_fill(~ends, beam).clamp(max=beam)
+        place = (self.count[rows] + ends.cumsum(1) - 1).masked_fill(~ends, 2 * beam - 1)
         pieces = _of_parents(alive.pieces, parent)
         pieces[..., step] = EOS
         self.pieces[rows, place] = pieces
@@ -149,17 +153,18 @@ class _Ended:
         if coverage_weight:
             attention = _of_parents(alive.attention, parent)
             self.coverage[rows, place] = coverage_penalty(attention, batch.valid[alive.rows], coverage_weight)
-        self.count[alive.rows] = (self.count[alive.rows] + ends.sum(1)).clamp(max=beam)
+        self.count[alive.rows] += ends.sum(1)
 
     def full(self, rows: Tensor) -> Tensor:
-        """Whether the segments `rows` (B',) have their maximum number of hypotheses."""
-        return self.count[rows] == self.log_prob.shape[1] - 1
+        """Whether `beam` hypotheses of the segments `rows` (B',) have ended."""
+        return self.count[rows] >= self.log_prob.shape[1] // 2
 
     def hypotheses(self, alpha: float) -> Hypotheses:
-        """The ended hypotheses, ranked."""
-        pieces, log_probs = self.pieces[:, :-1], self.log_prob[:, :-1]
+        """The `beam` best of the ended hypotheses, ranked."""
+        pieces, log_probs, beam = self.pieces[:, :-1], self.log_prob[:, :-1], self.log_prob.shape[1] // 2
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
-        return Hypotheses(pieces, log_probs, scores).ranked()
+        found = Hypotheses(pieces, log_probs, scores).ranked()
+        return Hypotheses(found.pieces[:, :beam], found.log_probs[:, :beam], found.scores[:, :beam])
 
 
 def _continuations(

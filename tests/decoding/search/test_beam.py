@@ -74,6 +74,30 @@ def test_log_probabilities_are_those_of_forced_decoding(sharpness: float) -> Non
             assert log_prob == pytest.approx(log_prob_of(model, source, hypothesis), abs=1e-4)
 
 
+def by_the_rules(model: TinyModel, source: list[int], limit: int, beam: int) -> list[list[int]]:
+    """The rules of the module written literally, for one segment."""
+    alive, ended = [list[int]()], list[list[int]]()
+    for step in range(limit):
+        words = [EOS] if step + 1 == limit else range(EOS, len(model.weight))
+        found = [[*prefix, word] for prefix in alive for word in words]
+        score = {tuple(each): log_prob_of(model, source, each) for each in found}
+        found = sorted(found, key=lambda each: -score[tuple(each)])[: 2 * beam]
+        ended += [each for each in found[:beam] if each[-1] == EOS]
+        if len(ended) >= beam:
+            break
+        alive = [each for each in found if each[-1] != EOS][:beam]
+    return sorted(ended, key=lambda each: -log_prob_of(model, source, each) / len(each))[:beam]
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 2.0])
+def test_the_best_of_all_that_ended_are_kept(sharpness: float) -> None:
+    """More than there is room for may end at the last step."""
+    model, sources = TinyModel(sharpness=sharpness), random_sources(10, longest=4)
+    found = search(model, sources, 7, beam=3)
+    for row, source in enumerate(sources):
+        assert texts(found, row) == by_the_rules(model, source, 7, 3)
+
+
 @pytest.mark.parametrize("coverage", [0.0, 0.3])
 def test_a_segment_gets_the_same_alone_and_in_any_batch(coverage: float) -> None:
     model, sources = TinyModel(sharpness=4.0), random_sources(25)
