@@ -21,6 +21,7 @@ from mtkit.recipe.data import Corpus, Grammar
 from mtkit.recipe.file import read_settings, shipped_recipes
 from mtkit.recipe.head import read_head
 from mtkit.recipe_check import check
+from tests.decoding.trained import make_run
 
 RECIPES = shipped_recipes()
 SHORT: dict[str, Any] = {
@@ -90,7 +91,7 @@ def test_a_shortened_form_goes_from_text_to_scores(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = load_recipe(RECIPES[name])
-    stand_in(whole)
+    stand_in(whole, tmp_path)
     path = shortened(name, tmp_path)
     checked = check(path, tmp_path / "out", {}, command=["mtkit"], say=lambda line: None)
     sides = {side.name: side for side in checked.sides}
@@ -138,14 +139,20 @@ def test_the_real_corpora_can_be_prepared(name: str, rows: dict[str, int], tmp_p
     assert all(side["unknown"] == {"source": 0, "target": 0} for side in sides.values())
 
 
-def stand_in(recipe: Recipe) -> None:
-    """Puts a few lines of the built-in corpus wherever a recipe looks for text: under MTKIT_DATA, or as a data set."""
+def stand_in(recipe: Recipe, folder: Path) -> None:
+    """Puts a few lines of the built-in corpus wherever a recipe looks for text: under MTKIT_DATA, or as a data set.
+
+    A small run stands where it looks for one that translates.
+    """
     data = recipe.data
     for side, corpora in {"train": data.train, "valid": data.valid, **data.test}.items():
         kind = side if side in LINES else "test"
         for corpus in corpora:
             if corpus.dataset is None:
                 write_files(corpus, list(segments(kind)))
+            if corpus.translated_by is not None:
+                corpus.translated_by.parent.mkdir(parents=True)
+                corpus.translated_by.symlink_to(make_run(folder / "translator").run.folder)
     if any(corpus.dataset for corpus in data.train):
         write_set(data.train[0], data.valid[0], next(iter(data.test.values()))[0])
 

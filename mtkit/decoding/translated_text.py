@@ -19,7 +19,7 @@ from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import EMPTY_LINES, Lines, measure_file
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translator import Translator
-from mtkit.errors import RecipeError
+from mtkit.errors import RecipeError, RunError
 from mtkit.files import json_text, write_json
 from mtkit.languages import languages_of
 from mtkit.recipe.data import Corpus, DataSettings
@@ -92,6 +92,8 @@ def _completed(
 def _translator(run: Path, device: str) -> Translator:
     """The run in that folder, or of that name under ./mtkit-runs; gives one translation per line."""
     named = run.name == str(run) and not run.is_dir()
+    if not named and not run.is_dir():
+        raise RunError(f"data.train: translated_by {run}: no such run folder; train that run first, or name another")
     found = find_run(name=str(run)) if named else find_run(run)
     return Translator([found], found.recipe.decoding.model_copy(update={"n_best": 1}), device=device)
 

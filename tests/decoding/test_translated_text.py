@@ -118,7 +118,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     by = {"translated_by": "one"}
     with pytest.raises(RunError, match="did you mean 'one'"):
         with_translations(settings({"source": "more.en", "translated_by": "onne"}))
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="no such run folder; train that run first"):
         with_translations(settings({"source": "more.en", "translated_by": "mtkit-runs/two"}))
     with pytest.raises(RecipeError, match=r"translates en-de, de-en, but the corpus needs en-fr"):
         with_translations(settings({"source": "more.en", **by}, target_language="fr"))

@@ -85,7 +85,7 @@ def test_of_several_runs_one_that_a_program_cannot_hold_is_left_out_with_a_note(
         ("one", "mtkit"),
         ("one", "huggingface"),
     ]
-    with pytest.raises(MtkitError, match="takes runs trained with full attention"):
+    with pytest.raises(MtkitError, match="full attention"):
         typed("--run", "sub2/mtkit-runs/three", *given)
 
 
