@@ -1,7 +1,8 @@
 """Run folders: what one training leaves behind, and all that translation needs. A run folder can be moved.
 
 recipe.yaml          every setting, resolved
-run.json             versions, the exact command, sizes of the vocabularies, directions, lengths of the training pairs
+run.json             versions, the exact command, sizes of the vocabularies, directions, lengths of the training pairs,
+                     and the precision where it was chosen by measuring
 tokenizer/           the sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
 best.json            which checkpoint translates best
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NotRequired
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired
 
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
@@ -61,6 +62,7 @@ class About(TypedDict):
     lengths: NotRequired[dict[str, Lengths]]
     init_from: NotRequired[str | None]
     commands: NotRequired[list[str]]
+    precision: NotRequired[Literal["float32", "bfloat16"]]
 
 
 @stored

@@ -63,7 +63,8 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Precision: auto, float32, bfloat16 or float16.  [default: auto]")
+        str | None,
+        typer.Option(help="Precision: auto (the fastest here), float32, bfloat16 or float16.  [default: auto]"),
     ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,

@@ -9,7 +9,7 @@ compare.md, compare.json, compare.png
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -47,6 +47,7 @@ class _Bleu(TypedDict):
 class _Training(TypedDict):
     updates: Count
     tokens_per_second: float
+    precision: NotRequired[str]
 
 
 @stored

@@ -59,6 +59,7 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
         f"seed {recipe['seed']}",
         f"until {' or '.join(limits) or 'patience ends'}",
         f"{training['batch_tokens']:,} tokens per batch",
+        *_precisions(results),
         method,
         _hardware(settings),
         *sorted({each["bleu"]["signature"] for each in results if "bleu" in each}),
@@ -98,6 +99,15 @@ def _rows(results: Results) -> list[list[str]]:
             ]
         )
     return rows if failures else [row[:-1] for row in rows]
+
+
+def _precisions(results: Results) -> list[str]:
+    """What was trained in, with the names of the mechanisms where they differ; nothing where no result says so."""
+    names: dict[str, list[str]] = {}
+    for each in results:
+        if precision := each.get("training", {}).get("precision"):
+            names.setdefault(precision, []).append(each["attention"])
+    return [f"{each} ({', '.join(names[each])})" if len(names) > 1 else each for each in sorted(names)]
 
 
 def _hardware(settings: Mapping[str, Any]) -> str:

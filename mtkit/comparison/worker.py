@@ -29,6 +29,7 @@ from mtkit.runs import Run
 from mtkit.stored import Count, read_stored
 from mtkit.training.checkpoint import Progress
 from mtkit.training.loop import train
+from mtkit.training.optimization.optimizer import Precision
 
 
 def main() -> int:
@@ -73,7 +74,8 @@ def compare_one(folder: Folder, name: str) -> int:
     print("decoding", flush=True)
     result = _translate(Run(folder.run(name)), prepared, device)
     peak = max(peak_bytes(device), _peak_before(cost))
-    folder.keep(name, **result, training=_training(outcome.progress, outcome.limit), peak_bytes=peak)
+    training = _training(outcome.progress, outcome.limit) | {"precision": _precision(Run(folder.run(name)), device)}
+    folder.keep(name, **result, training=training, peak_bytes=peak)
     return 0
 
 
@@ -107,6 +109,11 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
         "decoding": {**speed.numbers(), "segments": speed.segments},
         "parameters": sum(parameter.numel() for parameter in translator.model.parameters()),
     }
+
+
+def _precision(run: Run, device: torch.device) -> str:
+    """What the run was trained in: with `auto`, what was measured where there was a choice."""
+    return run.about.get("precision") or Precision(run.recipe.training.precision, device).name
 
 
 def _training(progress: Progress, limit: str | None) -> dict[str, Any]:

@@ -137,7 +137,8 @@ class TrainingSettings(Settings):
     """Unigram sampling: training text is segmented anew each epoch, each segmentation with its probability to this
     power (Kudo, 2018; usually 0.1 to 0.5). For unigram tokenizers; 0 disables it."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of training. auto is bfloat16 where the hardware has it, float16 on older GPUs, else float32."""
+    """Arithmetic of training. auto is bfloat16 where the hardware has it, float16 on older GPUs, else float32. On CPUs
+    with bfloat16 units it is the faster of bfloat16 and float32, by a few updates of each before the first."""
     deterministic: bool = False
     """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted one, as it is on
     CPUs. Operations that are not deterministic are replaced, which is slower, or refused."""

@@ -181,6 +181,27 @@ class Feed:
         places = {max(range(len(mine)), key=lambda place: (sizes[place][by], sizes[place])) for by in (0, 1) if mine}
         return [make_batch(side, mine[place]) for place in sorted(places)]
 
+    def samples(self, count: int) -> list[Work]:
+        """Updates of one global batch each: of a row for every process, then of up to `count` widths, evenly spread.
+
+        They are of the first epoch, as it is where no pieces are drawn, and the same in every process.
+        """
+        laid = self._epoch(0)
+        side = laid.side
+        batches = sorted(laid.parts[0].planned(side), key=lambda rows: int(side.target.lengths[rows].max()))
+        count = min(count, len(batches))
+        chosen = [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
+        return [
+            Work(
+                batches=[make_batch(side, own)] if len(own := self._own(rows)) else [],
+                tokens=count_tokens(side, [rows]),
+                rows=[rows],
+                epoch=0,
+                batch=0,
+            )
+            for rows in (chosen[0][: self._world.size], *chosen)
+        ]
+
     def updates(self, epoch: int, batch: int) -> Generator[Work, None, None]:
         """Endless updates from this place on. The last update of an epoch has the remaining batches."""
         while True:

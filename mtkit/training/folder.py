@@ -80,9 +80,11 @@ def open_folder(
             "target": prepared.tokenizers.target.size,
         },
     }
-    if (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*")):
+    if is_begun(folder):
         before = Run(folder)
         _check(before, recipe, about)
+        if "precision" in before.about:
+            about["precision"] = before.about["precision"]
         commands = [*before.about.get("commands", []), shlex.join(command)]
     else:
         if init_from is not None:
@@ -91,6 +93,17 @@ def open_folder(
         _copy_tokenizers(prepared.folder / "tokenizer", folder / "tokenizer")
     write_text(folder / "recipe.yaml", dump_yaml(_dumped(recipe)))
     write_json(folder / "run.json", about | {"commands": commands})  # last: with it, a folder is a run
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether there is a run to go on with: one that has a checkpoint."""
+    return (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*"))
+
+
+def keep_precision(folder: Path, name: str) -> None:
+    """Note in run.json which precision was chosen, for when the run is resumed."""
+    path = folder / "run.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"precision": name})
 
 
 def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, open_folder
 from mtkit.training.limits import Interruption, Limits, Outcome
+from mtkit.training.optimization.choice import settle
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say
@@ -128,6 +129,8 @@ class Training:
 
     def run(self, init_from: Run | None) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
+        self.precision = settle(self.recipe, self.folder, self.model, self.feed, self.world, self.say)
+        self.updater.precision = self.precision
         self._restore(init_from)
         self._introduce()
         begin, before = monotonic(), self.progress.seconds

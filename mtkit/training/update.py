@@ -52,7 +52,7 @@ class Updater:
         self.world = world
         self.precision = precision
         self.optimizer = build_optimizer(model, recipe.training)
-        self.low = LowWeights(model) if precision.lowers_weights else None
+        self.low = LowWeights(model)
         self.average: MovingAverage | None = None
         self.baseline = Baseline(world.device)
         self.room: int | None = None
@@ -153,7 +153,7 @@ class Updater:
         of attentions over the source, whose parts weigh as much as their target tokens).
         """
         before = self._buffers()
-        if self.low is not None:
+        if self.precision.lowers_weights:
             self.low.refresh()
         while True:
             seed_generators(self._seed, number, self.world.rank)
@@ -177,7 +177,7 @@ class Updater:
     def _fits(self, batch: Batch, tokens: int, totals: Tensor) -> bool:
         """Add a batch's gradients and totals; False where the memory does not hold it."""
         try:
-            with self.low.in_place() if self.low is not None else nullcontext():
+            with self.low.in_place() if self.precision.lowers_weights else nullcontext():
                 self._accumulate(Inputs.of(batch, self.world.device), tokens, totals)
         except GIVES_OUT as error:
             if not gave_out(error):

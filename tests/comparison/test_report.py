@@ -41,6 +41,17 @@ def test_the_caption_says_what_all_have_in_common(tiny: Tiny, opened: Opened) ->
         assert words in shown
 
 
+def test_the_caption_says_who_trained_in_what(tiny: Tiny, opened: Opened) -> None:
+    def shown(**precisions: str) -> str:
+        results = [result(name, 1.0) for name in precisions]
+        for each in results:
+            each["training"] = each["training"] | {"precision": precisions[each["attention"]]}
+        return caption(opened(tiny(), "full", "band", "luna").settings(), results)
+
+    assert ", bfloat16, greedy, " in shown(full="bfloat16", band="bfloat16")
+    assert ", bfloat16 (full, luna), float32 (band), " in shown(full="bfloat16", band="float32", luna="bfloat16")
+
+
 def test_json_keeps_numbers_whole(tiny: Tiny, opened: Opened) -> None:
     results = [result("full", 98.7654321)]
     found = as_object(opened(tiny(), "full").settings(), results)

@@ -37,6 +37,7 @@ def test_its_result_is_that_of_the_run_it_leaves(tiny: Tiny, opened: Opened) -> 
     progress = read_progress(run.checkpoint("last"))
     training = found["training"]
     assert (training["updates"], training["tokens"]) == (2, progress.tokens)
+    assert training["precision"] == run.about.get("precision", "float32")
     assert training["seconds"] == progress.training_seconds > 0
     assert training["tokens_per_second"] == progress.tokens / training["seconds"]
     assert found["peak_bytes"] > 50 * 2**20

@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
         "warmup_updates": 5,
         "peak_rate": 0.01,
         "ema": 0.9,
+        "precision": "float32",  # auto would be what is faster just now
     },
     "decoding": {"method": "greedy"},
 }

@@ -1,5 +1,6 @@
 """`mtkit benchmark train`: how fast training is here."""
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,11 @@ def train(
         typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(metavar="P,P", help="Precisions, e.g. float32,bfloat16.  [default: the recipe's]")
+        str | None,
+        typer.Option(
+            metavar="P,P",
+            help="Precisions, e.g. float32,bfloat16; auto: all it chooses between here.  [default: the recipe's]",
+        ),
     ] = None,
     beside: Annotated[
         str | None, typer.Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
@@ -105,11 +110,13 @@ def _own(
     """A trainer for each recipe in each precision. Raises: RecipeError, MtkitError."""
     from mtkit.benchmark.training import OwnTrainer
     from mtkit.recipe import make_recipe, merged
+    from mtkit.training.optimization.optimizer import precisions as choices
 
+    named = [choices(world.device) if each == "auto" else (each,) for each in precisions]
     return [
         OwnTrainer(make_recipe(merged(recipe.model_dump(), {"training": {"precision": precision}})), prepared, world)
         for recipe in recipes
-        for precision in precisions
+        for precision in dict.fromkeys(chain(*named))
     ]
 
 

@@ -48,6 +48,12 @@ class Precision:
         (objective if self.scaler is None else self.scaler.scale(objective)).backward()
 
 
+def precisions(device: torch.device) -> tuple[str, ...]:
+    """What `auto` can be on this device: of several, the faster one is found by measuring."""
+    best = best_precision(device)
+    return ("float32", best) if device.type == "cpu" and best != "float32" else (best,)
+
+
 def best_precision(device: torch.device) -> str:
     """bfloat16 where it has units of its own, float16 on older GPUs, float32 on other CPUs."""
     if device.type == "cuda":

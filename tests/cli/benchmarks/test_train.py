@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -42,6 +43,14 @@ def test_table_json_and_picture_are_written(prepared_folder: Path) -> None:
         ("linear", "float32"),
     ]
     assert not Path("mtkit-runs").exists()
+
+
+def test_auto_is_all_that_it_chooses_between(prepared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    given = ["--recipe", "recipe.yaml", "--data", str(prepared_folder), "--device", "cpu", *SHORT]
+    typed(*given, "--precision", "bfloat16,auto", "--output", "there")
+    read = json.loads(Path("there/train.json").read_text())
+    assert [row["precision"] for row in read["rows"]] == ["bfloat16", "float32"]
 
 
 @pytest.mark.parametrize(
