@@ -14,8 +14,13 @@ from torch import Tensor
 from mtkit.data.prepared import Side
 from mtkit.data.tokenizer import BOS, EOS
 
-_BUCKET_GROWTH = 1.08
-"""Each length bucket is at most this much wider than the one before, so padding stays low and order free."""
+WIDTH_DIGITS = 5
+"""Binary digits before the zeros of a width: 30, 31, 32, 34, ..., 64, 68. So few widths make few shapes of matrix
+products, at about two hundredths more padding. A new shape costs more than its product: a CPU's library writes a
+program for each in bfloat16, and keeps a thousand."""
+
+ROW_DIGITS = 4
+"""Binary digits before the zeros of a batch's number of rows, for the same reason: 15, 16, 18, ..., 32, 36."""
 
 Job = TypeVar("Job")
 Made = TypeVar("Made")
@@ -105,9 +110,10 @@ def plan(
 ) -> list[np.ndarray]:
     """The rows of each batch of an epoch, in training order: a pure function of the arguments.
 
-    A batch holds as many rows as keep rows times the wider side (end mark counted) within `batch_tokens`, or a single
-    longer row. Rows with more than `max_length` tokens on a side, end mark counted, are left out. Every epoch shuffles
-    the rows anew before they are sorted by length buckets of both sides, and then the batches.
+    A batch holds as many rows as keep rows times the wider side (end mark counted) within `batch_tokens`, rounded down
+    to `ROW_DIGITS` binary digits, or a single longer row. Rows with more than `max_length` tokens on a side, end mark
+    counted, are left out. Every epoch shuffles the rows anew before they are sorted by length buckets of both sides,
+    and then the batches.
 
     `weights` are those of the corpora that `side.corpora` counts in: every row of a corpus of weight 2.5 is there twice
     and half of them, another half each epoch, a third time.
@@ -151,13 +157,16 @@ def plan_parts(
     return parts
 
 
-def make_batch(side: Side, rows: np.ndarray) -> Batch:
-    """The batch of these rows, padded to the longest of them on each side."""
+def make_batch(side: Side, rows: np.ndarray, longest: int | None = None) -> Batch:
+    """The batch of these rows, padded to the longest of them on each side.
+
+    With `longest`, the most that the model takes, to the next of few widths, if it is no wider than that.
+    """
     source, target = side.source.lengths[rows] + 1, side.target.lengths[rows] + 1
-    width = int(target.max())
+    source_width, width = (_width(int(lengths.max()), longest) for lengths in (source, target))
     return Batch(
-        source=torch.from_numpy(side.source.padded(rows, int(source.max()), None, EOS)),
-        source_valid=torch.from_numpy(np.arange(source.max()) < source[:, None]),
+        source=torch.from_numpy(side.source.padded(rows, source_width, None, EOS)),
+        source_valid=torch.from_numpy(np.arange(source_width) < source[:, None]),
         target_in=torch.from_numpy(side.target.padded(rows, width, BOS, None)),
         target_out=torch.from_numpy(side.target.padded(rows, width, None, EOS)),
         target_valid=torch.from_numpy(np.arange(width) < target[:, None]),
@@ -226,11 +235,21 @@ def _copies(rows: np.ndarray) -> np.ndarray:
     return copies
 
 
+def _width(width: int, longest: int | None) -> int:
+    """The next width of few digits, where no wider than `longest`."""
+    return width if longest is None else max(width, min(width + -width % _step(width, WIDTH_DIGITS), longest))
+
+
+def _step(number: int, digits: int) -> int:
+    """Between neighbours of a number's size that have so many binary digits before their zeros."""
+    return 1 << max(number.bit_length() - digits, 0)
+
+
 def _edges(longest: int) -> np.ndarray:
-    """Upper edges of the length buckets, up to `longest`: every length at first, then growing ones."""
+    """Upper edges of the length buckets, up to `longest`: the widths of batches."""
     edges = [1]
     while edges[-1] < longest:
-        edges.append(min(max(edges[-1] + 1, int(edges[-1] * _BUCKET_GROWTH)), longest))
+        edges.append(min(edges[-1] + _step(edges[-1], WIDTH_DIGITS), longest))
     return np.array(edges, dtype=np.int64)
 
 
@@ -253,7 +272,10 @@ def _cut(widths: np.ndarray, batch_tokens: int) -> list[int]:
     """Where batches begin and end among rows of non-decreasing widths."""
     cuts = [0]
     while (begin := cuts[-1]) < len(widths):
-        most = min(max(batch_tokens // int(widths[begin]), 1), len(widths) - begin)
+        left = len(widths) - begin
+        most = min(max(batch_tokens // int(widths[begin]), 1), left)
         # the last row may be wider than the first: as many as its width allows are certain to fit
-        cuts.append(begin + min(most, max(batch_tokens // int(widths[begin + most - 1]), 1)))
+        count = min(most, max(batch_tokens // int(widths[begin + most - 1]), 1))
+        # what is left at the end goes together, as an update on a few rows would learn from noise
+        cuts.append(begin + (count if count == left else count - count % _step(count, ROW_DIGITS)))
     return cuts

@@ -179,7 +179,7 @@ class Feed:
         mine = [rows for whole in self.plan(0) if len(rows := self._own(whole))]
         sizes = [(len(rows) * int(lengths[rows].max()), int(lengths[rows].max())) for rows in mine]
         places = {max(range(len(mine)), key=lambda place: (sizes[place][by], sizes[place])) for by in (0, 1) if mine}
-        return [make_batch(side, mine[place]) for place in sorted(places)]
+        return [make_batch(side, mine[place], self._longest) for place in sorted(places)]
 
     def samples(self, count: int) -> list[Work]:
         """Updates of one global batch each: of a row for every process, then of up to `count` widths, evenly spread.
@@ -251,7 +251,7 @@ class Feed:
     def _make(self, whole: "_Rows") -> "_Made":
         """This process's part of a global batch."""
         own = self._own(whole.places)
-        batch = make_batch(whole.side, own) if len(own) else None
+        batch = make_batch(whole.side, own, self._longest) if len(own) else None
         if batch is not None and self._world.device.type == "cuda":
             batch = batch.pinned()
         return _Made(whole.rows, count_tokens(whole.side, [whole.places]), batch)

@@ -24,6 +24,10 @@ from mtkit.training.optimization.optimizer import Precision
 CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 """Logits held at a time: about what the last cache of a CPU holds, and what fills a GPU."""
 
+STEP = 64
+"""Rows of logits come in multiples of this, the last ones zeros that count for nothing. A CPU library writes code
+for each number of rows in a bfloat16 product, which takes longer than the product."""
+
 
 @dataclass(frozen=True)
 class TokenLoss:
@@ -68,7 +72,7 @@ def token_loss(
     otherwise everything runs in the type of `weight`. `chunk_rows`: rows of logits held at a time.
     """
     if chunk_rows is None:
-        chunk_rows = max(1, CHUNK_ELEMENTS.get(hidden.device.type, 4 << 20) // weight.shape[0])
+        chunk_rows = max(STEP, CHUNK_ELEMENTS.get(hidden.device.type, 4 << 20) // weight.shape[0] // STEP * STEP)
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     smoothed, nll = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden, weight, target, smoothing, chunk_rows, wanted
@@ -87,9 +91,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
         with torch.autocast(device, enabled=False):
-            gradients = _Gradients(hidden, weight) if wanted else None
-            smoothed, nll = _run(hidden, weight.to(dtype), target, smoothing, chunk_rows, gradients)
-        ctx.gradients, ctx.dtype = gradients, weight.dtype
+            states, gold = (_padded(each, min(STEP, chunk_rows)) for each in (hidden, target))
+            gradients = _Gradients(states, weight) if wanted else None
+            smoothed, nll = _run(states, weight.to(dtype), gold, len(hidden), smoothing, chunk_rows, gradients)
+        ctx.gradients, ctx.dtype, ctx.rows = gradients, weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
 
@@ -97,7 +102,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale, gradients = upstream[0], ctx.gradients
-        return gradients.hidden * scale, (gradients.weight * scale).to(ctx.dtype), None, None, None, None
+        return gradients.hidden[: ctx.rows] * scale, (gradients.weight * scale).to(ctx.dtype), None, None, None, None
 
 
 class _Gradients:
@@ -110,9 +115,18 @@ class _Gradients:
 
 
 def _run(
-    hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, chunk_rows: int, gradients: _Gradients | None
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    real: int,
+    smoothing: float,
+    chunk_rows: int,
+    gradients: _Gradients | None,
 ) -> tuple[Tensor, Tensor]:
-    """Both losses, chunk by chunk, every sum at least in float32; fills `gradients` where given."""
+    """Both losses, chunk by chunk, every sum at least in float32; fills `gradients` where given.
+
+    Rows from `real` on are zeros: they add nothing to the gradient of the weight, and are left out of the losses.
+    """
     rows, vocabulary, dtype = len(hidden), len(weight), weight.dtype
     wide = torch.promote_types(dtype, torch.float32)
     nll = torch.empty(rows, dtype=wide, device=hidden.device)
@@ -137,7 +151,14 @@ def _run(
             _add_product(gradients.weight, error.t(), states)
     if gradients is not None:
         gradients.weight -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
-    return nll.sum().add_(above_mean.sum(), alpha=smoothing), nll
+    nll = nll[:real]
+    return nll.sum().add_(above_mean[:real].sum(), alpha=smoothing), nll
+
+
+def _padded(x: Tensor, step: int) -> Tensor:
+    """x (N, ...) with zeros behind it, up to a multiple of `step` rows."""
+    missing = -len(x) % step
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

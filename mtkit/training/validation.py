@@ -186,7 +186,7 @@ def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precisio
     halving = Halving(np.maximum(side.source.lengths, side.target.lengths) + 1)
 
     def part(rows: Sequence[int]) -> tuple[Tensor, int]:
-        inputs = Inputs.of(make_batch(side, np.array(rows)), device)
+        inputs = Inputs.of(make_batch(side, np.array(rows), longest), device)
         loss, _ = batch_loss(model, inputs, precision, smoothing=0.0)
         return loss.nll.sum(), loss.tokens
 

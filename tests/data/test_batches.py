@@ -63,6 +63,24 @@ def test_batches_are_filled(side: Side) -> None:
     assert sum(wider[batch].max() * len(batch) for batch in batches) > 0.9 * 4_096 * len(batches)
 
 
+def test_batches_have_few_shapes(side: Side) -> None:
+    batches = plan(side, batch_tokens=1_024, max_length=1_024, seed=1, epoch=0)
+    made = [make_batch(side, rows, 1_024) for rows in batches]
+    assert len(made) > 500
+    assert len({each.numel() for batch in made for each in (batch.source, batch.target_in)}) < 60
+    real = sum(int(batch.source_valid.sum() + batch.target_valid.sum()) for batch in made)
+    assert real / sum(batch.source.numel() + batch.target_in.numel() for batch in made) > 0.95
+
+
+def test_widths_are_rounded_up_as_far_as_the_model_goes() -> None:
+    side = side_of(np.array([64, 99, 20]), np.array([66, 98, 70]))
+    wide = make_batch(side, np.array([0, 1]), 1_024)
+    assert (wide.source.shape[1], wide.target_in.shape[1]) == (100, 100)
+    assert (wide.source == PAD).sum() == 35
+    narrow = make_batch(side, np.array([0, 2]), 70)
+    assert (narrow.source.shape[1], narrow.target_in.shape[1]) == (68, 71)
+
+
 def test_a_plan_depends_on_seed_and_epoch_and_nothing_else(side: Side) -> None:
     def made(seed: int, epoch: int) -> list[list[int]]:
         torch.manual_seed(seed)

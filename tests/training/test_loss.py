@@ -125,3 +125,21 @@ def test_without_gradients_no_work_is_done_for_them() -> None:
     with torch.no_grad(), Largest() as validating:
         token_loss(hidden, weight, target, smoothing=0.1, chunk_rows=1)
     assert validating.operations <= training.operations - 3 * 9
+
+
+def test_batches_of_all_sizes_have_products_of_few_shapes() -> None:
+    """A CPU's library compiles a bfloat16 product anew for each shape."""
+    shapes = set()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                shapes.add(tuple(tuple(each.shape) for each in args))
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.randn(PIECES, WIDTH, requires_grad=True)
+    for rows in range(1, 300, 7):
+        hidden = torch.randn(rows, WIDTH, requires_grad=True)
+        with Products(), torch.autocast("cpu", torch.bfloat16):
+            token_loss(hidden, weight, torch.zeros(rows, dtype=torch.long), smoothing=0.1, chunk_rows=128)
+    assert 3 <= len(shapes) <= 2 * 3
