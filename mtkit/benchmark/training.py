@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Protocol
 
@@ -115,6 +116,8 @@ class Trained:
     """Of each turn, the waiting for batches among them."""
     loss: float = 0.0
     """Label-smoothed loss a target token over all turns, in nats."""
+    failed: str | None = None
+    """The error that ended this trainer's part; its other numbers then say nothing."""
 
     @property
     def speed(self) -> float:
@@ -137,6 +140,11 @@ class TrainingBenchmark:
     processes: int
     rates: dict[str, Rate]
     rows: list[Trained]
+
+    @property
+    def measured(self) -> list[Trained]:
+        """The rows that did not fail."""
+        return [row for row in self.rows if row.failed is None]
 
     def share(self, row: Trained) -> float | None:
         """The share of the machine's rate in the row's arithmetic that its necessary operations take.
@@ -161,7 +169,8 @@ def measure_training(
 ) -> TrainingBenchmark:
     """Train with each in turns, on the same batches, and time all but the warm-up.
 
-    `on_progress` is told how many of how many turns are done.
+    `on_progress` is told how many of how many turns are done. Of several trainers in one process, one that fails leaves
+    the others their turns, and its row says why.
 
     Raises: MtkitError where nothing is left to measure; DataError where there is nothing to train on.
     """
@@ -181,21 +190,39 @@ def measure_training(
         done += number
         on_progress(done, len(trainers) * (len(turns) + 1))
 
+    def attempt(row: Trained, work: Callable[[], object]) -> None:
+        if row.failed is not None:
+            return
+        try:
+            work()
+        except Exception as error:
+            if len(trainers) == 1 or world.size > 1:  # other processes would wait for this one
+                raise
+            reason, *_ = str(error).split("\n")
+            row.failed = f"{type(error).__name__}: {reason}"
+
     rows_trained_on = np.concatenate(feed.plan(0)[: plan.warmup + plan.updates])
-    passes = 2 if recipe.training.r_drop else 1
-    operations = {
-        each.attention: passes * training_operations(each.model, feed.side(0), rows_trained_on) for each in own
-    }
+    passes, operations = 2 if recipe.training.r_drop else 1, dict[str, float]()
+
+    def count(trainer: OwnTrainer) -> None:
+        if trainer.attention not in operations:
+            counted = training_operations(trainer.model, feed.side(0), rows_trained_on)
+            operations[trainer.attention] = passes * counted
+
+    for mine, row in zip(own, rows, strict=False):
+        attempt(row, partial(count, mine))
     for trainer, row, batches in zip(trainers, rows, work, strict=True):
         row.operations = operations.get(trainer.attention)
-        _warm_up(trainer, row, batches, plan, world)
+        attempt(row, partial(_warm_up, trainer, row, batches, plan, world))
         made()
-    for turn, count in enumerate(turns):
+    for turn, updates in enumerate(turns):
         for trainer, row, batches in zip(trainers, rows, work, strict=True):
-            _take_turn(trainer, row, batches, plan.warmup + turn * TURN, count, world)
+            attempt(row, partial(_take_turn, trainer, row, batches, plan.warmup + turn * TURN, updates, world))
             made()
     for trainer, row in zip(trainers, rows, strict=True):
-        row.loss = trainer.read_loss() / sum(row.tokens)
+        attempt(row, partial(_read_loss, trainer, row))
+    if all(row.failed for row in rows):
+        raise MtkitError(f"nothing could be measured; {rows[0].attention} failed with {rows[0].failed}")
     return TrainingBenchmark(recipe, plan, world.device, world.size, rates, rows)
 
 
@@ -225,6 +252,10 @@ def _warm_up(trainer: Trainer, row: Trained, batches: Iterator[Work], plan: Plan
         for number in range(COUNTED + 1, plan.warmup + 1):
             trainer.update(next(batches), number)
     trainer.read_loss()
+
+
+def _read_loss(trainer: Trainer, row: Trained) -> None:
+    row.loss = trainer.read_loss() / sum(row.tokens)
 
 
 def _take_turn(trainer: Trainer, row: Trained, batches: Iterator[Work], before: int, count: int, world: World) -> None:

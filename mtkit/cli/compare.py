@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    attention: Annotated[str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper.")],
+    attention: Annotated[
+        str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
+    ],
     recipe: Annotated[
         Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
     ] = None,

@@ -3,17 +3,21 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from mtkit.attention import mechanisms
 from mtkit.attention.options import OptionValueError
 from mtkit.errors import MtkitError
 from mtkit.model.build import label_attention
 from mtkit.recipe import AttentionSettings, Recipe
 
+ALL = "all"
+"""Stands for every mechanism, `full` first."""
+
 
 def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) -> dict[str, Recipe]:
     """For each mechanism the recipe with it in the roles that its paper gives it, and those options that it has.
 
-    What the recipe says of attention besides its options does not count. `wanted` are options that one of the
-    mechanisms must have.
+    What the recipe says of attention besides its options does not count. The name ALL stands for all of them. `wanted`
+    are options that one of the mechanisms must have.
 
     Raises: MtkitError for a name that is not there, an option that none of them has, a value that a mechanism refuses,
     and a training without an end.
@@ -23,6 +27,8 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
         raise MtkitError("the recipe's training has no limit; give --max-updates or --max-minutes")
     if not names:
         raise MtkitError("no mechanism to compare; give their names, as in --attention full,longformer")
+    if ALL in names:
+        names = ["full", *mechanisms()]
     plain = {name: _with(recipe, name, {}) for name in dict.fromkeys(names)}
     for each in plain.values():
         label_attention(each)

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,61 @@ def test_each_row_says_what_it_cost(benchmark: TrainingBenchmark) -> None:
     assert 2.0 < full.loss < 8.0
     share = benchmark.share(full)
     assert share == pytest.approx(full.operations * full.speed / benchmark.rates["float32"].best)
+
+
+class Failing(Other):
+    """Fails at its second timed update."""
+
+    attention = "frail"
+
+    def update(self, work: Work, number: int) -> None:
+        if number == PLAN.warmup + 2:
+            raise RuntimeError("no memory\nfor this")
+        super().update(work, number)
+
+
+def test_one_that_fails_leaves_the_others_their_numbers(prepared: Prepared, other: Other) -> None:
+    frail = Failing()
+    benchmark = measured(prepared, frail)
+    assert [row.failed for row in benchmark.rows] == [None, None, "RuntimeError: no memory"]
+    assert [len(row.seconds) for row in benchmark.rows] == [2, 2, 0]
+    text, rows = table(benchmark), as_object(benchmark)["rows"]
+    assert "failed: other frail float32: RuntimeError: no memory\n" in text
+    assert "×: beside mtkit full float32" in text
+    assert "tokens_per_second" in rows[0]
+    assert "tokens_per_second" not in rows[2]
+    assert len(bars(benchmark).speeds) == 2
+
+
+def test_one_that_fails_alone_shows_its_error(prepared: Prepared) -> None:
+    world = World("cpu")
+    own = OwnTrainer(recipe_on(prepared, training={"precision": "float32"}), prepared, world)
+    own.update = Failing().update  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no memory"):
+        measure_training(recipe_on(prepared), prepared, [own], [], PLAN, world)
+
+
+def row(attention: str, precision: str, speed: int, program: str = "mtkit") -> Trained:
+    return Trained(program, attention, precision, 1, tokens=[speed], seconds=[1.0])
+
+
+def test_attentions_are_ordered_by_speed_beside_full_and_the_first_precision(benchmark: TrainingBenchmark) -> None:
+    rows = [
+        row("full", "float32", 100),
+        row("full", "bfloat16", 300),
+        row("linear", "float32", 50),
+        row("linear", "bfloat16", 600),
+        row("full", "float32", 900, program="other"),
+    ]
+    lines = [line.split() for line in table(replace(benchmark, rows=rows)).split("\n") if line.startswith("  ")][:6]
+    assert lines[0][:6] == ["tokens/s", "×", "×", "full", "×", "float32"]
+    assert [line[:7] for line in lines[1:]] == [
+        ["mtkit", "linear", "float32", "50", "×0.06", "×0.50", "×1.00"],
+        ["mtkit", "linear", "bfloat16", "600", "×0.67", "×2.00", "×12.00"],
+        ["mtkit", "full", "float32", "100", "×0.11", "×1.00", "×1.00"],
+        ["mtkit", "full", "bfloat16", "300", "×0.33", "×1.00", "×3.00"],
+        ["other", "full", "float32", "900", "×1.00", "-", "-"],
+    ]
 
 
 def test_speed_is_the_mean_and_the_middle_turn() -> None:

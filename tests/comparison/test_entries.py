@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
+from mtkit.attention import mechanisms
 from mtkit.comparison.entries import entries
 from mtkit.errors import MtkitError
 from mtkit.model.build import describe_attention
@@ -17,6 +18,12 @@ def test_each_fills_the_roles_of_its_paper_and_nothing_else_differs(tiny: Tiny) 
     assert describe_attention(found["longformer"]) == "encoder longformer, decoder longformer, cross full"
     assert describe_attention(found["em-routing"]) == "encoder em-routing, decoder em-routing, cross em-routing"
     assert len({each.model_copy(update={"attention": None}).model_dump_json() for each in found.values()}) == 1
+
+
+def test_all_are_every_mechanism_full_first(tiny: Tiny) -> None:
+    found = entries(tiny(), ["all"])
+    assert next(iter(found)) == "full"
+    assert set(found) == set(mechanisms())
 
 
 def test_options_reach_those_that_have_them(tiny: Tiny) -> None:

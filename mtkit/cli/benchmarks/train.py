@@ -24,7 +24,7 @@ def train(
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     preset: Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")] = None,
     attention: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper.")
+        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
     ] = None,
     attention_option: Annotated[
         list[str] | None,
@@ -54,11 +54,12 @@ def train(
 
     Reports real target tokens/s, without padding, and the share of the ceiling: the speed that the measured rate of
     matrix products allows for the operations the model needs. Mechanisms, precisions and programs train on the same
-    batches in turns, from initial weights; nothing is saved.
+    batches in turns, from initial weights; nothing is saved. One that fails is named and left out.
 
     \b
     Examples:
       mtkit benchmark train --preset small --attention full,linear
+      mtkit benchmark train --attention all --precision float32,bfloat16 --updates 10
     """
     from mtkit.benchmark.peers import check_peers
     from mtkit.recipe import load_recipe
