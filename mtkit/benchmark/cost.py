@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -92,7 +92,25 @@ def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> floa
 
 
 def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter: Any = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter.mod_tracker = _NoModules()
+    return cast("FlopCounterMode", counter)
+
+
+class _NoModules:
+    """Counts for the whole alone.
+
+    The counter's own tracker of modules needs gradients of what goes into them, and fails where a view of a parameter
+    does while none are kept.
+    """
+
+    parents = ("Global",)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from mtkit.attention import mechanisms
 from mtkit.benchmark.operations import decoding_operations, spread, training_operations
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
@@ -56,6 +57,16 @@ def test_counting_changes_no_weights_and_no_random_state(model: Transformer, pre
     training_operations(model, prepared.train, np.arange(40))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_the_operations_of_every_mechanism_can_be_counted(name: str, prepared: Prepared) -> None:
+    """Also where a learned tensor goes into a module, and no gradients are kept."""
+    sizes = {"d_model": D, "heads": 2, "feed_forward": F, "encoder_layers": 1, "decoder_layers": 1, "max_length": 64}
+    recipe = make_recipe({"model": sizes, "attention": {"name": name}})
+    built = build_model(recipe, source_vocabulary=V, target_vocabulary=V)
+    assert training_operations(built, prepared.train, np.arange(2)) > 0
+    assert decoding_operations(built.eval(), [(6, 3)], 2) > 0
 
 
 def test_a_sample_is_spread_evenly() -> None:
