@@ -7,6 +7,7 @@ tokenizer/           the sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
 best.json            which checkpoint translates best
 lexicon.safetensors  which pieces translate which, where `translate --shortlist` has learned it
+ctranslate2/         checkpoints in CTranslate2's format, where `translate` has converted them
 metrics.jsonl, curves.png, translations/
 """
 

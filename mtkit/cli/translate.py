@@ -103,6 +103,12 @@ def translate(
     dtype: Annotated[
         str, typer.Option(help="Arithmetic: auto (float32), bfloat16, float16, or int8 (CPU only, faster).")
     ] = "auto",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Decoder: mtkit, ctranslate2, or auto (ctranslate2 where installed and able to do the same, on CPUs)."
+        ),
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
     """Translate test sides, a file or standard input.
@@ -157,7 +163,9 @@ def translate(
     joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None, say=note)
     if threads is not None:
         torch.set_num_threads(threads)
-    translator = Translator(runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype)
+    translator = Translator(
+        runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, say=note
+    )
     prepared = data or whole.data.folder
     sides = _held_out(runs[0], prepared, side or []) if input is None else []
     if len(sides) > 1 and (output or target):

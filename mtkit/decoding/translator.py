@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.decoding.engines.arithmetic import find_dtype
+from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2
 from mtkit.decoding.engines.ensemble import Ensemble
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
@@ -26,6 +27,9 @@ from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
+if TYPE_CHECKING:
+    from mtkit.decoding.engines.ctranslate2.engine import CTranslate2Engine
+
 
 class Translator:
     """The model of one run, or an ensemble of the models of several, with decoding settings."""
@@ -38,11 +42,15 @@ class Translator:
         checkpoint: str = "best",
         device: str = "auto",
         dtype: str = "auto",
+        engine: str = "mtkit",
+        say: Callable[[str], object] = lambda message: None,
     ) -> None:
         """Loads the checkpoint of each run; the default settings are those of the first run's recipe.
 
-        Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device or dtype;
-        RunError for a checkpoint that cannot be loaded.
+        `engine` is one of `mtkit.decoding.engines.choice.ENGINES`; `say` gets a message where it is not mtkit's own.
+
+        Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device, dtype or
+        engine; RunError for a checkpoint that cannot be loaded.
         """
         settings = runs[0].recipe.decoding if settings is None else settings
         self.runs, self.settings = runs, settings
@@ -52,14 +60,20 @@ class Translator:
             check_int8(where)  # before models and text are read
         for other in runs[1:]:
             _check_alike(runs[0], other)
+        elsewhere = takes_ctranslate2(engine, runs, settings, arithmetic, where)
         # "best" may be another in a moment, where a run is still training
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
-        self.engine = ModelEngine(self.model, settings, arithmetic)
+        own, program = ModelEngine(self.model, settings, arithmetic), "mtkit"
+        self.engine: ModelEngine | CTranslate2Engine = own
+        if elsewhere:
+            self.engine, program = on_ctranslate2(own, runs[0], chosen[0], say=say)
+            say(f"{program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
         self._weights = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
+            "engine": program,
             "device": str(where),
             "dtype": dtype if arithmetic else "float32",
             "threads": torch.get_num_threads(),

@@ -6,7 +6,7 @@ import torch
 
 from mtkit.attention import ROLES
 from mtkit.errors import RecipeError
-from mtkit.model.attentions import choose, describe, label
+from mtkit.model.attentions import Choice, choose, describe, label
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import ModelSettings, Recipe
 
@@ -31,6 +31,11 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
             target_vocabulary=target_vocabulary,
             seed=recipe.seed,
         )
+
+
+def choose_attention(recipe: Recipe) -> dict[str, list[Choice]]:
+    """For each role the choice of each layer. Raises: MtkitError as `build_model` would."""
+    return choose(recipe.attention, _layers(recipe))
 
 
 def describe_attention(recipe: Recipe) -> str:

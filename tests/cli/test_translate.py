@@ -43,7 +43,7 @@ def lines_of(result: Result) -> list[str]:
 
 
 def test_bare_it_translates_the_test_side_into_the_run() -> None:
-    result = typed()
+    result = typed("--engine", "mtkit")  # another says that it decodes
     there = Path("mtkit-runs/one/translations")
     translations = (there / "test.txt").read_text().split("\n")[:-1]
     assert len(translations) == 7
@@ -151,7 +151,7 @@ def test_other_data_than_the_runs_is_noted(tmp_path: Path) -> None:
 
 def test_a_reader_who_has_had_enough_ends_it_silently(folder: Path) -> None:
     text = "".join(f"{line}\n" for line in sentences(50, 1)).encode()
-    command = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--method", "greedy", "--n-best", "1"]
+    command = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--method", "greedy", "--engine", "mtkit"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, input=text, stdout=writing, stderr=subprocess.PIPE, check=False, cwd=folder)
@@ -160,7 +160,7 @@ def test_a_reader_who_has_had_enough_ends_it_silently(folder: Path) -> None:
 
 
 def test_lines_are_answered_one_by_one_until_it_is_interrupted(folder: Path) -> None:
-    words = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--method", "greedy", "--n-best", "1"]
+    words = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--method", "greedy", "--engine", "mtkit"]
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     try:
         pipe = subprocess.PIPE

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
 from mtkit.benchmark.decoding import Decoded
-from mtkit.benchmark.peers.weights import Weights, check_plain
 from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.batches import padded
+from mtkit.decoding.engines.weights import Weights, check_plain
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
@@ -36,7 +36,7 @@ class HuggingFaceDecoder:
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
         """Raises: MtkitError where it has no such model."""
-        check_plain(run.recipe, "huggingface")
+        check_plain(run.recipe, "--beside huggingface")
         if run.recipe.model.tie != "all" or run.recipe.model.activation == "swiglu":
             raise MtkitError("--beside huggingface takes models with model.tie = all and no swiglu; leave it out")
         self.arithmetic = arithmetic

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from tests.benchmark.peers.test_ctranslate2 import model_and_run
+from tests.decoding.engines.plain import recipe_of, shifted_model
 
 pytestmark = pytest.mark.peer
 pytest.importorskip("transformers")
@@ -16,10 +16,11 @@ pytest.importorskip("transformers")
 def test_it_gives_the_same_logits(changes: dict[str, Any]) -> None:
     from mtkit.benchmark.peers.huggingface_decoding import convert
 
-    model, run = model_and_run(**changes)
+    recipe = recipe_of(**changes)
+    model = shifted_model(recipe)
     source = torch.tensor([[5, 9, 30, 7, EOS], [11, 6, EOS, PAD, PAD]])
     target_in = torch.tensor([[BOS, 8, 21, 6], [BOS, 33, 4, 17]])
-    theirs = convert(run.recipe.model, model)
+    theirs = convert(recipe.model, model)
     with torch.no_grad():
         hidden = model(source, target_in, source_valid=source != PAD).hidden
         found = theirs(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target_in).logits

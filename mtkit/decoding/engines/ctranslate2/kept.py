@@ -1,0 +1,69 @@
+"""The converted model of a checkpoint, kept in the run's folder and made where it is missing.
+
+ctranslate2/<checkpoint>-<key>/  CTranslate2's files; the key is a hash of the weights, the settings and the conversion
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mtkit.decoding.engines.ctranslate2.conversion import convert
+from mtkit.errors import MtkitError
+from mtkit.files import digest, writing
+from mtkit.model.network import Network
+from mtkit.runs import Run
+
+FOLDER = "ctranslate2"
+"""Its name in a run's folder."""
+
+VERSION = 1
+"""Of the conversion; a model converted by another is converted anew."""
+
+Files = dict[str, bytes]
+"""The content of each file of a converted model, by its name."""
+
+
+def converted(
+    run: Run, checkpoint: str, model: Network, *, say: Callable[[str], object] = lambda message: None
+) -> Files:
+    """The model of this checkpoint in CTranslate2's format, from the run's folder or written there.
+
+    What was converted from other weights of the checkpoint, or from checkpoints that are gone, is removed. `say` gets a
+    message where the folder cannot be written.
+    """
+    key = hashlib.sha256(f"{VERSION} {digest(run.weights(checkpoint))} {model.settings.model_dump_json()}".encode())
+    folder = run.folder / FOLDER / f"{checkpoint}-{key.hexdigest()[:16]}"
+    try:
+        return _read(folder)
+    except OSError:  # it is not there, or another process removes it, for which it is stale
+        pass
+    with TemporaryDirectory() as elsewhere:
+        made = Path(elsewhere) / "model"
+        convert(model, made)
+        files = _read(made)
+    try:
+        with writing(folder) as temporary:
+            temporary.mkdir()
+            for name, content in files.items():
+                (temporary / name).write_bytes(content)
+        _remove_stale(run, checkpoint, folder)
+    except MtkitError as error:
+        say(f"{error}; the model will be converted again next time")
+    return files
+
+
+def _read(folder: Path) -> Files:
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    if "model.bin" not in files:
+        raise FileNotFoundError(folder)
+    return files
+
+
+def _remove_stale(run: Run, checkpoint: str, kept: Path) -> None:
+    for other in kept.parent.iterdir():
+        of = other.name.rpartition("-")[0]
+        begun = other.name.startswith(".")  # by another process
+        if other != kept and not begun and (of == checkpoint or not (run.folder / "checkpoints" / of).is_dir()):
+            shutil.rmtree(other, ignore_errors=True)

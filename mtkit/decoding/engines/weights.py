@@ -1,0 +1,87 @@
+"""The weights of a model by their places, for programs that have the same model under other names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.registry import find
+from mtkit.attention.slots import SLOTS, Projection
+from mtkit.errors import MtkitError
+from mtkit.model.build import choose_attention
+from mtkit.model.network import Network
+from mtkit.recipe import Recipe
+
+GROUPED = ("multi-query", "grouped-query")
+
+
+def unlike_plain(recipe: Recipe, *, grouped: bool = False) -> str | None:
+    """The first part of the model that a plain Transformer does not have, as a recipe names it; None: there is none.
+
+    Regularisers add nothing but a loss. `grouped`: heads that share keys and values count as plain.
+    """
+    if recipe.model.reversible:
+        return "model.reversible"
+    for role, choices in choose_attention(recipe).items():
+        for choice in choices:
+            slot = find(choice.name).slot
+            if slot is None and choice.name != "full":
+                return f"{role} attention {choice.name}"
+            filled = {key: value for key, value in choice.options.items() if key in SLOTS and value is not None}
+            if slot is not None:
+                filled[slot] = choice.name
+            for key, value in filled.items():
+                name = value["name"] if isinstance(value, Mapping) else value
+                if key != "regularizer" and not (grouped and name in GROUPED):
+                    return f"{role} attention with {key} {name}"
+    return None
+
+
+def check_plain(recipe: Recipe, option: str, *, grouped: bool = False) -> None:
+    """Raises: MtkitError naming the `option` where the model is no plain Transformer (`unlike_plain`)."""
+    part = unlike_plain(recipe, grouped=grouped)
+    if part is not None:
+        raise MtkitError(f"{option} takes runs with full attention, and this one has {part}; leave it out")
+
+
+class Weights:
+    """The weights of a model whose attentions are all `full`."""
+
+    def __init__(self, model: Network) -> None:
+        self._model = model
+        self.output = model.output_weight
+        """(V, D)."""
+
+    def module(self, name: str) -> Any:
+        """The module of the model with this dotted name."""
+        return self._model.get_submodule(name)
+
+    def projections(self, name: str) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+        """Those of queries, keys, values and output of the attention of that name."""
+        attention = self.module(name)
+        return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
+
+    def projection(self, name: str) -> Projection:
+        """The shape of the heads of the attention of that name."""
+        projection: Projection = self.module(name).projection
+        return projection
+
+    def norm_around(self, name: str) -> nn.LayerNorm:
+        """The layer norm before or after the attention of that name."""
+        norm: nn.LayerNorm = self.module(f"{name.removesuffix('_attention')}_residual.norm")
+        return norm
+
+    def tokens(self, side: str) -> Tensor:
+        """(V, D), the token embeddings of "encoder" or "decoder", before they are scaled by sqrt(D)."""
+        return self._embedding(side).tokens.weight.detach().float().cpu()
+
+    def positions(self, side: str) -> Tensor:
+        """(max_length, D), what is added to the scaled embedding at each position."""
+        settings, positions = self._model.settings, self._embedding(side).positions
+        if positions is None:
+            return torch.zeros(settings.max_length, settings.d_model)
+        return positions(0, settings.max_length).detach().float().cpu()
+
+    def _embedding(self, side: str) -> Any:
+        return self._model.source_embedding if side == "encoder" else self._model.target_embedding

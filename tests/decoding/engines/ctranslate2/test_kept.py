@@ -1,0 +1,103 @@
+"""The converted model in a run's folder: made once, for the weights that are there, whatever happens beside it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mtkit.runs import Run
+from tests.decoding.trained import make_run
+
+pytestmark = pytest.mark.peer
+pytest.importorskip("ctranslate2")
+
+CHECKPOINT = "update-00000010"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(tmp_path).run
+
+
+def there(run: Run) -> list[Path]:
+    return sorted((run.folder / "ctranslate2").iterdir())
+
+
+def converted(run: Run, checkpoint: str = CHECKPOINT, say: list[str] | None = None) -> dict[str, bytes]:
+    from mtkit.decoding.engines.ctranslate2 import kept
+
+    return kept.converted(run, checkpoint, run.load_model(checkpoint), say=[].append if say is None else say.append)
+
+
+def other_weights(run: Run, checkpoint: str = CHECKPOINT) -> None:
+    path = run.weights(checkpoint)
+    save_file({name: value + 1.0 for name, value in load_file(path).items()}, path)
+
+
+def test_a_model_is_converted_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtkit.decoding.engines.ctranslate2 import kept
+
+    first = converted(run)
+    assert "model.bin" in first
+    (folder,) = there(run)
+    assert folder.name.startswith(f"{CHECKPOINT}-")
+    monkeypatch.setattr(kept, "convert", None)
+    assert converted(run) == first
+
+
+def test_other_weights_are_converted_anew_and_what_is_stale_goes(run: Run) -> None:
+    first = converted(run)
+    checkpoints = run.folder / "checkpoints"
+    another = checkpoints / "update-00000020"
+    another.mkdir()
+    save_file(load_file(run.weights(CHECKPOINT)), another / "model.safetensors")
+    assert converted(run, another.name)["model.bin"] == first["model.bin"]
+    assert len(there(run)) == 2
+    other_weights(run)
+    assert converted(run)["model.bin"] != first["model.bin"]
+    assert len(there(run)) == 2  # those of the same checkpoint have been replaced
+    (another / "model.safetensors").unlink()
+    another.rmdir()
+    other_weights(run)
+    converted(run)
+    assert [each.name.rpartition("-")[0] for each in there(run)] == [CHECKPOINT]
+
+
+def test_two_processes_and_a_removed_folder_do_no_harm(run: Run) -> None:
+    first = converted(run)
+    (folder,) = there(run)
+    (folder / "model.bin").unlink()  # as another process does that takes it for stale
+    assert converted(run) == first
+    begun = folder.parent / ".update-00000010-0.0123456789abcdef.tmp"
+    begun.mkdir()  # another process is writing
+    other_weights(run)
+    converted(run)
+    assert begun in there(run)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the root user writes anywhere")
+def test_a_run_that_cannot_be_written_to_is_converted_each_time(run: Run) -> None:
+    run.folder.chmod(0o500)
+    said: list[str] = []
+    try:
+        assert converted(run, say=said) == converted(run)
+    finally:
+        run.folder.chmod(0o700)
+    assert "converted again next time" in said[0]
+
+
+def test_where_a_file_is_in_the_way_the_model_is_converted_each_time(run: Run) -> None:
+    (run.folder / "ctranslate2").write_text("")
+    said: list[str] = []
+    assert "model.bin" in converted(run, say=said)
+    assert "converted again next time" in said[0]
+
+
+def test_a_moving_average_is_what_is_converted(run: Run) -> None:
+    first = converted(run)
+    path = run.weights(CHECKPOINT)
+    averaged = {name: torch.zeros_like(value) for name, value in load_file(path).items()}
+    save_file(averaged, path.with_name("ema.safetensors"))
+    assert converted(run)["model.bin"] != first["model.bin"]
