@@ -22,8 +22,8 @@ from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.files import digest
-from mtkit.model.int8 import check_int8
 from mtkit.model.network import Model
+from mtkit.model.products.int8 import check_int8
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 

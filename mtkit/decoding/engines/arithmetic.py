@@ -1,16 +1,15 @@
 """The context of decoding: number type, evaluation mode and inference mode."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import nn
 
 from mtkit.errors import MtkitError
-from mtkit.model.int8 import int8_products
-from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Model
+from mtkit.model.products import is_low, products
 from mtkit.out_of_memory import GIVES_OUT, gave_out
 
 DTYPES = {
@@ -20,8 +19,8 @@ DTYPES = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
-"""The arithmetic by name; auto is float32, whose results do not depend on the batch. In int8, on the CPU, linear layers
-alone compute; in bfloat16 there (`mtkit.model.low_weights`) all but sums, norms' weights and softmax."""
+"""The arithmetic by name; auto is float32, whose results do not depend on the batch. In int8, and in bfloat16 on the
+CPU, linear layers alone compute (`mtkit.model.products`); the rest is in float32."""
 
 
 def find_dtype(name: str) -> torch.dtype | None:
@@ -43,7 +42,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
     model.train(False)
     try:
         # weights are rounded outside inference mode, as normal tensors
-        with _products(model, dtype, device.type), torch.inference_mode():
+        with _computing(model, dtype, device), torch.inference_mode():
             yield device
     except GIVES_OUT as error:
         if not gave_out(error):
@@ -57,13 +56,12 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
 
 
 @contextmanager
-def _products(model: Model, dtype: torch.dtype | None, device: str) -> Iterator[None]:
-    module = cast(nn.Module, model)
-    lower = dtype not in (None, torch.float32, torch.int8)
-    low = dtype == torch.bfloat16 and device == "cpu"
+def _computing(model: Model, dtype: torch.dtype | None, device: torch.device) -> Iterator[None]:
+    """The linear layers in `dtype`; on a GPU, in types below float32, all that autocast knows."""
+    dtype = dtype or torch.float32
+    automatic = dtype not in (torch.float32, torch.int8) and not is_low(dtype, device)
     with (
-        int8_products(module) if dtype == torch.int8 else nullcontext(),
-        LowWeights(module).in_place() if low else nullcontext(),
-        torch.autocast(device, dtype if lower else torch.bfloat16, enabled=lower),
+        products(cast(nn.Module, model), dtype),
+        torch.autocast(device.type, dtype if automatic else torch.bfloat16, enabled=automatic),
     ):
         yield

@@ -45,7 +45,6 @@ def test_decoding_leaves_the_model_as_it_was() -> None:
     model = TinyModel().train()
     with decoding_with(model, torch.bfloat16):
         assert not model.training
-        assert (model.weight @ model.weight.T).dtype == torch.bfloat16
         assert not (model.weight * 2).requires_grad
     assert model.training
     with decoding_with(model, None):

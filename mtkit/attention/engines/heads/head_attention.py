@@ -1,6 +1,6 @@
 """The base of attention over projected heads: projections, slots and cache shapes, without an equation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -66,8 +66,18 @@ class HeadAttention(Attention):
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, S, D) to keys (B, G, S, K), rotated as the queries are, and values (B, G, S, V)."""
-        keys = self._rotated(self.projection.keys(self.k_proj(memory)), position)
-        return keys, self.projection.values(self.v_proj(memory))
+        k, v = self.projected(memory, self.k_proj, self.v_proj)
+        return self._rotated(self.projection.keys(k), position), self.projection.values(v)
+
+    def queries_keys_values(self, tokens: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`queries` and `keys_values` of the same tokens."""
+        q, k, v = self.projected(tokens, self.q_proj, self.k_proj, self.v_proj)
+        q, k = (self._rotated(x, position) for x in (self.projection.queries(q), self.projection.keys(k)))
+        return q, k, self.projection.values(v)
+
+    def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
+        """What `maps` make of the same tokens; decoding computes them in one product (`mtkit.model.products`)."""
+        return [each(tokens) for each in maps]
 
     def joined(self, heads: Tensor) -> Tensor:
         """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""

@@ -97,8 +97,7 @@ class PatternAttention(HeadAttention):
         t = state["count"]
         here = torch.full((1,), t, device=query.device) if self.positions is not None else None
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        k, v = self.keys_values(rows, here)
-        own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in (self.queries(rows, here), k, v)]
+        own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows, here)]
         outputs, states = [], []
         for group, before in zip(self.groups, state["groups"], strict=True):
             heads, weights, after = group.step(

@@ -65,7 +65,7 @@ class SharedPast(ScoreAttention):
         if "seen" not in state:
             return super().newest(query, state)
         here = torch.full((1,), state["count"], device=query.device)
-        q, (k, v) = self.queries(query, here), self.keys_values(query, here)
+        q, k, v = self.queries_keys_values(query, here)
         state = _with_rows(state, k, v)
         shared, rows = state["shared"], state["rows"]
         # of the first segment; there may be none left

@@ -6,7 +6,8 @@ from torch import nn
 
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
-from mtkit.model.int8 import int8_products
+from mtkit.model.products import products
+from mtkit.model.products.int8 import has_whole_products
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 
@@ -17,7 +18,11 @@ def network(attention: str = "full") -> Transformer:
 
 
 @torch.no_grad()
-def test_whole_numbers_within_the_range_are_multiplied_exactly() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_whole_numbers_within_the_range_are_multiplied_exactly(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if whole and not has_whole_products():
+        pytest.skip("this processor has no such products")
+    monkeypatch.setattr("mtkit.model.products.int8.has_whole_products", lambda: whole)
     linear = nn.Linear(96, 24)
     weight = torch.randint(-63, 64, (24, 96)).float()
     weight[:, 0] = 63  # so that each output's scale is 1
@@ -27,11 +32,11 @@ def test_whole_numbers_within_the_range_are_multiplied_exactly() -> None:
     x[..., 0] = 127.0  # so that each row's scale is 1
     x[1] = 127.0  # the largest sums of pairs, which 16 bits must hold
     expected = x.double() @ weight.double().t() + linear.bias.double()
-    with int8_products(nn.Sequential(linear)):
+    with products(nn.Sequential(linear), torch.int8):
         torch.testing.assert_close(linear(x).double(), expected, rtol=1e-6, atol=1e-2)
     weight[:, 0] *= 100  # now the others round to 0 or 1
     linear.weight.copy_(weight)
-    with int8_products(nn.Sequential(linear)):
+    with products(nn.Sequential(linear), torch.int8):
         assert not torch.allclose(linear(x), nn.functional.linear(x, linear.weight, linear.bias), rtol=1e-4)
 
 
@@ -41,7 +46,7 @@ def test_a_step_is_near_that_in_float32(attention: str) -> None:
     net = network(attention)
     source, token = torch.randint(4, 40, (6, 9)), torch.randint(4, 40, (6, 2))
     exact = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
-    with int8_products(net):
+    with products(net, torch.int8):
         rounded = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
     assert not torch.equal(exact, rounded)
     assert (exact - rounded).norm() < 0.05 * exact.norm()
@@ -52,7 +57,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     linear, x = nn.Linear(32, 24), torch.randn(6, 9, 32)
     x[1] *= 1000
     x[2] = 0
-    with int8_products(nn.Sequential(linear)):
+    with products(nn.Sequential(linear), torch.int8):
         together = linear(x)
         assert torch.equal(torch.stack([linear(each) for each in x]), together)
     assert together.isfinite().all()
@@ -65,7 +70,7 @@ def test_a_segment_gives_alone_what_it_gives_in_any_batch(attention: str) -> Non
     net, source, token = network(attention), torch.randint(4, 40, (6, 9)), torch.randint(4, 40, (6, 2))
     source[3] = 39  # of another size after the embedding
     next(net.parameters())[39] *= 50  # the table of pieces
-    with int8_products(net):
+    with products(net, torch.int8):
         together = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
         for each in range(6):
             one = slice(each, each + 1)
@@ -77,23 +82,10 @@ def test_a_segment_gives_alone_what_it_gives_in_any_batch(attention: str) -> Non
 def test_logits_of_some_pieces_are_those_of_all_at_their_places() -> None:
     net, pieces, hidden = network(), torch.tensor([0, 3, 7, 38]), torch.randn(5, 2, 32)
     torch.testing.assert_close(net.logits_of(pieces)(hidden), net.logits(hidden)[..., pieces])
-    with int8_products(net):
+    with products(net, torch.int8):
         rounded = net.logits(hidden)[..., pieces]
         assert torch.equal(net.logits_of(pieces)(hidden), rounded)
     assert not torch.equal(net.logits_of(pieces)(hidden), rounded)
-
-
-@torch.no_grad()
-def test_afterwards_the_model_is_as_it_was() -> None:
-    net, source = network(), torch.randint(4, 40, (2, 5))
-    before = net.encode(source).memory
-    with int8_products(net):
-        assert not torch.equal(net.encode(source).memory, before)
-    assert torch.equal(net.encode(source).memory, before)
-    with pytest.raises(KeyError), int8_products(net):
-        raise KeyError
-    assert torch.equal(net.encode(source).memory, before)
-    assert not {"logits", "logits_of"} & set(net.__dict__)
 
 
 @torch.no_grad()
@@ -101,31 +93,13 @@ def test_attentions_that_must_not_round_stay_as_they_are() -> None:
     attention = next(each for _, each in network("reformer").attentions())
     x = torch.randn(2, 5, 32)
     before = attention(x).output
-    with int8_products(attention):
+    with products(attention, torch.int8):
         assert torch.equal(attention(x).output, before)
 
 
-@torch.no_grad()
-def test_weights_that_have_changed_are_rounded_anew() -> None:
-    net, source = network(), torch.randint(4, 40, (2, 5))
-
-    def memory() -> torch.Tensor:
-        with int8_products(net):
-            found: torch.Tensor = net.encode(source).memory
-        return found
-
-    before = memory()
-    assert torch.equal(memory(), before)
-    bias = net.get_parameter("encoder.0.feed_forward.outer.bias")
-    bias += 1  # as an optimiser does
-    once = memory()
-    assert not torch.equal(once, before)
-    bias.data = bias.data - 1  # as a moving average of the weights does
-    torch.testing.assert_close(memory(), before)
-    net.load_state_dict({name: torch.randn_like(value) for name, value in net.state_dict().items()})
-    assert not torch.allclose(memory(), before)
-
-
 def test_a_model_elsewhere_is_refused() -> None:
-    with pytest.raises(MtkitError, match="int8 runs on CPUs only"), int8_products(nn.Linear(2, 2, device="meta")):
+    with (
+        pytest.raises(MtkitError, match="int8 runs on CPUs only"),
+        products(nn.Linear(2, 2, device="meta"), torch.int8),
+    ):
         pass

@@ -1,0 +1,161 @@
+"""Prepared products: what they compute, how long they are kept, and that nothing of them stays in the model."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mtkit.model.build import build_model
+from mtkit.model.products import context, products
+from mtkit.model.products.product import in_few_counts
+from mtkit.model.transformer import Transformer
+from mtkit.recipe import load_recipe
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+def network(attention: str = "full") -> Transformer:
+    settings = {"model": {"d_model": 32, "heads": 2, "feed_forward": 64}, "attention": {"name": attention}}
+    return build_model(load_recipe(None, settings), source_vocabulary=40, target_vocabulary=40).eval()
+
+
+def logits(net: Transformer) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    source, token = (torch.randint(4, 40, shape, generator=generator) for shape in ((6, 9), (6, 2)))
+    state = net.start(net.encode(source), hypotheses=2)
+    for _ in range(3):
+        found, state, _ = net.step(token, state)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["full", "multi-query", "longformer", "average", "reformer"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_is_near_the_plain_one(attention: str, dtype: torch.dtype) -> None:
+    net = network(attention)
+    exact = logits(net)
+    with products(net, dtype):
+        found = logits(net)
+    assert found.dtype == torch.float32
+    off = (exact - found).norm() / exact.norm()
+    assert off < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.linear)
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_step_multiplies_a_layers_tokens_by_queries_keys_and_values_at_once() -> None:
+    net = network()
+    token, state = torch.full((6, 2), 5), net.start(net.encode(torch.full((6, 9), 7)), hypotheses=2)
+    with _Products() as plain:
+        _, state, _ = net.step(token, state)
+    with products(net, torch.float32), _Products() as joint:
+        net.step(token, state)
+    assert joint.count == plain.count - 2 * len(net.decoder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_afterwards_the_model_is_as_it_was(dtype: torch.dtype) -> None:
+    net = network()
+    before, attributes = logits(net), {name: set(each.__dict__) for name, each in net.named_modules()}
+    with products(net, dtype):
+        logits(net)
+    with pytest.raises(KeyError), products(net, dtype):
+        raise KeyError
+    assert torch.equal(logits(net), before)
+    assert {name: set(each.__dict__) for name, each in net.named_modules()} == attributes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_have_changed_are_prepared_anew(dtype: torch.dtype) -> None:
+    net = network()
+
+    def found() -> Tensor:
+        with products(net, dtype):
+            return logits(net)
+
+    before = found()
+    assert torch.equal(found(), before)
+    bias = net.get_parameter("decoder.0.self_attention.v_proj.bias")
+    bias += 1  # as an optimiser does
+    once = found()
+    assert not torch.equal(once, before)
+    bias.data = bias.data - 1  # as a moving average of the weights does
+    torch.testing.assert_close(found(), before)
+    net.load_state_dict({name: torch.randn_like(value) for name, value in net.state_dict().items()})
+    assert not torch.allclose(found(), before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_was_prepared_serves_later_contexts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    made, prepared = list[object](), context._preparation
+
+    def counted(*arithmetic: object) -> object:
+        prepare = prepared(*arithmetic)  # type: ignore[arg-type]
+        return lambda *weights: made.append(weights) or prepare(*weights)
+
+    monkeypatch.setattr(context, "_preparation", counted)
+    with products(net, dtype), torch.inference_mode():
+        logits(net)
+    once = len(made)
+    assert once
+    with products(net, torch.int8 if dtype == torch.float32 else torch.float32):  # one does not drop the other's
+        pass
+    made.clear()
+    with products(net, dtype):
+        logits(net)
+    assert not made
+
+
+def test_a_model_goes_with_its_last_user() -> None:
+    net = network()
+    with products(net, torch.int8), torch.inference_mode():
+        logits(net)
+    watched = weakref.ref(net)
+    del net
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 15, 16, 17, 100, 545, 8191])
+def test_rows_come_in_few_counts(count: int) -> None:
+    rows = torch.randn(count, 3)
+    wider = in_few_counts(rows, torch.float32)
+    assert torch.equal(wider[:count], rows)
+    assert len(wider) <= count * 9 / 8
+    assert len(wider) % (1 << max(count.bit_length() - 4, 0)) == 0
+
+
+def test_hundreds_of_counts_become_dozens() -> None:
+    assert len({len(in_few_counts(torch.empty(count, 1), torch.int8)) for count in range(1, 513)}) < 60
+
+
+@torch.no_grad()
+def test_a_layer_of_another_class_is_left_alone() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    net = network()
+    attention = net.decoder[0].self_attention
+    attention.k_proj.__class__ = Doubled
+    before = logits(net)
+    with products(net, torch.float32):
+        torch.testing.assert_close(logits(net), before)
