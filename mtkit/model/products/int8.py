@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtkit.errors import MtkitError
-from mtkit.model.products.product import in_few_counts
+from mtkit.model.products.product import in_blocks, in_few_counts
 
 LARGEST = 63
 """Of a rounded weight: seven bits, so that activations can have eight.
@@ -41,13 +41,15 @@ class Int8:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        rows = x.float().reshape(-1, x.shape[-1])
+        return in_blocks(self._of_rows, x)
+
+    def _of_rows(self, rows: Tensor) -> Tensor:
+        rows = rows.float()
         # two reductions: the maximum norm in one takes ten times as long
         largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
         units = largest.clamp_(min=1e-30).div_(127)
         sums = self._sums(rows / units)
-        result = sums.mul_(units) if self._bias is None else torch.addcmul(self._bias, sums, units, out=sums)
-        return result.unflatten(0, x.shape[:-1])
+        return sums.mul_(units) if self._bias is None else torch.addcmul(self._bias, sums, units, out=sums)
 
 
 def check_int8(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """Products with prepared weights: the contract, in the type of the weights, and in bfloat16 on the CPU."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,26 +41,44 @@ class Low:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        rows = in_few_counts(x.reshape(-1, x.shape[-1]), torch.bfloat16)
+        return in_blocks(self._of_rows, x)
+
+    def _of_rows(self, rows: Tensor) -> Tensor:
+        wider = in_few_counts(rows, torch.bfloat16)
         if self._packed is None:
-            low = nn.functional.linear(rows, self._weight, self._bias)
+            low = nn.functional.linear(wider, self._weight, self._bias)
         else:
-            low = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-        return low[: x.shape[:-1].numel()].float().unflatten(0, x.shape[:-1])
+            low = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
+        return low[: len(rows)].float()
 
     def of(self, rows: Tensor) -> "Low":
         """The product with these rows (K,) of W alone, without bias."""
         return Low(self._weight[rows], None)
 
 
+BLOCK = 1024
+"""Rows that are multiplied at a time, at most, so that what lies between two passes over them stays in the cache."""
+
+LEAST = 16
+"""Row counts are multiples of this: the rows of a tile of AMX, which takes as long for fewer."""
+
+
+def in_blocks(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The product (..., O) of x (..., I), from that of up to `BLOCK` rows at a time."""
+    parts = [multiply(rows) for rows in x.reshape(-1, x.shape[-1]).split(BLOCK)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unflatten(0, x.shape[:-1])
+
+
 def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows (M, I) in another type, and rows of no meaning behind them, up to a multiple of an eighth of M's octave.
 
     oneDNN compiles a kernel for each number of rows that it has not yet seen, which takes as long as dozens of
-    products; a search that drops finished segments comes to hundreds of numbers.
+    products, and a search that drops finished segments comes to hundreds of numbers.
     """
     count = len(rows)
-    step = 1 << max(count.bit_length() - 4, 0)
+    step = max(LEAST, 1 << max(count.bit_length() - 4, 0))
+    if count % step == 0:
+        return rows.to(dtype)
     wider = rows.new_empty(-(-count // step) * step, rows.shape[1], dtype=dtype)
     wider[:count] = rows
     return wider
