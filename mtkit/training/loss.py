@@ -135,18 +135,20 @@ def _run(
         weight.sum(0, dtype=wide) / vocabulary
     )  # (D,); its product with a row is the mean of that row's logits
     buffer = weight.new_empty(min(chunk_rows, rows), vocabulary)
-    probabilities = buffer if dtype == wide else torch.empty_like(buffer, dtype=wide)
     for first in range(0, rows, chunk_rows):
         chunk = slice(first, first + chunk_rows)
         states, gold = hidden[chunk].to(dtype), target[chunk].unsqueeze(1)
         logits = torch.mm(states, weight.t(), out=buffer[: len(states)])
         gold_logit, peak = logits.gather(1, gold).squeeze(1).to(wide), logits.amax(1).to(wide)
-        here = torch.softmax(logits, 1, dtype=wide, out=probabilities[: len(states)])
+        # in the logits' place and type, which round no more than they are rounded already; sums inside are in float32
+        error = torch.softmax(logits, 1, out=logits)
         # the largest probability is 1 over the sum of exp(logit - peak), whose logarithm is what is missing
-        torch.sub(peak - here.amax(1).log(), gold_logit, out=nll[chunk])
+        torch.sub(peak - error.amax(1).to(wide).log(), gold_logit, out=nll[chunk])
         torch.sub(gold_logit, states.to(wide) @ mean_weight, out=above_mean[chunk])
         if gradients is not None:
-            error = here.scatter_add_(1, gold, here.new_full(gold.shape, smoothing - 1.0)).to(dtype)
+            # as scatter_add_, which copies the whole of a bfloat16 tensor twice
+            places = (torch.arange(len(states), device=hidden.device), gold.squeeze(1))
+            error.index_put_(places, error.new_tensor(smoothing - 1.0), accumulate=True)
             gradients.hidden[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
             _add_product(gradients.weight, error.t(), states)
     if gradients is not None:
