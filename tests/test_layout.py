@@ -17,7 +17,17 @@ ATTENTION = PACKAGE / "attention"
 ENGINES = ATTENTION / "engines"
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
 
-FOUNDATION = {"errors", "files", "languages", "device", "yaml_text", "stored", "allocation", "out_of_memory"}
+FOUNDATION = {
+    "errors",
+    "files",
+    "languages",
+    "device",
+    "yaml_text",
+    "stored",
+    "allocation",
+    "out_of_memory",
+    "peak_memory",
+}
 BELOW = {
     "attention": FOUNDATION,
     "data": FOUNDATION | {"recipe"},
@@ -35,6 +45,7 @@ BELOW = {
     "device": {"errors"},
     "allocation": {"errors"},
     "out_of_memory": set(),
+    "peak_memory": set(),
     "yaml_text": set(),
     "recipe": FOUNDATION,
 }

@@ -6,7 +6,6 @@ makes its peak memory its own.
 
 import fcntl
 import os
-import resource
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.files import write_json
+from mtkit.peak_memory import peak_bytes
 from mtkit.runs import Run
 from mtkit.stored import Count, read_stored
 from mtkit.training.checkpoint import Progress
@@ -124,19 +124,6 @@ def _training(progress: Progress, limit: str | None) -> dict[str, Any]:
         "tokens_per_second": progress.tokens / max(progress.training_seconds, 1e-9),
         "limit": limit,
     }
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held at once: on CUDA on the device, else resident in main memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage's number would begin with that of the process which started this one
-        for line in status.read_text(encoding="ascii", errors="replace").split("\n"):
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _stop_without_parent() -> None:

@@ -14,6 +14,7 @@ from time import monotonic
 import torch
 
 from mtkit.model.network import Network
+from mtkit.peak_memory import forget_peak
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.distributed import World
@@ -66,6 +67,7 @@ def settle(recipe: Recipe, folder: Path, model: Network, feed: Feed, world: Worl
     if len(names) == 1:
         return Precision(names[0], world.device)
     choice = measured(recipe, model, feed.samples(WIDTHS), world, names)
+    forget_peak()  # a comparison reports that of the training alone
     if world.first:
         keep_precision(folder, choice.name)
     say(str(choice))
