@@ -41,15 +41,18 @@ class Int8:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        return in_blocks(self._of_rows, x)
+        return in_blocks(self._of_rows, x, len(self._scales))
 
-    def _of_rows(self, rows: Tensor) -> Tensor:
+    def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
         rows = rows.float()
         # two reductions: the maximum norm in one takes ten times as long
         largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
         units = largest.clamp_(min=1e-30).div_(127)
         sums = self._sums(rows / units)
-        return sums.mul_(units) if self._bias is None else torch.addcmul(self._bias, sums, units, out=sums)
+        out = sums if out is None else out
+        if self._bias is None:
+            return torch.mul(sums, units, out=out)
+        return torch.addcmul(self._bias, sums, units, out=out)
 
 
 def check_int8(device: torch.device) -> None:

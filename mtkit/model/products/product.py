@@ -41,15 +41,16 @@ class Low:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        return in_blocks(self._of_rows, x)
+        return in_blocks(self._of_rows, x, len(self._weight))
 
-    def _of_rows(self, rows: Tensor) -> Tensor:
+    def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
         wider = in_few_counts(rows, torch.bfloat16)
         if self._packed is None:
             low = nn.functional.linear(wider, self._weight, self._bias)
         else:
             low = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
-        return low[: len(rows)].float()
+        low = low[: len(rows)]
+        return low.float() if out is None else out.copy_(low)
 
     def of(self, rows: Tensor) -> "Low":
         """The product with these rows (K,) of W alone, without bias."""
@@ -63,10 +64,20 @@ LEAST = 16
 """Row counts are multiples of this: the rows of a tile of AMX, which takes as long for fewer."""
 
 
-def in_blocks(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The product (..., O) of x (..., I), from that of up to `BLOCK` rows at a time."""
-    parts = [multiply(rows) for rows in x.reshape(-1, x.shape[-1]).split(BLOCK)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unflatten(0, x.shape[:-1])
+def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, outputs: int) -> Tensor:
+    """The product (..., O) of x (..., I) in float32, from that of up to `BLOCK` rows at a time; `outputs` is O.
+
+    `multiply` gets the rows and where to write their product, so that the parts are not joined by one more pass over
+    all of them; None where there is one part alone: it may lie anywhere.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) <= BLOCK:
+        whole = multiply(rows, None)
+    else:
+        whole = x.new_empty(len(rows), outputs, dtype=torch.float32)
+        for part, out in zip(rows.split(BLOCK), whole.split(BLOCK), strict=True):
+            multiply(part, out)
+    return whole.unflatten(0, x.shape[:-1])
 
 
 def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -149,8 +149,11 @@ def test_hundreds_of_counts_become_dozens() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("rows", [0, 7, 8, 20])
-def test_many_rows_are_multiplied_in_blocks(dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, x = nn.Linear(32, 24), torch.randn(rows, 2, 32)
+@pytest.mark.parametrize("bias", [True, False])
+def test_many_rows_are_multiplied_in_blocks(
+    dtype: torch.dtype, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear, x = nn.Linear(32, 24, bias), torch.randn(rows, 2, 32)
     with products(nn.Sequential(linear), dtype):
         whole = linear(x)
         monkeypatch.setattr("mtkit.model.products.product.BLOCK", 16)
