@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -92,9 +93,20 @@ class _Kept:
 _KEPT: WeakKeyDictionary[nn.Module, dict[torch.dtype, _Kept]] = WeakKeyDictionary()
 
 
+_STEPS = [0]
+"""Steps that any optimiser has made: a fused one changes weights without raising their versions."""
+
+
+def _count_step(*_: object) -> None:
+    _STEPS[0] += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
 def _kept(model: nn.Module, dtype: torch.dtype, device: torch.device) -> _Kept:
-    """The products of the model, new ones where weights have changed: places and versions show it."""
-    state = [(each.data_ptr(), each._version) for each in model.parameters()]
+    """The products of the model, new ones where places, versions or steps show changed weights."""
+    state = (_STEPS[0], [(each.data_ptr(), each._version) for each in model.parameters()])
     of_model = _KEPT.setdefault(model, {})
     if dtype not in of_model or of_model[dtype].state != state:
         of_model[dtype] = _Kept(_preparation(dtype, device), state)

@@ -92,13 +92,29 @@ def test_weights_that_have_changed_are_prepared_anew(dtype: torch.dtype) -> None
     before = found()
     assert torch.equal(found(), before)
     bias = net.get_parameter("decoder.0.self_attention.v_proj.bias")
-    bias += 1  # as an optimiser does
+    bias += 1
     once = found()
     assert not torch.equal(once, before)
     bias.data = bias.data - 1  # as a moving average of the weights does
     torch.testing.assert_close(found(), before)
     net.load_state_dict({name: torch.randn_like(value) for name, value in net.state_dict().items()})
     assert not torch.allclose(found(), before)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimisers_step_is_a_change(fused: bool) -> None:
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+    for _ in range(2):
+        with torch.no_grad(), products(net, torch.float32):
+            logits(net)
+        for each in net.parameters():
+            each.grad = torch.randn_like(each)
+        optimizer.step()
+    with torch.no_grad():
+        plain = logits(net)
+        with products(net, torch.float32):
+            torch.testing.assert_close(logits(net), plain)
 
 
 @torch.no_grad()
