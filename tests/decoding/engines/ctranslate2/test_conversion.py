@@ -67,10 +67,10 @@ def test_its_vocabulary_map_lets_come_what_a_shortlist_does(tmp_path: Path) -> N
     (tmp_path / "model" / "vmap.txt").write_text(vocabulary_map(lexicon.cut(1)))
     translator = ctranslate2.Translator(str(tmp_path / "model"), compute_type="float32", intra_threads=1)
     source = [[token(each) for each in (5, 9, EOS)]]
+    # At this temperature every piece that may come is about as likely as another, so that 40 hypotheses hold them all.
+    drawing = {"sampling_topk": 0, "sampling_temperature": 100, "num_hypotheses": 40, "max_decoding_length": 20}
     free, short = (
-        translator.translate_batch(
-            source, sampling_topk=0, num_hypotheses=40, max_decoding_length=20, use_vmap=each, beam_size=1
-        )[0].hypotheses
+        translator.translate_batch(source, beam_size=1, use_vmap=each, **drawing)[0].hypotheses
         for each in (False, True)
     )
     may = set(lexicon.cut(1).shortlist(torch.tensor([[5, 9, EOS]])).tolist())
