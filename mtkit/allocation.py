@@ -47,7 +47,7 @@ def in_words(count: float) -> str:
     """ "1.5 TiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if count < 1024:
-            return f"{count:.3g} {unit}"
+            return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
         count /= 1024
     return "more than 1024 PiB"
 

@@ -39,5 +39,6 @@ def test_many_tensors_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sizes_in_words() -> None:
     assert in_words(1536 * 2**30) == "1.5 TiB"
+    assert in_words(1010 * 2**20) == "1010 MiB"
     assert in_words(float("inf")) == "more than 1024 PiB"
     assert machine_bytes() > 2**28

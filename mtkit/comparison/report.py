@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import mtkit
+from mtkit.allocation import in_words
 
 HEAD = (
     "attention", "BLEU", "95% interval", "training tokens/s", "decoding tokens/s", "segments/s", "peak memory",
@@ -70,11 +71,6 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
     return ", ".join(parts)
 
 
-def readable_bytes(count: float) -> str:
-    """ "812 MiB", or "1.53 GiB"."""
-    return f"{count / 2**20:,.0f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"
-
-
 def _rows(results: Results) -> list[list[str]]:
     """Head and cells; a column for the reasons of failures only where there is one."""
     failures = any("failed" in each for each in results)
@@ -92,7 +88,7 @@ def _rows(results: Results) -> list[list[str]]:
                 f"{training['tokens_per_second']:,.0f}",
                 f"{decoding['tokens_per_second']:,.0f}",
                 f"{decoding['segments_per_second']:,.1f}",
-                readable_bytes(each["peak_bytes"]),
+                in_words(each["peak_bytes"]),
                 f"{each['parameters']:,}",
                 f"{training['updates']:,}",
                 "",

@@ -16,7 +16,7 @@ from mtkit.data.tokenizer import BOS, EOS
 
 WIDTH_DIGITS = 5
 """Binary digits before the zeros of a width: 30, 31, 32, 34, ..., 64, 68. So few widths make few shapes of matrix
-products, at about two hundredths more padding. A new shape costs more than its product: a CPU's library writes a
+products, at less than a hundredth more padding. A new shape costs more than its product: a CPU's library writes a
 program for each in bfloat16, and keeps a thousand."""
 
 ROW_DIGITS = 4

@@ -1,9 +1,8 @@
 """A model from a recipe."""
 
-import os
-
 import torch
 
+from mtkit.allocation import in_words, machine_bytes
 from mtkit.attention import ROLES
 from mtkit.errors import RecipeError
 from mtkit.model.attentions import Choice, choose, describe, label
@@ -53,11 +52,10 @@ def _check_memory(model: ModelSettings, vocabulary: int) -> None:
     layers = 2 * model.feed_forward * model.d_model * (model.encoder_layers + model.decoder_layers)
     embeddings = model.d_model * (vocabulary // (2 if model.tie == "all" else 1) + model.max_length)
     needed = 4 * (layers + embeddings)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    if needed > machine_bytes():
         raise RecipeError(
-            f"the model's weights would take more than {needed / 2**30:,.0f} GiB, and this machine has "
-            f"{there / 2**30:,.0f}: lower model.d_model, model.feed_forward, the layers, model.max_length or "
+            f"the model's weights would take {in_words(needed)} of memory or more, and this machine has "
+            f"{in_words(machine_bytes())}: lower model.d_model, model.feed_forward, the layers, model.max_length or "
             "data.tokenizer.vocabulary"
         )
 

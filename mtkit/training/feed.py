@@ -193,7 +193,7 @@ class Feed:
         chosen = [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
         return [
             Work(
-                batches=[make_batch(side, own)] if len(own := self._own(rows)) else [],
+                batches=[make_batch(side, own, self._longest)] if len(own := self._own(rows)) else [],
                 tokens=count_tokens(side, [rows]),
                 rows=[rows],
                 epoch=0,

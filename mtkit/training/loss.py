@@ -91,7 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
         with torch.autocast(device, enabled=False):
-            states, gold = (_padded(each, min(STEP, chunk_rows)) for each in (hidden, target))
+            states, gold = (padded(each, min(STEP, chunk_rows)) for each in (hidden, target))
             gradients = _Gradients(states, weight) if wanted else None
             smoothed, nll = _run(states, weight.to(dtype), gold, len(hidden), smoothing, chunk_rows, gradients)
         ctx.gradients, ctx.dtype, ctx.rows = gradients, weight.dtype, len(hidden)
@@ -146,9 +146,9 @@ def _run(
         torch.sub(peak - error.amax(1).to(wide).log(), gold_logit, out=nll[chunk])
         torch.sub(gold_logit, states.to(wide) @ mean_weight, out=above_mean[chunk])
         if gradients is not None:
-            # as scatter_add_, which copies the whole of a bfloat16 tensor twice
+            # not by scatter_add_, which copies the whole of a bfloat16 tensor twice
             places = (torch.arange(len(states), device=hidden.device), gold.squeeze(1))
-            error.index_put_(places, error.new_tensor(smoothing - 1.0), accumulate=True)
+            error.index_put_(places, error.new_full((), smoothing - 1.0), accumulate=True)
             gradients.hidden[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
             _add_product(gradients.weight, error.t(), states)
     if gradients is not None:
@@ -157,8 +157,8 @@ def _run(
     return nll.sum().add_(above_mean[:real].sum(), alpha=smoothing), nll
 
 
-def _padded(x: Tensor, step: int) -> Tensor:
-    """x (N, ...) with zeros behind it, up to a multiple of `step` rows."""
+def padded(x: Tensor, step: int) -> Tensor:
+    """x (N, ...) with zeros behind it, up to a multiple of `step` rows; x itself where none are missing."""
     missing = -len(x) % step
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from mtkit.model.network import Network, Output
 from mtkit.training.feed import Inputs
-from mtkit.training.loss import CHUNK_ELEMENTS, TokenLoss, predicting
+from mtkit.training.loss import CHUNK_ELEMENTS, STEP, TokenLoss, padded, predicting
 from mtkit.training.optimization.optimizer import Precision
 
 
@@ -83,7 +83,7 @@ def token_loss_twice(
     `weight`. `chunk_rows`: tokens whose logits, two rows each, are held at a time.
     """
     if chunk_rows is None:
-        chunk_rows = max(1, CHUNK_ELEMENTS.get(hidden.device.type, 4 << 20) // (2 * weight.shape[0]))
+        chunk_rows = max(STEP, CHUNK_ELEMENTS.get(hidden.device.type, 4 << 20) // (2 * weight.shape[0]) // STEP * STEP)
     return TwiceLoss(*_ChunkedRDrop.apply(hidden, weight, target, smoothing, alpha, chunk_rows))  # type: ignore[no-untyped-call]
 
 
@@ -97,8 +97,8 @@ class _ChunkedRDrop(torch.autograd.Function):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         with torch.autocast(device, enabled=False):
-            run = _Run(hidden, weight.to(dtype), target, smoothing, alpha)
-            for first in range(0, len(target) // 2, chunk_rows):
+            run = _Run(hidden, weight.to(dtype), target, smoothing, alpha, min(STEP, chunk_rows))
+            for first in range(0, run.rows, chunk_rows):
                 run.add(slice(first, first + chunk_rows))
             objective, nll, divergence = run.sums()
             ctx.gradients = run.gradients()
@@ -114,12 +114,18 @@ class _ChunkedRDrop(torch.autograd.Function):
 
 
 class _Run:
-    """Losses and gradients, chunk by chunk; all sums at least in float32, of both passes, halved at the end."""
+    """Losses and gradients, chunk by chunk; all sums at least in float32, of both passes, halved at the end.
 
-    def __init__(self, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, alpha: float) -> None:
-        rows, wide = len(hidden) // 2, torch.promote_types(weight.dtype, torch.float32)
-        self._hidden = hidden.detach().view(2, rows, -1)
-        self._weight, self._target = weight, target[:rows]
+    Rows come in multiples of `step` (`mtkit.training.loss.STEP`): those behind the N real ones are zeros.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, alpha: float, step: int
+    ) -> None:
+        self._real, wide = len(hidden) // 2, torch.promote_types(weight.dtype, torch.float32)
+        self._hidden = torch.stack([padded(each, step) for each in hidden.detach().chunk(2)])
+        self._weight, self._target = weight, padded(target[: self._real], step)
+        self.rows = rows = len(self._target)
         self._smoothing, self._alpha, self._wide = smoothing, alpha, wide
         self._nll = torch.empty(2, rows, dtype=wide, device=hidden.device)
         self._above_mean = torch.empty_like(self._nll)  # the right piece's logit minus the mean of all
@@ -148,15 +154,16 @@ class _Run:
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """The objective, the plain losses (2N,) and the divergence, once every chunk is in."""
-        divergence = self._both_ways.sum() / 2
-        smoothed = self._nll.sum().add_(self._above_mean.sum(), alpha=self._smoothing)
-        return smoothed / 2 + self._alpha / 2 * divergence, self._nll.flatten(), divergence
+        nll, above_mean = self._nll[:, : self._real], self._above_mean[:, : self._real]
+        divergence = self._both_ways[: self._real].sum() / 2
+        smoothed = nll.sum().add_(above_mean.sum(), alpha=self._smoothing)
+        return smoothed / 2 + self._alpha / 2 * divergence, nll.flatten(), divergence
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Those of the objective for hidden (2N, D) and weight (V, D)."""
         states = self._hidden.sum((0, 1), dtype=self._wide)
         weight = self._weight_gradient.sub_(states, alpha=self._smoothing / len(self._weight))
-        return self._hidden_gradient.flatten(0, 1).div_(2), weight.div_(2)
+        return self._hidden_gradient[:, : self._real].flatten(0, 1).div_(2), weight.div_(2)
 
 
 def _add_divergence(both: Tensor, difference: Tensor, weight: float) -> Tensor:

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from mtkit.comparison.folder import Folder
-from mtkit.comparison.report import as_object, caption, markdown, readable_bytes, table
+from mtkit.comparison.report import as_object, caption, markdown, table
 from mtkit.recipe import Recipe
 from tests.comparison.results import result
 
@@ -57,8 +57,3 @@ def test_json_keeps_numbers_whole(tiny: Tiny, opened: Opened) -> None:
     found = as_object(opened(tiny(), "full").settings(), results)
     assert found["results"] == results
     assert found["settings"]["recipe"]["training"]["max_updates"] == 2
-
-
-def test_bytes_for_people() -> None:
-    assert readable_bytes(812 * 2**20) == "812 MiB"
-    assert readable_bytes(1.5 * 2**30) == "1.50 GiB"

@@ -9,6 +9,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.recipe.data import DataSettings
+from mtkit.training.limits import Outcome
+from mtkit.training.loop import train
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +47,11 @@ TINY: dict[str, Any] = {
 def tiny(**groups: dict[str, Any]) -> Recipe:
     """A recipe that trains in a second, dropout and moving average on, with these groups laid over it."""
     return make_recipe(merged(TINY, groups))
+
+
+def run(recipe: Recipe, prepared: Prepared, folder: Path, **options: Any) -> Outcome:
+    """Trains on the CPU."""
+    return train(recipe, prepared, folder, command=["mtkit", "train", "it's"], device="cpu", **options)
 
 
 @pytest.fixture(autouse=True)

@@ -10,31 +10,20 @@ import torch
 from torch import Tensor
 
 from mtkit.data.batches import plan
-from mtkit.data.prepared import Prepared, Side
+from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
-from mtkit.errors import DataError, MtkitError, RecipeError, RunError
+from mtkit.errors import RunError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.model.transformer import Transformer
-from mtkit.recipe import Recipe, load_recipe
+from mtkit.recipe import load_recipe
 from mtkit.runs import Run
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, verified_tensors
 from mtkit.training.folder import alone_in
-from mtkit.training.limits import Outcome
-from mtkit.training.loop import train
 from mtkit.training.report import read_metrics
-from tests.training.conftest import tiny
-
-
-def run(recipe: Recipe, prepared: Prepared, folder: Path, **options: Any) -> Outcome:
-    return train(recipe, prepared, folder, command=["mtkit", "train", "it's"], device="cpu", **options)
-
-
-def lengths_of(side: Side) -> list[tuple[int, int]]:
-    """The pieces of each pair, without end marks."""
-    return list(zip(side.source.lengths.tolist(), side.target.lengths.tolist(), strict=True))
+from tests.training.conftest import run, tiny
 
 
 def last_tensors(folder: Path) -> dict[str, Tensor]:
@@ -101,6 +90,19 @@ def test_validation_bleu_is_that_of_translate_and_score_with_the_best_checkpoint
     assert best["bleu"] == bleu.value
     averaged = verified_tensors(finished / "checkpoints" / best["checkpoint"], "ema")
     assert torch.equal(found.load_model().output_weight, averaged["target_embedding.tokens.weight"])
+
+
+def test_validation_translates_with_the_weights_of_the_moment(prepared: Prepared, tmp_path: Path) -> None:
+    said: list[str] = []
+    run(tiny(training={"ema": 0.0, "peak_rate": 0.03}), prepared, tmp_path, say=said.append)
+    lines = [line for line in "\n".join(said).split("\n") if line.lstrip().startswith("translation")]
+    shown = [line.split("translation", 1)[1].strip() for line in lines[-len(lines) // 3 :]]
+    found = Run(tmp_path)
+    assert prepared.valid.source_text is not None
+    engine = ModelEngine(found.load_model("last"), found.recipe.decoding)
+    sources = prepared.valid.source_text[: len(shown)]
+    again = translate_lines(engine, found.tokenizers, sources, trained_on=TrainedOn.of([found]))
+    assert [each[0].text.strip() for each in again] == shown
 
 
 def test_a_finished_run_says_so_and_goes_on_with_a_higher_limit(
@@ -309,42 +311,3 @@ def test_a_signal_while_the_last_checkpoints_are_averaged_is_no_end(
     assert not (tmp_path / "checkpoints" / "average").exists()
     assert run(recipe, prepared, tmp_path).signal is None
     assert (tmp_path / "checkpoints" / "average").exists()
-
-
-def test_a_device_that_is_not_there_is_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:
-    for name in ("gpu", "xpu"):
-        with pytest.raises(MtkitError, match=f"no device '{name}' here"):
-            train(tiny(), prepared, tmp_path, command=["mtkit"], device=name)
-
-
-def test_segments_that_are_all_too_long_are_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"all 200 of them have more than 2 pieces"):
-        run(tiny(model={"max_length": 2}), prepared, tmp_path)
-
-
-def test_segments_that_are_too_long_are_counted(prepared: Prepared, tmp_path: Path) -> None:
-    longest = sorted(max(a, b) + 1 for a, b in lengths_of(prepared.valid))[-3]
-    over = {
-        name: sum(max(pair) + 1 > longest for pair in lengths_of(side))
-        for name, side in (("train", prepared.train), ("valid", prepared.valid))
-    }
-    said: list[str] = []
-    run(tiny(model={"max_length": longest}, training={"max_updates": 1}), prepared, tmp_path, say=said.append)
-    assert Run(tmp_path).about["too_long"] == over
-    assert f"{200 - over['train']} training segments" in " ".join(said)
-    assert f"{over['valid']} validation segments are not in the validation loss" in " ".join(said)
-
-
-def test_what_the_recipe_cannot_be_trained_with_leaves_no_folder(prepared: Prepared, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="set max_updates, max_epochs or max_minutes"):
-        run(tiny(training={"schedule": "cosine", "max_updates": None}), prepared, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_damaged_last_checkpoint_is_refused_with_the_way_out(prepared: Prepared, tmp_path: Path) -> None:
-    recipe = tiny(training={"max_updates": 16})
-    run(recipe, prepared, tmp_path)
-    file = tmp_path / "checkpoints" / "update-00000016" / "optimizer.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"damaged.*remove .*update-00000016 and the same command resumes"):
-        run(recipe, prepared, tmp_path)

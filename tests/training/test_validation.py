@@ -16,22 +16,15 @@ from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import Score, score_corpus
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
-from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training import validation
 from mtkit.training.checkpoint import read_state
-from mtkit.training.limits import Outcome
-from mtkit.training.loop import train
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.report import read_metrics
 from mtkit.training.update import Updater
-from tests.training.conftest import tiny
+from tests.training.conftest import run, tiny
 
 CPU = torch.device("cpu")
-
-
-def run(recipe: Recipe, prepared: Prepared, folder: Path, **options: Any) -> Outcome:
-    return train(recipe, prepared, folder, command=["mtkit", "train"], device="cpu", **options)
 
 
 def states(folder: Path) -> dict[str, Any]:

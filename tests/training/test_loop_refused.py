@@ -1,0 +1,55 @@
+"""Trainings that are refused, and data that is left out: one clear error, nothing half-written."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.data.prepared import Prepared, Side
+from mtkit.errors import DataError, MtkitError, RecipeError, RunError
+from mtkit.runs import Run
+from mtkit.training.loop import train
+from tests.training.conftest import run, tiny
+
+
+def lengths_of(side: Side) -> list[tuple[int, int]]:
+    """The pieces of each pair, without end marks."""
+    return list(zip(side.source.lengths.tolist(), side.target.lengths.tolist(), strict=True))
+
+
+def test_a_device_that_is_not_there_is_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:
+    for name in ("gpu", "xpu"):
+        with pytest.raises(MtkitError, match=f"no device '{name}' here"):
+            train(tiny(), prepared, tmp_path, command=["mtkit"], device=name)
+
+
+def test_segments_that_are_all_too_long_are_one_clear_error(prepared: Prepared, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"all 200 of them have more than 2 pieces"):
+        run(tiny(model={"max_length": 2}), prepared, tmp_path)
+
+
+def test_segments_that_are_too_long_are_counted(prepared: Prepared, tmp_path: Path) -> None:
+    longest = sorted(max(a, b) + 1 for a, b in lengths_of(prepared.valid))[-3]
+    over = {
+        name: sum(max(pair) + 1 > longest for pair in lengths_of(side))
+        for name, side in (("train", prepared.train), ("valid", prepared.valid))
+    }
+    said: list[str] = []
+    run(tiny(model={"max_length": longest}, training={"max_updates": 1}), prepared, tmp_path, say=said.append)
+    assert Run(tmp_path).about["too_long"] == over
+    assert f"{200 - over['train']} training segments" in " ".join(said)
+    assert f"{over['valid']} validation segments are not in the validation loss" in " ".join(said)
+
+
+def test_what_the_recipe_cannot_be_trained_with_leaves_no_folder(prepared: Prepared, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="set max_updates, max_epochs or max_minutes"):
+        run(tiny(training={"schedule": "cosine", "max_updates": None}), prepared, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_last_checkpoint_is_refused_with_the_way_out(prepared: Prepared, tmp_path: Path) -> None:
+    recipe = tiny(training={"max_updates": 16})
+    run(recipe, prepared, tmp_path)
+    file = tmp_path / "checkpoints" / "update-00000016" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(RunError, match=r"damaged.*remove .*update-00000016 and the same command resumes"):
+        run(recipe, prepared, tmp_path)
