@@ -9,6 +9,8 @@ stands in the constructor and raises `refused`.
 """
 
 import inspect
+import math
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,6 +101,32 @@ class SomeOf:
         return *self.names, ",".join(self.names)
 
 
+@dataclass(frozen=True)
+class ListOf:
+    """A list of whole numbers, also as text (`numbers`): of `count` if that is given, each within limits."""
+
+    each: Within
+    meaning: str
+    """What the numbers are: "rows and columns"."""
+    count: int | None = None
+
+    def holds(self, value: Any) -> bool:
+        """Whether there are as many numbers as there have to be, all within the limits."""
+        if isinstance(value, str) and not re.fullmatch(r"\d{1,12}([,x]\d{1,12})+", value, re.ASCII):
+            return False
+        found = numbers(value)
+        return self.count in (None, len(found)) and all(self.each.holds(number) for number in found)
+
+    def rule(self, kind: str) -> str:
+        """ "a list of 2 whole numbers from 1 to 2^30, rows and columns"."""
+        numbers = "whole numbers" if self.count is None else f"{self.count} whole numbers"
+        return f"a list of {self.each.rule(numbers)}, {self.meaning}"
+
+    def extremes(self, kind: type) -> Sequence[Any]:
+        """The limits for all numbers alike; None where their count is left open."""
+        return [] if self.count is None else [[limit] * self.count for limit in self.each.extremes(int)]
+
+
 Natural = Annotated[int, Within(0)]
 Positive = Annotated[int, Within(1)]
 Share = Annotated[float, Within(0.0, 1.0)]
@@ -107,6 +135,10 @@ LossWeight = Annotated[float, Within(0.0, 1e6)]
 NaturalByLayer = Natural | Sequence[Natural]
 PositiveByLayer = Positive | Sequence[Positive]
 """One number, or a list with one for each layer; `of_layer` picks it."""
+PositiveByHead = (
+    Positive | Annotated[str | Sequence[int], ListOf(Within(1), "one for each head or for equal shares of them")]
+)
+"""One number, or a list for equal shares of the heads, one for each at most; `of_head` gives those of all."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +212,35 @@ def of_layer(option: str, value: T | Sequence[T], site: Site) -> T:
     return values[site.layer]
 
 
+def of_head(option: str, value: int | str | Sequence[int], site: Site) -> list[int]:
+    """The values for all heads of an option that is one for all, or a list for equal shares of them.
+
+    Raises: MtkitError where their count does not divide the heads.
+    """
+    values = numbers(value) if isinstance(value, Sequence) else [value]
+    if not values or site.heads % len(values):
+        raise refused(option, value, f"have one value for each of the {site.heads} heads, or for equal shares of them")
+    return [each for each in values for _ in range(site.heads // len(values))]
+
+
+def root_of_length(value: int | None, site: Site) -> int:
+    """The value of an option that is, unless it is given, the square root of the longest length, rounded.
+
+    In the cross role that is the memory's.
+    Never that of a batch: what a position sees must not depend on what stands behind it.
+    """
+    longest = (site.memory_length if site.role == "cross" else None) or site.max_length
+    return max(1, round(math.sqrt(longest))) if value is None else value
+
+
 def parts(value: str | Sequence[str]) -> list[str]:
     """The names of a `SomeOf` option."""
     return [each.strip() for each in value.split(",")] if isinstance(value, str) else list(value)
+
+
+def numbers(value: str | Sequence[int]) -> list[int]:
+    """The numbers of a `ListOf` option: [8, 16] of "8,16" or "8x16" as well."""
+    return [int(each) for each in re.split("[,x]", value)] if isinstance(value, str) else list(value)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ class Rotary(Positions):
     `half`, i and i + K/2. An odd last channel is left alone.
     """
 
+    on_scores: ClassVar[bool] = False
+
     def __init__(self, site: Site, width: int, *, half: bool = False) -> None:
         super().__init__(site, width)
         self.in_halves = half

@@ -145,6 +145,8 @@ class Positions(Slot):
     """
 
     roles: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder"})
+    on_scores: ClassVar[bool] = True
+    """Whether `bias` gives anything."""
     on_values: ClassVar[bool] = False
     """Whether `values` gives anything, so that weights must be computed."""
 

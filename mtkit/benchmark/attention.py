@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtkit.allocation import in_words
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.registry import check_role, find
 from mtkit.attention.slots import SLOTS
@@ -204,7 +205,7 @@ class _Run:
         inputs = 3 * torch.float32.itemsize * self.setting.batch * length * self.setting.width
         need, free = inputs + predict_bytes(held, length, find(name).growth), free_bytes(self.setting.device)
         if need > free:
-            self._skip(name, form, length, f"needs about {need / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
+            self._skip(name, form, length, f"needs about {in_words(need)}, and {in_words(free)} are free")
             return False
         longest = self._build(name, form, length).longest
         if longest is not None and longest < length:

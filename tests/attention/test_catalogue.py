@@ -7,7 +7,7 @@ import pytest
 from mtkit.attention import mechanisms
 from mtkit.attention.catalogue import describe, table
 from mtkit.attention.contract import Attention
-from mtkit.attention.registry import _only_mechanism_in
+from mtkit.attention.registry import Mechanism, _only_mechanism_in
 
 
 def test_the_table_has_a_row_for_each_mechanism() -> None:
@@ -24,6 +24,32 @@ def test_a_page_names_roles_cost_and_every_option(name: str) -> None:
 
 def test_a_page_says_what_options_mean() -> None:
     assert "window_radius: tokens seen on each side" in describe("band")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "default"),
+    [
+        ("strided", "stride", "the square root of model.max_length, rounded"),
+        ("longformer", "global_tokens", "1 in the encoder, 0 in the decoder"),
+        ("routing", "local_heads", "half of the heads in the self roles, none in the cross role"),
+        ("global", "global_tokens", "1 in the self roles, 8 in the cross role"),
+        ("performer", "features", "K ln K"),
+        ("image-2d", "image_flange", "[8, 16]"),
+        ("luna", "tie_kv", "true"),
+    ],
+)
+def test_a_page_says_what_each_option_is_by_default(name: str, option: str, default: str) -> None:
+    lines = describe(name).partition("\noptions")[2].split("\n")
+    line = next(line for line in lines if line.startswith(f"  {option} "))
+    assert line.split(None, 1)[1].startswith(f"{default}  ")
+
+
+@pytest.mark.parametrize("mechanism", mechanisms().values(), ids=list(mechanisms()))
+def test_a_default_of_null_is_explained(mechanism: Mechanism) -> None:
+    lines = describe(mechanism.name).partition("\noptions")[2].split("\n")
+    for option in mechanism.options:
+        line = next(line for line in lines if line.startswith(f"  {option} "))
+        assert line.split()[1] != "null", line
 
 
 def test_a_class_that_declares_too_little_is_told_what_is_missing() -> None:

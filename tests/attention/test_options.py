@@ -18,6 +18,7 @@ from mtkit.attention.options import (
     declared,
     of_layer,
     options_of,
+    root_of_length,
 )
 from mtkit.errors import MtkitError
 
@@ -96,3 +97,10 @@ def test_an_option_is_one_number_or_one_for_each_layer() -> None:
     assert of_layer("window_radius", [4, 5, 6], site) == 5
     with pytest.raises(MtkitError, match=r"window_radius = \[4, 5\] must have one value for each of the 3 layers"):
         of_layer("window_radius", [4, 5], site)
+
+
+def test_a_root_follows_the_longest_length_of_what_is_read() -> None:
+    assert root_of_length(7, Site("encoder", 32, 4)) == 7
+    assert root_of_length(None, Site("encoder", 32, 4, max_length=1000, memory_length=64)) == 32
+    assert root_of_length(None, Site("cross", 32, 4, max_length=1000, memory_length=64)) == 8
+    assert root_of_length(None, Site("cross", 32, 4, max_length=1)) == 1

@@ -116,7 +116,8 @@ def test_what_does_not_fit_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
     )
     assert {row.length for row in measured.measurements} == {16, 64}
     assert len(measured.skipped) == 4
-    assert measured.skipped[0].startswith("full, sub-layer, at 8,192: skipped, it needs about 0.0 GiB")
+    assert measured.skipped[0].endswith("and 1 MiB are free")
+    assert measured.skipped[0].startswith("full, sub-layer, at 8,192: skipped, it needs about ")
     assert told[-1][0] == told[-1][1]
 
 

@@ -1,11 +1,12 @@
 """Every mechanism in every role it declares, as the contract tests build it; no name of a mechanism stands here.
 
 The registry lists the mechanisms. Each is built with small options, so that a short sequence crosses every border of a
-window or block, at its defaults, and with small options around every slot value that it takes.
+window or block, at its defaults, and with small options in its variants and around what its slots take.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ import torch
 
 from mtkit.attention import ROLES, Attention, build, mechanisms
 from mtkit.attention.options import options_of
-from mtkit.attention.positions import POSITIONS
 from mtkit.attention.registry import Mechanism
 from mtkit.errors import MtkitError
+from tests.contract.slots import Value, covering, taken, values
 
 SMALL = {
     "window": 3, "radius": 3, "block": 4, "chunk": 5, "landmark": 3,
@@ -36,6 +37,8 @@ class Case:
     setting: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the mechanism and slots around it."""
+    slow: bool = False
+    """Whether only `pytest -m slow` runs it."""
 
     @property
     def mechanism(self) -> Mechanism:
@@ -86,18 +89,43 @@ class Case:
         return f"{self.name}-{self.role}-{self.setting}"
 
 
-def all_cases() -> Iterator[Case]:
-    """Each mechanism and role: small, default, small in every variant and in every combination with one slot."""
-    for mechanism in mechanisms().values():
-        small = small_options(mechanism.kind)
-        for role in sorted(mechanism.roles, key=ROLES.index):
-            yield Case(mechanism.name, role, "small", small)
-            yield Case(mechanism.name, role, "default")
-            for options in variants(mechanism.kind):
-                if can_build(case := Case(mechanism.name, role, label(options), {**small, **options})):
-                    yield case
-            for slot, value in combinations(mechanism, role):
-                yield Case(mechanism.name, role, f"{slot}={value['name']}", {**small, slot: value})
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Each mechanism and role: small, default, small in every variant and with slots filled."""
+    met: set[Any] = set()
+    return tuple(case for mechanism in mechanisms().values() for case in cases_of(mechanism, met))
+
+
+def cases_of(mechanism: Mechanism, met: set[Any]) -> Iterator[Case]:
+    """The cases of one mechanism; every value of a slot alone, in every role, is for the slow tests.
+
+    `met` holds the pairs of slot values that mechanisms before it have.
+    """
+    small = small_options(mechanism.kind)
+    for role in sorted(mechanism.roles, key=ROLES.index):
+        yield Case(mechanism.name, role, "small", small)
+        yield Case(mechanism.name, role, "default")
+        for options in variants(mechanism.kind):
+            if can_build(case := Case(mechanism.name, role, label(options), {**small, **options})):
+                yield case
+    several = [
+        filled(mechanism, role, held)
+        for role, held in covering(mechanism, lambda *how: can_build(filled(mechanism, *how)), met)
+    ]
+    yield from several
+    for role in sorted(mechanism.roles, key=ROLES.index):
+        for value in taken(mechanism, role):
+            case = filled(mechanism, role, (value,), slow=True)
+            own = mechanism.name == "full" and value[0] != "positions"  # `full` with it is what its own name builds
+            if not own and str(case) not in map(str, several):
+                yield case
+
+
+def filled(mechanism: Mechanism, role: str, held: tuple[Value, ...], slow: bool = False) -> Case:
+    """A mechanism with slots filled, at small options."""
+    slots = {slot: {"name": name, **small_options(values()[slot, name])} for slot, name in held}
+    setting = ",".join(f"{slot}={name}" for slot, name in held)
+    return Case(mechanism.name, role, setting, small_options(mechanism.kind) | slots, slow)
 
 
 def small_options(kind: type) -> dict[str, Any]:
@@ -133,21 +161,15 @@ def can_build(case: Case) -> bool:
     return True
 
 
-def combinations(mechanism: Mechanism, role: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The slots that a mechanism takes in a role, each with everything it can hold, at small options."""
-    positions = {kind: name for name, kind in POSITIONS.items()}  # one of the names of each
-    holds: list[tuple[str, str, type]] = [("positions", name, kind) for kind, name in positions.items()]
-    if mechanism.name != "full":  # `full` with these is what their own names build
-        holds += [(other.slot, other.name, other.kind) for other in mechanisms().values() if other.slot is not None]
-    takes = getattr(mechanism.kind, "slots", {})
-    for slot, name, kind in holds:
-        if role in kind.roles and slot in takes and (takes[slot] is None or name in takes[slot]):
-            yield slot, {"name": name, **small_options(kind)}
-
-
-def each(choose: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
-    """Runs a test with `case` set to every case chosen."""
-    return pytest.mark.parametrize("case", [case for case in all_cases() if choose(case)], ids=str)
+def each(
+    choose: Callable[[Case], bool] = lambda case: True, *, slow: Callable[[Case], bool] = lambda case: False
+) -> pytest.MarkDecorator:
+    """Runs a test with `case` set to every case chosen; `slow` says which of them wait for `pytest -m slow`."""
+    chosen = [case for case in all_cases() if choose(case)]
+    marks = {True: [pytest.mark.slow], False: []}
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=str(case), marks=marks[case.slow or slow(case)]) for case in chosen]
+    )
 
 
 def small(case: Case) -> bool:

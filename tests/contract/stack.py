@@ -4,15 +4,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mtkit.attention import Attention, State
 from tests.contract.cases import Case
 
 
 class Stack(nn.Module):
-    """Attentions with a residual between them; what one carries goes to the next, as in a model.
+    """Attentions with a residual and a norm between them; what one carries goes to the next, as in a model.
 
     The last has no residual around it: a test that asks whether a change is seen must not be answered by the sum.
+    Without the norm, scores grow from layer to layer, and a mechanism of several softmaxes makes much of rounding.
     """
 
     def __init__(self, layers: list[Attention]) -> None:
@@ -35,9 +37,9 @@ class Stack(nn.Module):
 
     def attend(self, query: Tensor, memory: Tensor | None = None, *, form: str = "forward", **given: Any) -> Any:
         """The output, what the last layer carries, and the log-probabilities (B,) of what layers sampled."""
-        output, carry, sampled = torch.zeros(()), None, []
+        output, carry, sampled = None, None, []
         for layer in self.layers:
-            query = query + output
+            query = query if output is None else between(query, output)
             attended = getattr(layer, form)(query, memory, carry=carry, **given)
             output, carry = attended.output, attended.carry
             sampled += [] if attended.log_prob is None else [attended.log_prob]
@@ -60,9 +62,9 @@ class Stack(nn.Module):
 
     def step(self, query: Tensor, state: State) -> tuple[Tensor, State]:
         """(B, N, D) for the next position of N hypotheses, and the state after it."""
-        output, states, carry = torch.zeros(()), [], None
+        output, states, carry = None, [], None
         for layer, before in zip(self.layers, state["layers"], strict=True):
-            query = query + output
+            query = query if output is None else between(query, output)
             attended, after = layer.step(query, before, carry=carry)
             output, carry = attended.output, attended.carry
             states.append(after)
@@ -75,6 +77,11 @@ class Stack(nn.Module):
             output, state = self.step(token, state)
             outputs.append(output)
         return torch.stack(outputs, dim=2), state
+
+
+def between(query: Tensor, output: Tensor) -> Tensor:
+    """What the next layer reads."""
+    return F.layer_norm(query + output, output.shape[-1:])
 
 
 def make(case: Case, *, stir: bool = True, **site: Any) -> Stack:

@@ -1,32 +1,40 @@
 """Promise 6: gradients reach what can matter and are right, and bfloat16 stays near float32."""
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from mtkit.attention.positions import POSITIONS
 from mtkit.model.low_weights import LowWeights
 from tests.contract.cases import Case, each, plain, small, steps, valid_mask
 from tests.contract.stack import Stack, make, memory_for, tokens
 
 LENGTHS = [9, 4]
+LONGER = [80, 4]
+"""Where every token of nine would see itself alone by default, nothing would reach its query, nor what is read of rows
+and blocks before its own."""
+ALONE = {f"positions={name}" for name in POSITIONS}
 
 
-def masks(case: Case) -> dict[str, Tensor]:
-    """Ragged masks for a query and a memory of nine tokens."""
-    valid = valid_mask(LENGTHS, 9)
+def masks(case: Case, lengths: list[int] = LENGTHS) -> dict[str, Tensor]:
+    """Ragged masks for a query and a memory, of nine tokens unless `lengths` says otherwise."""
+    valid = valid_mask(lengths, lengths[0])
     return {"query_valid": valid, "memory_valid": valid} if case.role == "cross" else {"query_valid": valid}
 
 
 @each()
 def test_gradients_reach_every_parameter_but_a_key_bias_that_cancels(case: Case) -> None:
-    stack = make(case).double().train()
-    output, carry, sampled = stack.attend(
-        tokens(2, 9, dtype=torch.float64), memory_for(case, 2, 9, dtype=torch.float64), **masks(case)
-    )
-    loss = (output[masks(case)["query_valid"]] * torch.randn(13, 32, dtype=torch.float64)).sum()
+    stack, lengths = make(case).double().train(), LENGTHS if case.small else LONGER
+    query, memory = tokens(2, lengths[0], dtype=torch.float64), memory_for(case, 2, lengths[0], dtype=torch.float64)
+    output, carry, sampled = stack.attend(query, memory, **masks(case, lengths))
+    real = output[masks(case, lengths)["query_valid"]]
+    loss = (real * torch.randn_like(real)).sum()
     for each_carried in tree_leaves(carry):  # what only a next layer would read
         if isinstance(each_carried, Tensor) and each_carried.requires_grad:
             loss = loss + (each_carried * torch.randn_like(each_carried)).sum()
@@ -39,8 +47,8 @@ def test_gradients_reach_every_parameter_but_a_key_bias_that_cancels(case: Case)
         assert reached or name.endswith("k_proj.bias"), f"no gradient reaches {name}"
 
 
-@each(small)
-def test_gradients_match_finite_differences(case: Case) -> None:
+def tiny(case: Case) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """A function of query, memory and all parameters that gives the outputs at real positions, and those inputs."""
     stack = make(case, d_model=8, heads=2, memory_width=None).double()
     names = [name for name, _ in stack.named_parameters()]
     query, memory = tokens(2, 9, width=8, dtype=torch.float64), tokens(2, 9, width=8, dtype=torch.float64)
@@ -51,7 +59,39 @@ def test_gradients_match_finite_differences(case: Case) -> None:
         return output[masks(case)["query_valid"]]
 
     inputs = [query, memory, *(parameter.detach() for parameter in stack.parameters())]
-    assert torch.autograd.gradcheck(attend, [each.clone().requires_grad_() for each in inputs], fast_mode=True)
+    return attend, [each.clone().requires_grad_() for each in inputs]
+
+
+def check_gradients(compute: Callable[..., Tensor], inputs: list[Tensor], size: float = 1e-6) -> None:
+    """Compares the slope along a random direction in all inputs at once, of length 1 in each, with a difference."""
+    output = compute(*inputs)
+    weight = torch.randn_like(output)
+    gradients = torch.autograd.grad((output * weight).sum(), inputs, allow_unused=True, materialize_grads=True)
+    direction = [F.normalize(torch.randn_like(each), dim=None) for each in inputs]
+    slopes = [(gradient * along).sum() for gradient, along in zip(gradients, direction, strict=True)]
+    with torch.no_grad():
+        ends = [compute(*torch._foreach_add(inputs, direction, alpha=way * size)) for way in (1, -1)]
+    difference = ((ends[0] - ends[1]) * weight).sum() / (2 * size)
+    scale = max(1.0, *(slope.abs().item() for slope in slopes))
+    assert (sum(slopes) - difference).abs() < 1e-6 * scale, "the gradient is not the slope"
+
+
+@each(small)
+def test_gradients_match_a_finite_difference(case: Case) -> None:
+    check_gradients(*tiny(case))
+
+
+@pytest.mark.slow
+@each(small)
+def test_gradients_match_finite_differences_in_each_input(case: Case) -> None:
+    assert torch.autograd.gradcheck(*tiny(case), fast_mode=True)
+
+
+def test_the_check_catches_a_gradient_that_is_wrong_in_one_input() -> None:
+    x, y = torch.randn(3, 4, dtype=torch.float64).requires_grad_(), torch.randn(4, dtype=torch.float64).requires_grad_()
+    check_gradients(lambda x, y: (x * y).sin(), [x, y])
+    with pytest.raises(AssertionError, match="not the slope"):
+        check_gradients(lambda x, y: (x * (1.001 * y - 0.001 * y.detach())).sin(), [x, y])
 
 
 def relative(one: Tensor, other: Tensor) -> float:
@@ -73,11 +113,11 @@ def both_types(stack: Stack, *arguments: Any, **masks: Tensor) -> tuple[Tensor, 
     return low, stack(*arguments, **masks)
 
 
-@each(lambda case: plain(case) or "positions" in case.options)
+@each(lambda case: plain(case) or case.setting in ALONE, slow=lambda case: not plain(case))
 def test_bfloat16_stays_within_2_percent_of_float32(case: Case) -> None:
     stack = make(case, stir=False, max_length=1024, memory_length=1024)
     stack.layers = stack.layers[:1]  # the promise is of one attention; a second would add its own 2%
-    low, high = both_types(stack, tokens(2, 300), memory_for(case, 2, 300))
+    low, high = both_types(stack, tokens(2, 150), memory_for(case, 2, 150))
     assert low.isfinite().all()
     assert relative(low, high) < 0.02
     low.float().square().sum().backward()
@@ -100,11 +140,16 @@ def test_weights_in_bfloat16_serve_as_float32_ones_under_autocast(case: Case) ->
         with low.in_place():
             output = stack(query, memory, **given)
             (output * upstream).sum().backward()
+    slopes = gradient(stack)
     assert output.dtype == torch.bfloat16
-    assert relative(output, expected) < (0.03 if case.name == "linformer" else 0.02)  # its slots are rounded too
     assert all(each.dtype == torch.float32 for each in stack.parameters())
-    steep = case.name == "linformer" and "merge" in case.options  # its heads are nearly alike at first
-    assert relative(gradient(stack), right) < (0.3 if steep else 0.05)
+    lost, slopes_lost = relative(output, expected), relative(slopes, right)
+    if lost >= 0.02 or slopes_lost >= 0.05:
+        # what is made of rounding (routing sharpens it where heads are nearly alike) is made of autocast's own as well
+        exact = stack(query.float(), None if memory is None else memory.float(), **given)
+        (exact * upstream).sum().backward()
+        assert lost < min(0.03, max(0.02, 2 * relative(expected, exact)))
+        assert slopes_lost < max(0.05, 2 * relative(right, gradient(stack)))
 
 
 @each(steps)

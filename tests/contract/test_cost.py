@@ -2,7 +2,10 @@
 
 import math
 import statistics
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import _lru_cache_wrapper
 
 import pytest
 import torch
@@ -18,9 +21,19 @@ MARGIN = 0.1
 
 
 def work(stack: Stack, query: Tensor, memory: Tensor | None) -> tuple[Count, int]:
-    """The cost of forward and backward."""
+    """The cost of forward and backward, with all that depends on the length alone made anew."""
+    forget()
     stack.train()
     return count(lambda: stack(query, memory).square().sum().backward())
+
+
+def forget() -> None:
+    """Empties what mechanisms keep for lengths they have seen, so that no length is cheaper for an earlier test."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mtkit.attention.") and name != "mtkit.attention.registry":
+            for each in vars(module).values():
+                if isinstance(each, _lru_cache_wrapper):
+                    each.cache_clear()
 
 
 def log_factor(mechanism: Mechanism, length: int, longer: int) -> float:
@@ -39,13 +52,26 @@ def in_chunks(case: Case, size: int) -> Case:
     return replace(case, options={**case.options, "chunk": size}) if "chunk" in case.options else case
 
 
-def check_growth(stack: Stack, growth: float, case: Case | None, length: int) -> None:
+def built_for(case: Case, most: int) -> Callable[[int], Stack]:
+    """The case built for `most` positions, whatever the length that is asked for.
+
+    Where the declared growth relies on options that follow the longest length (a stride), they are left to do so.
+    """
+    if case.mechanism.growth != 1.5:
+        stack = make(case, max_length=most, memory_length=most)
+        return lambda length: stack
+    following = {name for name, default in case.mechanism.options.items() if default is None}
+    options = {name: value for name, value in case.options.items() if name not in following}
+    return lambda length: make(replace(case, options=options), max_length=length, memory_length=length)
+
+
+def check_growth(built: Callable[[int], Stack], growth: float, case: Case | None, length: int) -> None:
     """Compares the cost at `length` with that at twice the length, one segment each."""
     highest = growth + MARGIN
     if case is not None:
         highest += math.log2(log_factor(case.mechanism, length, 2 * length))
     (once, flops), (twice, more_flops) = (
-        work(stack, tokens(1, size), memory_for(case, 1, size) if case else None) for size in (length, 2 * length)
+        work(built(size), tokens(1, size), memory_for(case, 1, size) if case else None) for size in (length, 2 * length)
     )
     assert exponent(once.largest, twice.largest) < highest, "the largest tensor grows faster"
     assert exponent(once.touched, twice.touched) < highest, "memory traffic grows faster"
@@ -53,21 +79,39 @@ def check_growth(stack: Stack, growth: float, case: Case | None, length: int) ->
     done = [exponent(once.touched, twice.touched), exponent(flops, more_flops)]
     assert max(done) > growth - 0.4, f"growth = {growth} overstates the cost"
     if growth < 2:
-        square = 2 * length * 2 * length
-        assert twice.largest < square, "a tensor of T x S values"
-        assert not any(sum(side >= 2 * length for side in shape) > 1 for shape in twice.shapes), "a T x S tensor"
+        assert twice.largest < (2 * length) ** 2, "a tensor of T x S values"
+        check_pairs(twice, 2 * length)
 
 
-@each(lambda case: case.setting == "small" or (case.small and case.mechanism.growth < 2))
+def check_pairs(counted: Count, length: int) -> None:
+    """Asks that nothing was made of the shape T x S."""
+    assert not any(sum(side >= length for side in shape) > 1 for shape in counted.shapes), "a T x S tensor"
+
+
+@each(lambda case: case.setting != "small" and case.small and case.mechanism.growth < 2)
+@torch.no_grad()
+def test_nothing_of_all_pairs_is_held(case: Case) -> None:
+    """A quick look at the variants and slots, whose growth only the slow tests measure."""
+    stack = built_for(in_chunks(case, 32), 1024)(512)
+    with Count() as counted:
+        stack(tokens(1, 512), memory_for(case, 1, 512))
+    check_pairs(counted, 512)
+
+
+@each(
+    lambda case: case.setting == "small" or (case.small and case.mechanism.growth < 2),
+    slow=lambda case: case.setting != "small",
+)
 def test_cost_grows_with_the_length_as_declared(case: Case) -> None:
-    length = 256 if case.mechanism.growth == 2 else 512
-    check_growth(make(in_chunks(case, 32), max_length=1024, memory_length=1024), case.mechanism.growth, case, length)
+    length = 128 if case.mechanism.growth == 2 else 512
+    case = in_chunks(case, 32)
+    check_growth(built_for(case, 1024), case.mechanism.growth, case, length)
 
 
 @pytest.mark.slow
 @each(lambda case: case.setting == "default" and case.mechanism.growth < 2)
 def test_cost_grows_as_declared_with_the_defaults(case: Case) -> None:
-    check_growth(make(case, max_length=16384, memory_length=16384), case.mechanism.growth, case, 8192)
+    check_growth(built_for(case, 16384), case.mechanism.growth, case, 8192)
 
 
 @each(lambda case: case.setting == "small" and steps(case) and case.mechanism.growth == 1)
@@ -97,10 +141,24 @@ class Scores(Attention):
         self.scale = torch.nn.Parameter(torch.ones(()))
 
 
+def test_the_quick_check_catches_scores_of_all_pairs() -> None:
+    with Count() as counted:
+        Scores(Site("encoder", 32, 4))(tokens(1, 64))
+    check_pairs(counted, 65)
+    with pytest.raises(AssertionError, match="T x S"):
+        check_pairs(counted, 64)
+
+
 @pytest.mark.parametrize("growth", [1, 1.5])
 def test_the_check_catches_scores_of_all_pairs(growth: float) -> None:
     with pytest.raises(AssertionError, match="grows faster"):
-        check_growth(Stack([Scores(Site("encoder", 32, 4))]), growth, None, 512)
+        check_growth(lambda length: Stack([Scores(Site("encoder", 32, 4))]), growth, None, 512)
+
+
+def test_a_stride_given_takes_more_than_the_growth_of_one_that_follows_the_length() -> None:
+    case = Case("strided", "encoder", "small", {"stride": 4})
+    with pytest.raises(AssertionError, match="grow"):
+        check_growth(lambda length: make(case, max_length=1024), case.mechanism.growth, case, 512)
 
 
 def test_the_check_catches_an_overstated_growth() -> None:
@@ -109,7 +167,7 @@ def test_the_check_catches_an_overstated_growth() -> None:
             return Attended(query * self.scale)
 
     with pytest.raises(AssertionError, match="overstates"):
-        check_growth(Stack([Scale(Site("encoder", 32, 4))]), 2, None, 512)
+        check_growth(lambda length: Stack([Scale(Site("encoder", 32, 4))]), 2, None, 512)
 
 
 def test_a_logarithm_is_allowed_only_where_one_is_declared() -> None:

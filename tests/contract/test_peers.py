@@ -1,7 +1,8 @@
 """Numbers of other implementations at copied weights, where they are installed and where what they compute is right.
 
     pip install --no-deps performer-pytorch reformer-pytorch routing-transformer fla-core einops local-attention \\
-        axial-positional-embedding product-key-memory mixture-of-experts colt5-attention hyper-connections
+        axial-positional-embedding product-key-memory mixture-of-experts colt5-attention hyper-connections \\
+        torch-einops-utils sinkhorn-transformer axial-attention
     pytest -m peer
 
 Of transformers' Reformer, see the tests of `reformer`.
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
+from mtkit.attention.content._sorted_blocks import order_weights
 
 pytestmark = pytest.mark.peer
 
@@ -92,6 +94,27 @@ def test_routing_agrees_with_routing_transformer() -> None:
     torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-4, atol=1e-5)  # it divides by n + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "role", "options", "theirs"),
+    [
+        ("block-local", "encoder", {"block_size": 5}, {"look_backward": 0, "look_forward": 0}),
+        ("block-local", "encoder", {"block_size": 5, "block_back": 1, "block_fwd": 2}, {"look_forward": 2}),
+        ("block-local", "decoder", {"block_size": 5, "block_back": 1}, {"causal": True}),
+        ("image-1d", "decoder", {"image_block": 5, "image_memory": 10}, {"causal": True, "look_backward": 2}),
+        ("band", "decoder", {"window_radius": 5}, {"causal": True, "exact_windowsize": True}),
+    ],
+)
+def test_windows_of_blocks_agree_with_local_attention(
+    name: str, role: str, options: dict[str, int], theirs: dict[str, Any]
+) -> None:
+    """At a multiple of the block: what it appends up to one is seen. A band is its exact window of one block."""
+    peer = pytest.importorskip("local_attention")
+    ours, x = make(name, role, **options), torch.randn(2, 30, 32).double()
+    q, k, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj))
+    heads = peer.LocalAttention(5, use_rotary_pos_emb=False, **theirs).double()(q, k, v)
+    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-8, atol=1e-10)
+
+
 def test_delta_agrees_with_flash_linear_attention() -> None:
     """Its naive recurrence, read from its file: the package itself needs a GPU's compiler."""
     found = importlib.util.find_spec("fla")
@@ -111,3 +134,58 @@ def test_delta_agrees_with_flash_linear_attention() -> None:
     heads, _ = peer.delta_rule_recurrence(q * WIDTH**0.5, k, heads_of(ours.v_proj, x), beta)
     # it computes in float32
     torch.testing.assert_close(ours(x).output, joined(ours, heads.double()), rtol=1e-4, atol=1e-5)
+
+
+def test_the_order_of_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
+    """Its last step divides columns by their sums, ours divides rows then."""
+    peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
+    scores = torch.randn(6, 9, 9).double()
+    theirs = peer.sinkhorn_sorting_operator(scores, 5)
+    expected = (theirs / theirs.sum(-1, keepdim=True)).unflatten(0, (2, 3))
+    torch.testing.assert_close(order_weights(scores.unflatten(0, (2, 3)), None, 5, causal=False), expected)
+
+
+def test_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
+    """With values that are keys: it takes sorted values from the keys. Its weights are ours, without their noise."""
+    peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
+    ours, x = make("sinkhorn", "encoder", sinkhorn_block=5), torch.randn(2, 20, 32).double()
+    ours.v_proj.load_state_dict(ours.k_proj.state_dict())
+    q, k = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj))
+    theirs = peer.SinkhornAttention(5, HEADS * WIDTH, WIDTH, HEADS, 20).eval()
+    theirs.sort_net = Given(ours.order(x, q, k, None, 5))
+    torch.testing.assert_close(ours(x).output, joined(ours, theirs(q, k, k)), rtol=1e-8, atol=1e-10)
+
+
+def test_sortcut_agrees_with_sinkhorn_transformer() -> None:
+    """With blocks of queries of another size than those of keys, so that it leaves a query's own block out."""
+    peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
+    ours, x = make("sinkhorn-sortcut", "encoder", sinkhorn_block=5, sortcut_blocks=2), torch.randn(2, 20, 32).double()
+    q, k, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj))
+    theirs = peer.SinkhornAttention(10, HEADS * WIDTH, WIDTH, HEADS, 20, kv_bucket_size=5, n_sortcut=2).eval()
+    theirs.sort_net = Given(ours.order(x, q, k, None, 5))
+    torch.testing.assert_close(ours(x).output, joined(ours, theirs(q, k, v)), rtol=1e-8, atol=1e-10)
+
+
+class Given(torch.nn.Module):
+    """A network that sorts as told."""
+
+    def __init__(self, order: Tensor) -> None:
+        super().__init__()
+        self.order = order.flatten(0, 1)
+
+    def forward(self, *_: Tensor, topk: int) -> Tensor:
+        return self.order
+
+
+@pytest.mark.parametrize("combine", ["sequential", "sum"])
+def test_axial_agrees_with_axial_attention(combine: str) -> None:
+    """Its passes have no biases but those of `out_proj`."""
+    peer = pytest.importorskip("axial_attention")
+    ours, x = make("axial", "encoder", axial_width=7, axial_combine=combine), torch.randn(2, 28, 32).double()
+    theirs = peer.AxialAttention(HEADS * WIDTH, 2, HEADS, sum_axial_out=combine == "sum").double().eval()
+    theirs.axial_attentions = theirs.axial_attentions[::-1]  # columns come first there
+    for part, permuted in zip((ours, ours.column), theirs.axial_attentions, strict=True):
+        permuted.fn.to_q.weight.data.copy_(part.q_proj.weight)
+        permuted.fn.to_kv.weight.data.copy_(torch.cat([part.k_proj.weight, part.v_proj.weight]))
+        permuted.fn.to_out.load_state_dict(part.out_proj.state_dict())
+    torch.testing.assert_close(ours(x).output, theirs(x.unflatten(1, (4, 7))).flatten(1, 2), rtol=1e-8, atol=1e-10)

@@ -1,6 +1,6 @@
 """Promise 3: `start` and T times `step` give what one `forward` over T gives, whatever beam search does between."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,13 @@ from tests.contract.cases import Case, each, small, steps, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 
 CLOSE = 1e-4
+REORDERED = {
+    "segments-permuted": torch.tensor([1, 2, 0]),
+    "hypotheses-branch": torch.tensor([[2, 2, 0], [0, 1, 2], [1, 0, 1]]),
+    "hypotheses-leave": torch.ones(3, 2, dtype=torch.long),
+    "segments-leave": torch.tensor([2, 0]),
+}
+"""What beam search does between steps, to three segments of three hypotheses each; one after the other."""
 
 
 def whole(
@@ -31,29 +38,26 @@ def check_steps(
     query: Tensor,
     memory: Tensor | None,
     memory_valid: Tensor | None = None,
-    index: Tensor | None = None,
+    indices: Sequence[Tensor] = (),
     task: Tensor | None = None,
+    more: int = 4,
 ) -> None:
-    """Walks over query (B, N, T, D); with an index, reorders after half of it and walks over the rest."""
-    length = query.shape[2]
-    half = length if index is None else length // 2
+    """Walks over query (B, N, T, D); then, for each index, reorders and walks on over `more` new tokens."""
     state = stack.start(len(query), memory, memory_valid, hypotheses=query.shape[1], task=task)
-    output, state = stack.walk(query[:, :, :half], state)
-    expected = whole(stack, query, memory, memory_valid, task)
-    assert apart(output, expected[:, :, :half]) < CLOSE, "steps differ from forward"
-    if index is None:
-        return
-    state = reorder(state, index)
-    if index.dim() == 1:  # segments
-        kept, memory = query[index, :, :half], None if memory is None else memory[index]
-        memory_valid = None if memory_valid is None else memory_valid[index]
-        task = None if task is None else task[index]
-    else:
-        kept = query[:, :, :half].take_along_dim(index[:, :, None, None], dim=1)
-    query = torch.cat([kept, tokens(*kept.shape[:2], length - half)], dim=2)
-    output, _ = stack.walk(query[:, :, half:], state)
-    expected = whole(stack, query, memory, memory_valid, task)
-    assert apart(output, expected[:, :, half:]) < CLOSE, "steps differ after reorder"
+    output, state = stack.walk(query, state)
+    assert apart(output, whole(stack, query, memory, memory_valid, task)) < CLOSE, "steps differ from forward"
+    for index in indices:
+        state = reorder(state, index)
+        if index.dim() == 1:  # segments
+            query, memory = query[index], None if memory is None else memory[index]
+            memory_valid = None if memory_valid is None else memory_valid[index]
+            task = None if task is None else task[index]
+        else:
+            query = query.take_along_dim(index[:, :, None, None], dim=1)
+        query = torch.cat([query, tokens(*query.shape[:2], more)], dim=2)
+        output, state = stack.walk(query[:, :, -more:], state)
+        expected = whole(stack, query, memory, memory_valid, task)[:, :, -more:]
+        assert apart(output, expected) < CLOSE, f"steps differ after reorder by {index.tolist()}"
 
 
 def length(case: Case) -> int:
@@ -64,34 +68,27 @@ def length(case: Case) -> int:
 @each(steps)
 @torch.no_grad()
 def test_steps_give_what_forward_gives(case: Case) -> None:
-    check_steps(make(case), tokens(2, 1, max(length(case), 40)), memory_for(case, 2, 9))
+    """With one hypothesis, and with four as beam search begins."""
+    index = torch.zeros(2, 4, dtype=torch.long)
+    check_steps(make(case), tokens(2, 1, max(length(case), 40)), memory_for(case, 2, 9), indices=[index])
 
 
 @each(lambda case: small(case) and steps(case))
 @torch.no_grad()
-def test_hypotheses_of_ragged_segments_step_each_for_itself(case: Case) -> None:
+def test_hypotheses_of_ragged_segments_step_each_for_itself_and_go_on_after_reorder(case: Case) -> None:
     memory_valid = valid_mask([9, 1, 6], 9) if case.role == "cross" else None
-    check_steps(make(case), tokens(3, 3, length(case)), memory_for(case, 3, 9), memory_valid)
+    query = tokens(3, 3, length(case) // 2)
+    check_steps(make(case), query, memory_for(case, 3, 9), memory_valid, list(REORDERED.values()))
 
 
+@pytest.mark.slow
 @each(lambda case: small(case) and steps(case))
-@pytest.mark.parametrize(
-    "index",
-    [torch.tensor([2, 0]), torch.tensor([1, 2, 0]), torch.tensor([[2, 2, 0], [0, 1, 2], [1, 0, 1]]), torch.ones(3, 2)],
-    ids=["segments-leave", "segments-permuted", "hypotheses-branch", "hypotheses-leave"],
-)
+@pytest.mark.parametrize("index", REORDERED.values(), ids=REORDERED)
 @torch.no_grad()
-def test_steps_go_on_after_reorder(case: Case, index: Tensor) -> None:
+def test_steps_go_on_for_long_after_reorder(case: Case, index: Tensor) -> None:
     memory_valid = valid_mask([9, 4, 6], 9) if case.role == "cross" else None
-    check_steps(make(case), tokens(3, 3, length(case)), memory_for(case, 3, 9), memory_valid, index.long())
-
-
-@each(lambda case: small(case) and steps(case))
-@torch.no_grad()
-def test_one_hypothesis_becomes_many_as_beam_search_begins(case: Case) -> None:
-    memory_valid = valid_mask([9, 4, 6], 9) if case.role == "cross" else None
-    index = torch.zeros(3, 4, dtype=torch.long)
-    check_steps(make(case), tokens(3, 1, length(case)), memory_for(case, 3, 9), memory_valid, index)
+    half, memory = length(case) // 2, memory_for(case, 3, 9)
+    check_steps(make(case), tokens(3, 3, half), memory, memory_valid, [index], more=length(case) - half)
 
 
 @each(steps)
@@ -139,4 +136,4 @@ def test_the_check_catches_a_state_that_ignores_reorder() -> None:
     stack = Stack([Total(Site("decoder", 32, 4))])
     check_steps(stack, tokens(3, 3, 6), None)
     with pytest.raises(AssertionError, match="after reorder"):
-        check_steps(stack, tokens(3, 3, 6), None, None, torch.tensor([[2, 2, 0]] * 3))
+        check_steps(stack, tokens(3, 3, 6), None, indices=[torch.tensor([[2, 2, 0]] * 3)])

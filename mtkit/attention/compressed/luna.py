@@ -27,7 +27,7 @@ from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.attention.engines.softmax.dropout import seeded_dropout
 from mtkit.attention.engines.sums.feature_sums import elu1
-from mtkit.attention.engines.sums.prefix_products import prefix_products
+from mtkit.attention.engines.sums.prefix_products import prefix_products, triangle_products
 from mtkit.attention.engines.sums.recurrence import Part, recur
 from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
@@ -278,6 +278,9 @@ class Luna(HeadAttention):
             now = share[part.positions]
             noise = seeded_dropout(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
             a = noise(self._answers(context, *constants))
+            if part.whole:
+                weights = noise(triangle_products(q * (self.scale * now), k, a).softmax(-1))
+                return triangle_products(weights, a, v) * now, []
             scores, keys = prefix_products(q * (self.scale * now), k, a, state[0])
             heads, values = prefix_products(noise(scores.softmax(-1)), a, v, state[1])
             return heads * now, [keys, values]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.hashing import hashed
 from mtkit.attention.recomputed import as_first, choosing_once
 
@@ -32,7 +33,7 @@ class Candidates(NamedTuple):
     """The inputs of the predictor for each token that an edge can lead to."""
 
     keys: Tensor
-    """(B, G, S, E): V h_j."""
+    """(B, G, S, E): U^T V h_j / sqrt(E), whose product with the state is the score."""
     inputs: Tensor
     """(B, G, S, 4E): what the gates of the LSTM read of h_j."""
 
@@ -79,7 +80,8 @@ class EdgePredictor(nn.Module):
     def candidates(self, tokens: Tensor) -> Candidates:
         """What is needed of tokens (B, S, D) that edges can lead to."""
         with torch.autocast(tokens.device.type, enabled=False):  # rounding must not choose another edge
-            return Candidates(self._by_graph(self.key, tokens), self._by_graph(self.inputs, tokens))
+            keys = _mapped(self._by_graph(self.key, tokens), self.query.mT * self.hidden**-0.5)
+            return Candidates(keys, self._by_graph(self.inputs, tokens))
 
     def forward(
         self,
@@ -142,7 +144,7 @@ class EdgePredictor(nn.Module):
         query (T, D) and tokens (S, D), real ones only.
         """
         opened = self.opened(query.unsqueeze(0))[0, graph]
-        keys, inputs = (each[0, graph] for each in self.candidates(tokens.unsqueeze(0)))
+        keys, inputs = (self._by_graph(each, tokens.unsqueeze(0))[0, graph] for each in (self.key, self.inputs))
         log_prob, chosen = opened.new_zeros(()), []
         hidden = cell = opened.new_zeros(self.hidden)
         for i, start in enumerate(opened):
@@ -210,7 +212,7 @@ class EdgePredictor(nn.Module):
         log_prob = entropy = nothing.sum(-1)
         targets = []
         for draw in range(self.edges):
-            scores = (state[0] @ self.query) @ candidates.keys.transpose(-1, -2) * self.hidden**-0.5 + near
+            scores = state[0] @ candidates.keys.mT + near
             scores = scores.masked_fill(~free, torch.finfo(scores.dtype).min)
             some = free.any(-1)  # (B, G, c)
             target = scores.argmax(-1) if uniforms is None else _drawn(scores.detach(), free, uniforms[..., draw])
@@ -225,17 +227,18 @@ class EdgePredictor(nn.Module):
             targets.append(target.masked_fill(~some, -1))
             free = free.scatter(-1, target.unsqueeze(-1), False)
             if self.sequence or draw + 1 < self.edges:
-                read = self._read(candidates.inputs.take_along_dim(target.unsqueeze(-1), dim=2), state)
-                hidden, cell = (torch.where(some.unsqueeze(-1), *pair) for pair in zip(read, state, strict=True))
-                state = hidden, cell
+                read = self._read(rows_at(candidates.inputs, target.unsqueeze(-1)).squeeze(-2), state)
+                # a source with none left keeps its state for the next one, where one run goes through all
+                state = _where(some.unsqueeze(-1), read, state) if self.sequence else read
         return Edges(torch.stack(targets, dim=-1), log_prob, entropy), state
 
     def _read(self, inputs: Tensor, state: LstmState) -> LstmState:
         """One step of the LSTM; inputs (B, G, c, 4E) are for the input, forget and output gates and the cell."""
         hidden, cell = state
-        i, f, o, g = (inputs + hidden @ self.recurrent).chunk(4, dim=-1)
-        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
-        return o.sigmoid() * cell.tanh(), cell
+        gates = inputs + _mapped(hidden, self.recurrent)
+        i, f, o = gates[..., : 3 * self.hidden].sigmoid().chunk(3, dim=-1)
+        cell = f * cell + i * gates[..., 3 * self.hidden :].tanh()
+        return o * cell.tanh(), cell
 
 
 def free_candidates(i: Tensor, count: int, role: str, valid: Tensor | None) -> Tensor:
@@ -250,6 +253,18 @@ def _drawn(scores: Tensor, free: Tensor, uniform: Tensor) -> Tensor:
     cumulative = scores.softmax(-1).cumsum(-1).masked_fill(~free, -1.0)
     threshold = cumulative.amax(-1) * uniform.type_as(cumulative)
     return (cumulative > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
+
+
+def _mapped(x: Tensor, weights: Tensor) -> Tensor:
+    """x (B, G, c, E) times the weights (G, E, F) of its graph, in one product of all segments' rows."""
+    rows = x.transpose(0, 1).flatten(1, 2) @ weights
+    return rows.unflatten(1, (len(x), -1)).transpose(0, 1)
+
+
+def _where(some: Tensor, read: LstmState, state: LstmState) -> LstmState:
+    """The state after reading where something was read, else that before."""
+    hidden, cell = (torch.where(some, *pair) for pair in zip(read, state, strict=True))
+    return hidden, cell
 
 
 def _naive_step(gates: Tensor, cell: Tensor) -> LstmState:

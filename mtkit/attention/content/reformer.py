@@ -41,7 +41,7 @@ class Reformer(HeadAttention):
 
     lsh_buckets: number of hash buckets per round, 1 or even, at any length. chunk: tokens per chunk. rounds: number of
     rounds of hashing. across_buckets: whether chunks cross the borders of buckets, which only the encoder role allows;
-    None: they do in the encoder.
+    null: true in the encoder, false in the decoder.
     """
 
     roles = frozenset({"encoder", "decoder"})

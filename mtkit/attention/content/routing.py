@@ -52,9 +52,10 @@ class Routing(HeadAttention):
 
     clusters: number of centroids per head. window: keys per chunk, or members per centroid with assign=balanced.
     assign: "argmax" or "balanced". decay: decay of the moving statistics. commitment: weight of the mean squared
-    distance of routing vectors to their centroids. local_heads: number of local heads; None: half of the heads in the
-    self roles, none in the cross role. share_qk: whether routed heads share one projection for queries and keys (None:
-    in the decoder, unless a projection is set). normalize_logits: whether scores are products of normalised vectors.
+    distance of routing vectors to their centroids. local_heads: number of local heads; null: half of the heads in the
+    self roles, none in the cross role. share_qk: whether routed heads share one projection for queries and keys; null:
+    true in the decoder, unless a projection is set, else false. normalize_logits: whether scores are products of
+    normalised vectors.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})

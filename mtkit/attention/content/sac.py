@@ -25,9 +25,12 @@ from mtkit.attention.contract import ROLES, Attended, Site, State
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import by_hypotheses, safe_softmax, spread
+from mtkit.attention.engines.softmax.dot_product import by_hypotheses, safe_softmax, scores_of, spread, weighted
 from mtkit.attention.hashing import hashed, random_key
 from mtkit.attention.options import LossWeight, OneOf, Positive, Within
+
+MOST_KEYS = 64
+"""Keys up to which all scores of a head are computed."""
 
 SHARE = ("layer", "head", "model")
 SCAN = ("source", "sequence")
@@ -248,6 +251,8 @@ class Sac(HeadAttention):
         if self.site.role != "cross":
             i = torch.arange(q.shape[2], device=q.device) if position is None else position
             targets = torch.cat([targets, i.view(-1, 1).expand(*targets.shape[:3], 1)], dim=-1)
+        if k.shape[2] <= MOST_KEYS:
+            return self._attend_all(q, k, v, targets)
         there, at = targets >= 0, targets.clamp(min=0)
         keys, values = (rows_at(self._spread(x, targets.shape[1]), at) for x in (k, v))  # (B, G', T, L, K)
         rows = (q * self.scale).unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
@@ -256,6 +261,13 @@ class Sac(HeadAttention):
         dropped = (F.dropout(weights, self.dropout) if self.dropout else weights).type_as(values)
         rows = dropped.unflatten(1, (values.shape[1], -1)).transpose(2, 3)
         return (rows @ values).transpose(2, 3).flatten(1, 2)
+
+    def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, targets: Tensor) -> Tensor:
+        """The same by a mask over all keys, where copies of a few for each query would take longer."""
+        seen = torch.zeros(*targets.shape[:3], k.shape[2] + 1, dtype=torch.bool, device=q.device)
+        seen = seen.scatter_(-1, targets.where(targets >= 0, k.shape[2]), True)[..., :-1]
+        weights = safe_softmax(scores_of(q, k, self.scale), seen)
+        return weighted(F.dropout(weights, self.dropout) if self.dropout else weights, v)
 
     def _spread(self, x: Tensor, graphs: int) -> Tensor:
         """Keys or values of each head where each has its own graph, else of the groups of heads that share them."""

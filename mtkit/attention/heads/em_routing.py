@@ -60,22 +60,28 @@ class EmRouting(Merge):
         """(B, H, T, V) to (B, T, N * P): the means of the N capsules, each of width P, times their activations."""
         # in float32 from the votes on: a density multiplies their errors by as many as a capsule has dimensions
         with torch.autocast(heads.device.type, enabled=False):
-            votes = torch.einsum("bhtv,hvw->bthw", widened(heads), widened(self.votes))
-            routed = self._routed(votes.unflatten(-1, (self.capsules, -1)))
-        return routed.flatten(-2).type_as(heads)
+            rows = widened(heads).transpose(0, 1).flatten(1, 2)  # (H, R, V) of R = B T tokens
+            votes = torch.bmm(widened(self.votes).mT, rows.mT)  # (H, N * P, R): all sums run over neighbouring tokens
+            routed = self._routed(votes.unflatten(1, (self.capsules, -1)))
+        return routed.flatten(0, 1).mT.contiguous().unflatten(0, (len(heads), heads.shape[2])).type_as(heads)
 
     def _routed(self, votes: Tensor) -> Tensor:
-        """activation * mean (B, T, N, P) of each capsule, from votes (B, T, H, N, P)."""
-        log_share = votes.new_zeros(votes.shape[:-1]).log_softmax(-1)  # of capsule n in head a, (B, T, H, N)
+        """activation * mean (N, P, R) of each capsule, from votes (H, N, P, R)."""
+        heads, capsules = votes.shape[:2]
+        share = votes.new_full((heads, 1, 1), 1 / capsules)  # of capsule n in head a, (H, N, R)
+        within = votes.new_full((heads, 1, 1), 1 / heads)  # of head a in capsule n
         for iteration in range(self.iterations):
-            # M-step: Gaussians of the votes. The softmax over heads is share / mass, also where both underflow
-            within = log_share.softmax(2).unsqueeze(-1)
-            mass = log_share.exp().sum(2)  # (B, T, N)
-            mean = (within * votes).sum(2, keepdim=True)
-            variance = (within * (votes - mean).square()).sum(2, keepdim=True) + VARIANCE
-            cost = (self.cost.unsqueeze(-1) + 0.5 * variance.squeeze(2).log()).sum(-1) * mass
-            log_activation = F.logsigmoid(self.em_lambda * (self.threshold - cost))  # (B, T, N)
+            # M-step: Gaussians of the votes
+            mass = share.sum(0)  # (N, R)
+            mean = (within.unsqueeze(2) * votes).sum(0)  # (N, P, R)
+            square = (votes - mean).square()
+            variance = (within.unsqueeze(2) * square).sum(0) + VARIANCE
+            spread = variance.log().sum(1)  # (N, R)
+            cost = (self.cost.unsqueeze(-1) * votes.shape[2] + 0.5 * spread) * mass
+            log_activation = F.logsigmoid(self.em_lambda * (self.threshold.unsqueeze(-1) - cost))  # (N, R)
             if iteration + 1 < self.iterations:  # E-step: each head is shared out among the capsules
-                density = -0.5 * ((votes - mean).square() / variance + variance.log()).sum(-1)
-                log_share = (log_activation.unsqueeze(2) + density).log_softmax(-1)
-        return log_activation.exp().unsqueeze(-1) * mean.squeeze(2)
+                density = -0.5 * ((square * variance.reciprocal()).sum(2) + spread)  # (H, N, R)
+                log_share = (log_activation + density).log_softmax(1)
+                # the softmax over heads is share / mass, also where both underflow
+                share, within = log_share.exp(), log_share.softmax(0)
+        return log_activation.exp().unsqueeze(1) * mean

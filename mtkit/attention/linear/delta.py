@@ -22,7 +22,7 @@ from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_sums import elu1
-from mtkit.attention.engines.sums.prefix_products import prefix_products
+from mtkit.attention.engines.sums.prefix_products import prefix_products, triangle_products
 from mtkit.attention.engines.sums.recurrence import Part, recur
 from mtkit.attention.options import OneOf, Positive, refused
 
@@ -214,9 +214,12 @@ def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tenso
     """
     groups = writes.keys.shape[1]
 
-    def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def step(part: Part, sequences: list[Tensor], _: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         q, k, v, beta = sequences  # (N, R, c, K), (N, c, K): the heads of a group share its memory
         phi_q, phi_k = features(q), features(k)
+        if part.whole:
+            added = _added(phi_k, v, beta)
+            return triangle_products(phi_q.flatten(1, 2), phi_k, added).view(*q.shape[:-1], -1), []
         rows, sums = prefix_products(phi_q.flatten(1, 2), phi_k, _added(phi_k, v, beta, state[0]), state[0])
         return rows.view(*q.shape[:-1], -1), [sums]
 
@@ -237,12 +240,12 @@ def memory_after(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor
     return sums.unflatten(0, writes.keys.shape[:2])
 
 
-def _added(k: Tensor, v: Tensor, beta: Tensor, sums: Tensor) -> Tensor:
+def _added(k: Tensor, v: Tensor, beta: Tensor, sums: Tensor | None = None) -> Tensor:
     """What each key adds (N, c, V): u_j = beta_j (v_j - S_j-1^T k_j), so that S_j = S_j-1 + k_j u_j^T.
 
-    The u of a part solve a triangular system, with the memory before it in what is known.
+    The u of a part solve a triangular system, with the memory before it, if any, in what is known.
     """
-    overlap, known = (beta * (k @ k.mT)).tril(-1), beta * (v - k @ sums)
+    overlap, known = (beta * (k @ k.mT)).tril(-1), beta * (v if sums is None else v - k @ sums)
     return torch.linalg.solve_triangular(overlap, known, upper=False, unitriangular=True)
 
 

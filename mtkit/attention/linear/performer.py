@@ -29,9 +29,10 @@ from mtkit.attention.options import Natural, OneOf, Positive
 
 def positive(projected: Tensor, half_square: Tensor) -> Keys:
     """exp(w x - |x|²/2) / sqrt(M) for each direction w (lemma 1)."""
-    exponent = projected - half_square
-    top = exponent.amax(-1, keepdim=True).detach()
-    return Keys((exponent - top).exp() * projected.shape[-1] ** -0.5, top)
+    top, own = projected.detach().amax(-1, keepdim=True), half_square.detach()
+    # the features' own values are relative to the largest, so that |x|² moves their gradient alone
+    shift = (own - half_square) - (top + math.log(projected.shape[-1]) / 2)
+    return Keys((projected + shift).exp_(), top - own)
 
 
 def hyperbolic(projected: Tensor, half_square: Tensor) -> Keys:
@@ -59,7 +60,7 @@ class Performer(FeatureAttention):
 
     feature_map: "positive" (FAVOR+, 1 feature per direction), "hyperbolic" (positive features of each direction and of
     its opposite, 2 per direction), "trig" (trigonometric, 2 per direction) or "relu" (1 per direction, which does not
-    estimate the softmax). features: number of random directions; None: K ln K. orthogonal: whether directions are drawn
+    estimate the softmax). features: number of random directions; null: K ln K. orthogonal: whether directions are drawn
     in orthogonal blocks. redraw: updates between draws of new directions; 0: never. chunk: number of positions computed
     at once in the decoder role.
     """
@@ -110,9 +111,10 @@ class Performer(FeatureAttention):
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """The feature map on x / K^(1/4), so that products of features estimate exp(q . k / sqrt(K))."""
         with torch.autocast(x.device.type, enabled=False):
-            x = widened(x) * self.scale**0.5
-            projected = x @ widened(self.directions).type_as(x).transpose(0, 1)
-            return self.feature_map(projected, x.square().sum(-1, keepdim=True) / 2)
+            rows = widened(x).reshape(-1, x.shape[-1])  # one product of all rows: those of each head are few
+            projected = rows @ (self.directions.type_as(rows) * self.scale**0.5).T
+            half_square = rows.square().sum(-1, keepdim=True) * (self.scale / 2)
+            return self.feature_map(*(each.view(*x.shape[:-1], -1) for each in (projected, half_square)))
 
     @property
     def state_features(self) -> tuple[int, bool]:

@@ -24,7 +24,7 @@ class Average(Attention):
     """Running mean of the prefix through a feed-forward network, mixed with the current token by two gates.
 
     ffn: whether a feed-forward network follows the mean. gate: whether two gates mix the result with the current token;
-    otherwise it is the output. inner: hidden width of the feed-forward network; None: 4 D.
+    otherwise it is the output. inner: hidden width of the feed-forward network; null: 4 D.
     """
 
     roles = frozenset({"decoder"})

@@ -28,7 +28,7 @@ class CaMtl(ScoreAttention):
     """Scaled dot-product attention with a block-diagonal map of positions added to its scores, one for each task.
 
     tasks: number of tasks. blocks: number of diagonal blocks of the map, which together cover max_length positions.
-    task_dim: width of the task embedding; None: d_model. apply_layers: layers that add the map, "top-half" (the
+    task_dim: width of the task embedding; null: d_model. apply_layers: layers that add the map, "top-half" (the
     paper's) or "all". per_block: whether each block has a modulation of every entry (the paper's equation, with
     task_dim times 2 max_length²/blocks parameters); otherwise all blocks and rows share one per column (its code).
     """

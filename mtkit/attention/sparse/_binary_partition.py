@@ -20,7 +20,7 @@ from mtkit.attention.engines.blocks.listed import Lists, smallest_type
 
 Number = TypeVar("Number", int, Tensor)
 BLOCK = 32
-"""Tokens that share a list of nodes: more of them waste products, fewer of them copies of keys."""
+"""Tokens that share a list of nodes, at most: more of them waste products, fewer of them copies of keys."""
 
 
 class Edge(NamedTuple):
@@ -129,12 +129,13 @@ def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.devi
     Depends on nothing but its arguments, so that all layers share what is made once.
     """
     sides = (Walks(k, False),) if causal else (Walks(k, False), Walks(k, True))
-    starts = range(0, length, BLOCK)
-    i = torch.arange(len(starts) * BLOCK, device=device).view(-1, BLOCK, 1)
+    block = -(-length // -(-length // BLOCK))  # in as few blocks, hardly any of which has a place too many
+    starts = range(0, length, block)
+    i = torch.arange(len(starts) * block, device=device).view(-1, block, 1)
     places, labels, before = [], [], 0
     for level in range(top(length, k, causal=causal) + 1):
         nodes = count(length, level, whole=causal)
-        for together, width in _windows(sides, starts, level, nodes):
+        for together, width in _windows(sides, starts, block, level, nodes):
             first = together[0].ends(i[:, :1], i[:, :1], level)[0].clamp(0, nodes - width)
             place = first + torch.arange(width, device=device)  # (blocks, 1, width)
             label = torch.where((place == i) & (level == 0), 0, labels_of(k, clip))
@@ -148,7 +149,7 @@ def token_lists(length: int, k: int, clip: int, causal: bool, device: torch.devi
 
 
 def _windows(
-    sides: tuple[Walks, ...], starts: range, level: int, nodes: int
+    sides: tuple[Walks, ...], starts: range, block: int, level: int, nodes: int
 ) -> Iterator[tuple[tuple[Walks, ...], int]]:
     """Sides whose nodes of a level lie in one window beside each block of tokens, and the window's width.
 
@@ -156,7 +157,7 @@ def _windows(
     """
     spread = []
     for start in starts:
-        last = start + BLOCK - 1
+        last = start + block - 1
         ends = [side.ends(start, last, level) for side in sides]
         if level == 0:
             ends[-1] = ends[-1][0], max(ends[-1][1], last)

@@ -24,6 +24,7 @@ from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.blocks.listed import attend_listed
 from mtkit.attention.engines.cache.step_cache import append, start_cache
 from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.heads.node_update import NodeUpdate
 from mtkit.attention.engines.softmax.dot_product import (
     attend_step,
     safe_softmax,
@@ -33,6 +34,7 @@ from mtkit.attention.engines.softmax.dot_product import (
     weighted,
     widened,
 )
+from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.options import Natural, OneOf, Positive
 from mtkit.attention.sparse._binary_partition import (
     count,
@@ -48,6 +50,9 @@ from mtkit.attention.sparse._binary_partition import (
 from mtkit.device import to_device
 
 MEMORIES = ("carry", "local")
+TOGETHER = 4
+"""Levels whose spans read a chunk of tokens in one product: one pass over the tokens in place of one for each level,
+with scores for all pairs of a span and a token of the chunk."""
 
 
 class Bp(HeadAttention):
@@ -84,16 +89,11 @@ class Bp(HeadAttention):
         self.k, self.clip, self.carries = bp_k, bp_clip, bp_memory == "carry"
         labels = labels_of(bp_k, bp_clip)
         self.labels = nn.Parameter(torch.zeros(labels, self.projection.key_width)) if bp_labels else None
-        d_model = site.d_model
         self.updates = self.carries and site.layer + 1 < site.layers
         if self.updates:
-            self.span_norm = nn.LayerNorm(d_model)
-            self.span_feed_forward = nn.Sequential(
-                nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model)
-            )
-            self.span_feed_forward_norm = nn.LayerNorm(d_model)
+            self.span_update = NodeUpdate(site.d_model)
         if not self.carries:
-            self.span_query = nn.Parameter(torch.zeros(d_model))  # a span starts as the mean of its tokens
+            self.span_query = nn.Parameter(torch.zeros(site.d_model))  # a span starts as the mean of its tokens
 
     def forward(
         self,
@@ -129,7 +129,7 @@ class Bp(HeadAttention):
         heads = read_tokens(q, torch.cat([k, span_k], 2), torch.cat([v, span_v], 2), valid)
         above = None
         if self.updates:
-            above = self._updated(spans, self.joined(read_spans(self.queries(spans), k, v, valid)))
+            above = self.span_update(spans, self.joined(read_spans(self.queries(spans), k, v, valid)))
         values = v[:, :: self.site.heads // self.projection.value_heads]
         return Attended(self.joined(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
 
@@ -150,26 +150,23 @@ class Bp(HeadAttention):
         heads = self.site.heads
         return spread(k, heads), spread(v, heads)
 
-    def _updated(self, spans: Tensor, read: Tensor) -> Tensor:
-        spans = self.span_norm(spans + read)
-        above: Tensor = self.span_feed_forward_norm(spans + self.span_feed_forward(spans))
-        return above
-
     def _span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """What the spans q (B, H, spans, K) read from the tokens they cover, (B, H, spans, V)."""
         levels, length = self._levels(k.shape[2]), k.shape[2]
-        valid = _all_real(k) if valid is None else valid
-        if not levels:
-            return q.new_zeros(*q.shape[:3], v.shape[3])
-        rest = -length % (1 << len(levels))
-        k, v, real = F.pad(k, (0, 0, 0, rest)), F.pad(v, (0, 0, 0, rest)), F.pad(valid[:, None], (0, rest))
-        rows = []
-        for level, (spans, own) in enumerate(zip(levels, q.split(levels, dim=2), strict=True), start=1):
-            leaves = (spans, 1 << level)
-            keys, values, seen = (x[:, :, : spans << level].unflatten(2, leaves) for x in (k, v, real))
-            scores = (keys @ (own * self.scale).unsqueeze(-1)).squeeze(-1)
-            weights = F.dropout(safe_softmax(scores, seen), self.dropout)
-            rows.append((weights.type_as(values).unsqueeze(-2) @ values).squeeze(-2))
+        valid, rows = _all_real(k) if valid is None else valid, [q.new_zeros(*q.shape[:2], 0, v.shape[3])]
+        own = q.split(levels, dim=2)
+        for low in range(0, len(levels), TOGETHER):
+            high = min(low + TOGETHER, len(levels))  # levels low + 1 to high, in chunks of 2^high tokens
+            chunks = -(-length >> high)
+            rest = (chunks << high) - length
+            keys, values = (F.pad(x, (0, 0, 0, rest)).unflatten(2, (chunks, -1)) for x in (k, v))
+            real = F.pad(valid, (0, rest)).view(len(valid), 1, chunks, 1, -1)
+            counts = [chunks << (high - level) for level in range(low + 1, high + 1)]
+            padded = [F.pad(x, (0, 0, 0, n - x.shape[2])) for x, n in zip(own[low:high], counts, strict=True)]
+            queries = torch.cat([x.unflatten(2, (chunks, -1)) for x in padded], 3)  # (B, H, chunks, spans, K)
+            read = _read_chunks(queries, keys, values, real & _covered(low, high, q.device), self.scale, self.dropout)
+            parts = read.split([n // chunks for n in counts], 3)
+            rows += [x.flatten(2, 3)[:, :, :n] for x, n in zip(parts, levels[low:high], strict=True)]
         return torch.cat(rows, dim=2)
 
     def _token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
@@ -226,7 +223,7 @@ class Bp(HeadAttention):
         spans = self._from_below(carry, query, *query.shape[:2], ending)
         if not self.carries:
             spans = self._step_read(self.span_query.expand_as(spans), state)
-        above = self._updated(spans, self._step_read(spans, state)) if self.updates else None
+        above = self.span_update(spans, self._step_read(spans, state)) if self.updates else None
         _, k, v = self._step_rows(spans)
         for place in range(ending):
             state = append(state, keys=k[:, :, :, place], values=v[:, :, :, place])
@@ -292,6 +289,26 @@ class Bp(HeadAttention):
                 weights = ((keys * q[segment, :, i, None]).sum(-1) * self.scale).softmax(-1)
                 rows[segment, :, i] = (weights.unsqueeze(-1) * v[segment, :, nodes]).sum(1)
         return rows
+
+
+def _read_chunks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float) -> Tensor:
+    """What spans q (B, H, chunks, R, K) read from the tokens of their chunk, k and v (B, H, chunks, L, K).
+
+    seen (B or 1, 1, chunks, R, L); what sees nothing reads zero.
+    """
+    some = seen.any(-1, keepdim=True)
+    mask = seen | ~some  # some kernels give NaN for a row without any key
+    mask = mask.flatten(0, 1) if len(mask) == 1 else mask.expand(-1, q.shape[1], -1, -1, -1).flatten(0, 1)
+    rows = fused_attention(*(x.flatten(0, 1) for x in (q, k, v)), mask=mask, scale=scale, dropout=dropout)
+    return rows.unflatten(0, q.shape[:2]) * some
+
+
+def _covered(low: int, high: int, device: torch.device) -> Tensor:
+    """Which of 2^high tokens the spans of levels low + 1 to high cover, (spans, tokens)."""
+    token = torch.arange(1 << high, device=device)
+    spans = [torch.arange(1 << (high - level), device=device) for level in range(low + 1, high + 1)]
+    levels = enumerate(spans, start=low + 1)
+    return torch.cat([(token >> level) == span.unsqueeze(-1) for level, span in levels])
 
 
 def _all_real(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mtkit.attention.contract import Attended, Site
 from mtkit.attention.engines.blocks.listed import Lists, attend_listed, smallest_type
 from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.heads.node_update import NodeUpdate
 from mtkit.attention.engines.softmax.dot_product import safe_softmax, spread, weighted
 from mtkit.attention.engines.softmax.joining import attend_part, join_parts
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
@@ -112,17 +113,12 @@ class Etc(HeadAttention):
 
     def _build_nodes(self, width: int, clip: int) -> None:
         """What nodes that read need: labels, projections of their own if any, norms and feed-forward."""
-        d_model = self.site.d_model
         self.node_labels = RelativeLabels(self.site, width, clip=clip) if clip else None
         if self.share != "qkv":
             self._copy("global_", "q_proj", "k_proj", "v_proj", "out_proj")
         if self.share == "none":
             self._copy("global_token_", "k_proj", "v_proj")
-        self.node_norm = nn.LayerNorm(d_model)
-        self.node_feed_forward = nn.Sequential(
-            nn.Linear(d_model, 4 * d_model), nn.GELU(), nn.Linear(4 * d_model, d_model)
-        )
-        self.node_feed_forward_norm = nn.LayerNorm(d_model)
+        self.node_update = NodeUpdate(self.site.d_model)
 
     def forward(
         self,
@@ -170,10 +166,10 @@ class Etc(HeadAttention):
 
     def _updated(self, nodes: Tensor, heads: Tensor) -> Tensor:
         """Residual and norm around what the nodes' heads read, then around their feed-forward, as in the paper."""
-        merged = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
-        read = (self.out_proj if self.share == "qkv" else self.global_out_proj)(merged)
-        nodes = self.node_norm(nodes + read)
-        updated: Tensor = self.node_feed_forward_norm(nodes + self.node_feed_forward(nodes))
+        merged = self.merged(heads)
+        updated: Tensor = self.node_update(
+            nodes, (self.out_proj if self.share == "qkv" else self.global_out_proj)(merged)
+        )
         return updated
 
     def _token_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor | None, own: Heads) -> Tensor:

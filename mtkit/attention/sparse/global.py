@@ -39,8 +39,8 @@ MODES = ("internal", "external")
 class Global(PatternAttention):
     """Attention through a few global nodes.
 
-    global_tokens: number of nodes; None: 1 in the self roles, 8 in the cross role, where a single one would give every
-    query the same. mode: "internal" or "external"; None: internal in the self roles, external in the cross role.
+    global_tokens: number of nodes; null: 1 in the self roles, 8 in the cross role (a single one would give every query
+    the same). mode: "internal" or "external"; null: internal in the self roles, external in the cross role.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})

@@ -30,7 +30,7 @@ class Longformer(PatternAttention):
     """Sliding-window attention with global tokens.
 
     window_radius: steps seen on each side, one number or one per layer. dilation: positions per step, one number or one
-    per layer. global_tokens: number of first tokens that see all and are seen by all; None: 1 in the encoder, 0 in the
+    per layer. global_tokens: number of first tokens that see all and are seen by all; null: 1 in the encoder, 0 in the
     decoder. global_separate_proj: whether global tokens have projections of their own for queries, keys and values.
     """
 
@@ -104,7 +104,7 @@ class Longformer(PatternAttention):
         k, v = self.keys_values(query)
         heads, weights = self.attended(self.queries(query), k, v, valid=query_valid, need_weights=weighing)
         first, first_weights = self._global_rows(query, query_valid, weighing)
-        heads = torch.cat([first, heads[:, :, self.globals :]], dim=2)
+        heads = heads.slice_scatter(first.type_as(heads), 2, 0, first.shape[2])
         if weights is not None and first_weights is not None:
             rest = query.shape[1] - first_weights.shape[3]  # in the decoder role they see only one another
             weights = torch.cat([F.pad(first_weights, (0, rest)), weights[:, :, self.globals :]], dim=2)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attention, build
+from mtkit.attention.content import sac
 from mtkit.attention.content._edge_predictor import CHUNK
 from mtkit.attention.content.sac import Sac
 from mtkit.errors import MtkitError
@@ -73,6 +74,22 @@ def test_log_prob_is_the_sum_over_the_choices_one_by_one(role: str, options: dic
     torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("options", [{}, {"share": "head"}, {"projection": "multi-query"}])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_mask_over_few_keys_is_the_softmax_over_their_copies(
+    monkeypatch: pytest.MonkeyPatch, role: str, options: dict[str, Any]
+) -> None:
+    attention = make(role, **options).double()
+    query, memory = inputs(role, 2, 9, torch.float64)
+    given = masks(role, valid := valid_mask([9, 4], 9))
+    found = []
+    for most in (0, 64):
+        monkeypatch.setattr(sac, "MOST_KEYS", most)
+        output = attention(query, memory, **given).output[valid]
+        found.append((output, torch.autograd.grad(output.square().sum(), attention.v_proj.weight)[0]))
+    torch.testing.assert_close(*found)
+
+
 def test_reward_trains_the_predictor_alone_and_the_task_all_but_it() -> None:
     attention = make().train()
     query = torch.randn(2, 9, 8, requires_grad=True)
@@ -93,7 +110,7 @@ def test_edges_are_drawn_as_often_as_the_softmax_says() -> None:
     predictor = attention.predictor
     predictor.distance.zero_()
     candidates = predictor.candidates(memory)
-    scores = predictor.opened(query)[0, 0, 0] @ predictor.query[0] @ candidates.keys[0, 0].T * predictor.hidden**-0.5
+    scores = predictor.opened(query)[0, 0, 0] @ candidates.keys[0, 0].T
     drawn = torch.zeros(4)
     for update in range(100):
         attention.after_update(update, 100)

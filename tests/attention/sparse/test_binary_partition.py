@@ -50,7 +50,7 @@ def test_lists_hold_what_the_walks_take_and_their_labels(k: int, clip: int, caus
         rows = lists.labels.flatten(0, 1)[:length]
         assert int(rows.max()) <= labels_of(k, clip)
         for i, row in enumerate(rows):
-            places = lists.places[i // BLOCK]
+            places = lists.places[i // lists.labels.shape[1]]
             seen = row != labels_of(k, clip)
             taken = sorted(zip(places[seen].tolist(), row[seen].tolist(), strict=True))
             wanted = [(i, 0)]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
+from mtkit.attention.sparse import bp as bp_module
 from mtkit.errors import MtkitError
 from tests.contract.cases import valid_mask
 from tests.contract.stack import Stack, apart
@@ -66,7 +67,7 @@ def test_spans_of_the_first_layer_read_the_mean_of_their_tokens(role: str) -> No
     spans = [values[start : start + size] for start, size in starts]
     read = bp.out_proj(torch.stack([each.mean(0) for each in spans]))
     normed = torch.nn.functional.layer_norm(read, (16,))
-    expected = torch.nn.functional.layer_norm(normed + bp.span_feed_forward(normed), (16,))
+    expected = torch.nn.functional.layer_norm(normed + bp.span_update.feed_forward(normed), (16,))
     assert apart(bp(x).carry[0], expected) < 1e-5
 
 
@@ -90,7 +91,7 @@ def test_tokens_of_the_first_layer_read_spans_of_zero(position: int, near: list[
 @torch.no_grad()
 def test_spans_that_end_in_a_step_are_those_of_the_parallel_pass(k: int, memory: str) -> None:
     three = stack("decoder", layers=3, d_model=32, bp_k=k, bp_memory=memory)
-    check_steps(three, torch.randn(2, 2, 67, 32), None, index=torch.tensor([[1, 1], [1, 0]]))
+    check_steps(three, torch.randn(2, 2, 33, 32), None, indices=[torch.tensor([[1, 1], [1, 0]])], more=34)
 
 
 @torch.no_grad()
@@ -162,3 +163,11 @@ def test_a_wrong_option_is_refused_by_name(wrong: dict[str, Any]) -> None:
 def test_three_layers_are_the_equation(role: str, k: int, memory: str) -> None:
     three = stack(role, layers=3, bp_k=k, bp_memory=memory).double()
     check_naive(three, torch.randn(3, 37, 16, dtype=torch.float64), None, [37, 22, 9])
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_levels_in_several_products_are_the_equation(monkeypatch: pytest.MonkeyPatch, role: str, together: int) -> None:
+    monkeypatch.setattr(bp_module, "TOGETHER", together)
+    two = stack(role, layers=2, bp_k=1).double()
+    check_naive(two, torch.randn(2, 37, 16, dtype=torch.float64), None, [37, 18])

@@ -52,8 +52,9 @@ def test_a_wide_band_without_labels_is_full_attention_over_nodes_and_tokens(shar
     there = torch.cat([torch.arange(5) < torch.tensor([[5], [5]]), valid], dim=1)
     rows = full(torch.cat([nodes, x], dim=1), query_valid=there).output
     torch.testing.assert_close(attended.output[valid], rows[:, 5:][valid], atol=1e-5, rtol=0)
-    nodes = attention.node_norm(nodes + rows[:, :5])
-    nodes = attention.node_feed_forward_norm(nodes + attention.node_feed_forward(nodes))
+    update = attention.node_update
+    nodes = update.norm(nodes + rows[:, :5])
+    nodes = update.feed_forward_norm(nodes + update.feed_forward(nodes))
     torch.testing.assert_close(attended.carry, nodes, atol=1e-5, rtol=0)
 
 

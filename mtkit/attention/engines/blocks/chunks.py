@@ -159,12 +159,28 @@ def attend_in_blocks(
     q (B, H, T, K), k (B, H, S, K), v (B, H, S, V), query_position (B, H, blocks, t), key_position (B, H, blocks, s),
     visible (B, H, blocks, t, s).
     """
+    q, k, v = (rows_at(x, at) for x, at in ((q, query_position), (k, key_position), (v, key_position)))
+    return attend_beside(q, k, v, visible, scale=scale, dropout=dropout)
+
+
+def attend_beside(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """Outputs (B, H, blocks, t, V) of the queries of each block over the keys beside it; zero without a key.
+
+    q (B, H, blocks, t, K), k (B, H, blocks, s, K), v (B, H, blocks, s, V); visible broadcasts to (B, H, blocks, t, s),
+    None where all are.
+    """
+    leading = q.shape[:2]
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    if visible is None:
+        return fused_attention(q, k, v, dropout=dropout, scale=scale).unflatten(0, leading)
     some = visible.any(-1, keepdim=True)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
-    mask = (visible | ~some).flatten(0, 1)
-    q, k, v = (rows_at(x, at).flatten(0, 1) for x, at in ((q, query_position), (k, key_position), (v, key_position)))
+    mask = visible | ~some
+    mask = (mask if mask.shape[:2] == (1, 1) else mask.expand(*leading, -1, -1, -1)).flatten(0, 1)
     heads = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)
-    return heads.unflatten(0, visible.shape[:2]).masked_fill(~some, 0.0)
+    return heads.unflatten(0, leading).masked_fill(~some, 0.0)
 
 
 def others_first(visible: Tensor, own: Tensor) -> Tensor:

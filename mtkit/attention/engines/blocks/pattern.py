@@ -133,14 +133,16 @@ class Band(Window):
         return self.back, 0 if causal else self.ahead
 
 
-@dataclass(frozen=True)
-class Blocks(Window):
-    """The keys in the query's own block of `size` positions, `back` blocks before it and `ahead` behind it."""
+class BlockWindow(Window):
+    """The keys in the query's own block of `size` positions, and those up to a distance from the block's two ends."""
 
     size: int
-    back: int = 0
-    ahead: int = 0
     dilation = 1
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The number of positions seen before the block and behind it."""
+        raise NotImplementedError
 
     @property
     def unit(self) -> int:  # type: ignore[override]
@@ -148,28 +150,59 @@ class Blocks(Window):
         return self.size
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Whether the two blocks are near enough."""
-        distance = j.div(self.size, rounding_mode="floor") - i.div(self.size, rounding_mode="floor")
-        return (distance >= -self.back) & (distance <= self.ahead)
+        """Whether j is near enough to the block of i."""
+        back, ahead = self.sides
+        place = j - i.div(self.size, rounding_mode="floor") * self.size
+        return (place >= -back) & (place < self.size + ahead)
 
     def covers(self, length: int, causal: bool) -> bool:
-        """Whether all blocks are within reach."""
-        others = (length - 1) // self.size
-        return self.back >= others and (causal or self.ahead >= others)
+        """Whether the last block reaches the first key and, if not causal, the first block the last key."""
+        back, ahead = self.sides
+        return back >= (length - 1) // self.size * self.size and (causal or self.size + ahead >= length)
 
     def keys(self, queries: range, length: int) -> list[Collection[int]]:
-        """From the first block in reach to the last."""
-        first, last = queries[0] // self.size - self.back, queries[-1] // self.size + self.ahead
-        return [range(max(first, 0) * self.size, min((last + 1) * self.size, length))]
+        """From the first key in reach to the last."""
+        back, ahead = self.sides
+        first, last = (each // self.size * self.size for each in (queries[0], queries[-1]))
+        return [range(max(first - back, 0), min(last + self.size + ahead, length))]
 
     @property
     def kept(self) -> tuple[int, int | None]:
-        """The keys of the query's block and of `back` blocks before it."""
-        return 0, (self.back + 1) * self.size
+        """The keys of the query's block and those before it."""
+        return 0, self.sides[0] + self.size
 
     def reach(self, causal: bool) -> tuple[int | None, int | None]:
-        """Positions of the blocks seen before and after the query's own."""
-        return self.back * self.size, 0 if causal else self.ahead * self.size
+        """Positions seen before and behind the query's own block."""
+        back, ahead = self.sides
+        return back, 0 if causal else ahead
+
+
+@dataclass(frozen=True)
+class Blocks(BlockWindow):
+    """The keys in the query's own block of `size` positions, `back` blocks before it and `ahead` behind it."""
+
+    size: int
+    back: int = 0
+    ahead: int = 0
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The positions of these blocks."""
+        return self.back * self.size, self.ahead * self.size
+
+
+@dataclass(frozen=True)
+class Flanked(BlockWindow):
+    """The keys in the query's own block of `size` positions, `back` positions before it and `ahead` behind it."""
+
+    size: int
+    back: int = 0
+    ahead: int = 0
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """As given."""
+        return self.back, self.ahead
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 A draw is a hash of key, head, position and slot, so that it is the same in training, evaluation and decoding, and in
 any batch. The key combines seed, role and layer (`random_key`).
+Beside them stand the last blocks of each segment, which differ from segment to segment as drawn keys do.
 """
 
 from collections.abc import Collection
@@ -16,7 +17,7 @@ from mtkit.attention.hashing import hashed
 
 @dataclass(frozen=True, eq=False)
 class Drawn(Pattern):
-    """A pattern of `count` drawn slots per block of queries and head."""
+    """A pattern of `count` slots per block of queries and head, drawn or otherwise picked."""
 
     count: int
     heads: int
@@ -110,7 +111,7 @@ class RandomBlocks(Drawn):
         """Blocks in the order of the draw; slot s takes one of the candidates that the slots before it did not take."""
         end = block + 1
         if self.lengths is not None:
-            end = (-(-self.lengths // self.size) - self.last).view(-1, *[1] * (block.dim() + 1))
+            end = (_blocks(self.lengths, self.size) - self.last).view(-1, *[1] * (block.dim() + 1))
         # the blocks that are too near are a hole of `gone` among the candidates
         hole, behind = ((block + side).clamp(min=self.first).minimum(end) for side in (1 - self.apart, self.apart))
         gone = (behind - hole).clamp(min=0)
@@ -130,3 +131,62 @@ class RandomBlocks(Drawn):
     def covers(self, length: int, causal: bool) -> bool:
         """Whether there are slots for all blocks and no block is excluded."""
         return not (self.apart or self.first or self.last) and self.count * self.size >= length
+
+
+@dataclass(frozen=True, eq=False)
+class LastBlocks(Drawn):
+    """The last `count` blocks of `block` keys among the first `lengths` (B,) of each segment, for every query."""
+
+    block: int
+    lengths: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of positions per block."""
+        return self.block
+
+    def picks(self, block: Tensor) -> Tensor:
+        """The same for all blocks of queries and all heads; -1 where a segment has fewer blocks."""
+        last = (
+            _blocks(self.lengths, self.size).unsqueeze(-1) - self.count + torch.arange(self.count, device=block.device)
+        )
+        last = last.clamp(min=-1).view(-1, *[1] * (block.dim() + 1), self.count)
+        return last.expand(-1, self.heads, *block.shape, -1)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether all keys are in the last blocks."""
+        return self.count * self.size >= length
+
+
+@dataclass(frozen=True, eq=False)
+class LastRows(Pattern):
+    """Every key, for the queries in the last `count` blocks of `size` of each segment of `lengths` (B,)."""
+
+    count: int
+    size: int
+    lengths: Tensor
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether i is one of them, (B, 1, ...)."""
+        shape = torch.broadcast_shapes(i.shape, j.shape)
+        first = self.first.view(-1, *[1] * (len(shape) + 1))
+        return (i >= first).expand(-1, 1, *shape)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether all queries are in the last blocks."""
+        return self.count * self.size >= length
+
+    def rows(self, length: int) -> Tensor:
+        """Positions (B, R) below `length` that hold these queries, each once; they may hold earlier ones too."""
+        count = min(self.count * self.size, length)
+        return self.first.clamp(max=length - count).unsqueeze(-1) + torch.arange(count, device=self.lengths.device)
+
+    @property
+    def first(self) -> Tensor:
+        """The first of these queries in each segment, (B,)."""
+        return (_blocks(self.lengths, self.size) - self.count).clamp(min=0) * self.size
+
+
+def _blocks(lengths: Tensor, size: int) -> Tensor:
+    """The number of blocks that hold so many positions."""
+    return -(-lengths // size)

@@ -2,26 +2,37 @@
 
 Each block of queries is laid out beside the keys it may see (`tiles`), and one fused softmax runs over all blocks of a
 group. Members of a pattern that need another layout (another dilation, a comb, random keys) are a part of their own,
-which omits keys that earlier parts have seen. The softmaxes of the parts are joined by their log-sum-exp.
+which omits keys that earlier parts have seen. The softmaxes of the parts are joined by their log-sum-exp. Where all
+members see whole blocks of one size, some of them picked, no parts are needed (`picked_blocks`).
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.blocks.pattern import Columns, Comb, Pattern, Rows, Union, Window
-from mtkit.attention.engines.blocks.picked_tiles import CombLayout, DrawnLayout
-from mtkit.attention.engines.blocks.random_pattern import Drawn
-from mtkit.attention.engines.blocks.tiles import Tiles, WindowLayout
+from mtkit.attention.engines.blocks.block_layout import rows_at
+from mtkit.attention.engines.blocks.grid_pattern import Grid
+from mtkit.attention.engines.blocks.listed import attend_listed
+from mtkit.attention.engines.blocks.pattern import Band, Columns, Comb, Pattern, Rows, Union, Window
+from mtkit.attention.engines.blocks.pattern_lists import pattern_lists
+from mtkit.attention.engines.blocks.picked_tiles import CombLayout, DrawnLayout, block_size, picks_of
+from mtkit.attention.engines.blocks.random_pattern import Drawn, LastRows
+from mtkit.attention.engines.blocks.tiles import Fold, Tiles, WindowLayout, surely_all
 from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread, weigh, weighted
 from mtkit.attention.engines.softmax.fused import fused_attention
+from mtkit.attention.engines.softmax.fused_parts import FusedPart, KernelRows, attend_fused, can_fuse
 from mtkit.attention.engines.softmax.joining import join_parts, softmax_with_sum
+from mtkit.attention.engines.softmax.picked_blocks import attend_picked
 from mtkit.attention.slots import Positions
 
-Part = tuple[WindowLayout | CombLayout | DrawnLayout, list[Tiles]]
-"""What shares a layout, laid out."""
+Layout = WindowLayout | CombLayout | DrawnLayout
+Part = tuple[Layout, Callable[[Tensor, Tensor, Tensor], list[Tiles]]]
+"""What shares a layout, and how queries, keys and values are laid out so."""
 
 
 def sparse_attend(
@@ -40,8 +51,8 @@ def sparse_attend(
     """The result of `attend` where each query sees only the keys of the pattern.
 
     q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
-    (B, H, T, T) are formed only on request. Relative positions do not combine with random keys. A pattern of random
-    members alone may draw the keys of another sequence, (B, G, S, K) with valid (B, S).
+    (B, H, T, T) are formed only on request. A pattern of random members alone may draw the keys of another sequence,
+    (B, G, S, K) with valid (B, S). Relative positions do not combine with grids or last rows; last rows are not causal.
     """
     if pattern.covers(k.shape[2], causal):
         return attend(
@@ -60,15 +71,21 @@ def sparse_attend(
         return dense_attend(
             q, k, v, visible_pairs(pattern.sees(i.unsqueeze(-1), j), causal, valid), scale, positions, dropout
         )
-    parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
-    if len(parts) == 1:
-        only, tiles = parts[0]
-        heads = only.joined([_attend(each, scale, positions, dropout) for each in tiles])
+    if any(isinstance(member, Grid) for member in pattern.members):
+        return _attend_lists(q, k, v, pattern, scale, causal, valid, dropout), None
+    if positions is None and isinstance(pattern, Band) and pattern.dilation > 1:
+        length = -(-q.shape[2] // pattern.dilation)
+        if Band(pattern.back, pattern.ahead).covers(length, causal):
+            return _attend_streams(q, k, v, pattern.dilation, scale, causal, valid, dropout), None
+    shown, size = None if causal else valid, block_size(pattern)
+    plain = positions is None or not (positions.on_scores or positions.on_values)
+    if plain and size:
+        own = torch.arange(-(-q.shape[2] // size), device=q.device)
+        picks = picks_of(pattern, size, own, -(-k.shape[2] // size), causal)
+        heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown, dropout=dropout)
     else:
-        heads, _ = join_parts(_attended_parts(parts, scale, positions, dropout))
-    if rows := _rows(pattern):
-        first, _ = _attend_rows(q[:, :, :rows], k, v, scale, causal, valid, positions, dropout)
-        heads = torch.cat([first, heads[:, :, rows:]], dim=2)
+        heads = _attend_parts(q, k, v, pattern, scale, causal, shown, positions, dropout)
+    [heads] = _with_rows([heads], q, k, v, pattern, scale, causal, valid, positions, dropout)
     return heads, None
 
 
@@ -89,13 +106,10 @@ def sparse_attend_part(
     Arguments are those of `sparse_attend`; gives outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) for
     `join_parts`.
     """
-    parts = _parts(q, k, v, pattern, causal, None if causal else valid, positions is not None)
-    attended = join_parts(_attended_parts(parts, scale, positions, dropout))
-    if rows := _rows(pattern):
-        first = _attend_rows(q[:, :, :rows], k, v, scale, causal, valid, positions, dropout)
-        heads, log_sum = (torch.cat([one, every[:, :, rows:]], 2) for one, every in zip(first, attended, strict=True))
-        return heads, log_sum
-    return attended
+    parts = _parts(pattern, q.shape[2], causal, None if causal else valid, positions is not None)
+    attended = _joined_parts(parts, *_alike(q, k, v), scale, positions, dropout)
+    heads, log_sum = _with_rows(attended, q, k, v, pattern, scale, causal, valid, positions, dropout)
+    return heads, log_sum
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
@@ -129,9 +143,64 @@ def dense_attend(
     )
 
 
-def _rows(pattern: Pattern) -> int:
-    """The number of first queries that see all keys."""
-    return max((member.count for member in pattern.members if isinstance(member, Rows)), default=0)
+def _attend_lists(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, valid: Tensor | None, dropout: float
+) -> Tensor:
+    """The heads' outputs where the keys of neighbouring queries are many short ranges, listed one by one."""
+    lists = pattern_lists(pattern, q.shape[2], causal, q.device)
+    k, v = (spread(x, q.shape[1]) for x in (k, v))
+    missing = None if causal or valid is None else ~valid
+    alike = q.new_zeros(*q.shape[:3], 1)  # the score added to each pair that is seen
+    return attend_listed(q, k, v, alike, lists, missing=missing, scale=scale, dropout=dropout)
+
+
+def _attend_streams(
+    q: Tensor, k: Tensor, v: Tensor, dilation: int, scale: float, causal: bool, valid: Tensor | None, dropout: float
+) -> Tensor:
+    """The heads' outputs where each query sees all keys a multiple of `dilation` away: full attention in each stream.
+
+    It needs no mask of its own, and the kernel leaves out the future.
+    """
+    batch, length = len(q), q.shape[2]
+    dilation = min(dilation, length)
+    steps = -(-length // dilation)
+    rest = steps * dilation - length
+
+    def streams(x: Tensor) -> Tensor:
+        """(B, H, T, K) as (B * streams, H, T / streams, K)."""
+        whole = F.pad(x, (0, 0, 0, rest)) if rest else x
+        return whole.unflatten(2, (steps, dilation)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+    real = valid
+    if not causal and (rest or valid is not None):
+        valid = q.new_ones(1, length, dtype=torch.bool) if valid is None else valid
+        valid = F.pad(valid, (0, rest)).unflatten(1, (steps, dilation)).transpose(1, 2)
+        real = valid.expand(batch, -1, -1).flatten(0, 1)
+    heads, _ = attend(*(streams(x) for x in (q, k, v)), scale=scale, causal=causal, valid=real, dropout=dropout)
+    heads = heads.unflatten(0, (batch, dilation)).permute(0, 2, 3, 1, 4)  # (B, H, T / streams, streams, V)
+    return heads.flatten(2, 3)[:, :, :length]
+
+
+def _with_rows(
+    attended: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
+) -> list[Tensor]:
+    """Outputs, or outputs and log-sum-exp, (B, H, T, ...), with those of the queries that see all keys in place."""
+    given = k, v, scale, causal, *how
+    if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
+        own = _attend_rows(q[:, :, :rows], *given)
+        attended = [torch.cat([one, every[:, :, rows:]], 2) for one, every in zip(own, attended, strict=False)]
+    for member in pattern.members:
+        if isinstance(member, LastRows):
+            assert not causal, "the last rows of a causal segment are unknown before its end"
+            place = member.rows(q.shape[2])[:, None, None].expand(len(q), -1, -1, -1)  # (B, 1, 1, rows)
+            own, column = _attend_rows(rows_at(q, place).squeeze(2), *given), place.transpose(-1, -2)
+            here = column >= member.first.view(-1, 1, 1, 1)
+            others = [rows_at(every, place).squeeze(2) for every in attended]
+            attended = [
+                every.scatter(2, column.expand_as(one), one.where(here, other))
+                for one, other, every in zip(own, others, attended, strict=False)
+            ]
+    return list(attended)
 
 
 def _attend_rows(
@@ -156,45 +225,82 @@ def _attend_rows(
     return heads[:, :, 0, 0], log_sum[:, :, 0, 0]
 
 
-def _parts(
-    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, causal: bool, valid: Tensor | None, relative: bool
-) -> list[Part]:
+def _attend_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    scale: float,
+    causal: bool,
+    valid: Tensor | None,
+    positions: Positions | None,
+    dropout: float,
+) -> Tensor:
+    """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
+    given = _alike(q, k, v)
+    parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
+    if len(parts) == 1:
+        [(layout, lay)] = parts
+        return layout.joined([_attend(each, scale, positions, dropout) for each in lay(*given)])
+    if positions is None and not dropout and can_fuse(q, v):
+        return attend_fused(*given, [partial(_fused_part, *part) for part in parts], scale=scale)
+    return _joined_parts(parts, *given, scale, positions, dropout)[0]
+
+
+def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of as many heads."""
+    return (q, k, v) if k.shape[1] == v.shape[1] else (q, spread(k, q.shape[1]), spread(v, q.shape[1]))
+
+
+def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, relative: bool) -> list[Part]:
     """The layouts of the members of the pattern, its rows excepted."""
-    if k.shape[1] != v.shape[1]:
-        k, v = (spread(x, q.shape[1]) for x in (k, v))
-    length = q.shape[2]
     columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
     parts: list[Part] = []
     earlier: Pattern = Union(())
     others = any(isinstance(member, Comb | Drawn) for member in pattern.members)
     for windows in _by_dilation(pattern) or ([] if others and not columns.count else [[]]):
         layout = WindowLayout(windows, length=length, causal=causal, columns=columns.count, elsewhere=bool(parts))
-        tiles = layout.tiles(q, k, v, valid=valid, earlier=earlier, relative=relative)
-        parts.append((layout, tiles))
+        parts.append((layout, partial(layout.tiles, valid=valid, earlier=earlier, relative=relative)))
         earlier = Union((*earlier.members, *windows, columns))
     combs = tuple(member for member in pattern.members if isinstance(member, Comb))
     if combs:
         comb = CombLayout(Union(combs), length=length, causal=causal)
-        parts.append((comb, comb.tiles(q, k, v, valid=valid, earlier=earlier)))
+        parts.append((comb, partial(comb.tiles, valid=valid, earlier=earlier)))
         earlier = Union((*earlier.members, *combs))
     for member in pattern.members:
         if isinstance(member, Drawn):
             drawn = DrawnLayout(member, length=length, causal=causal)
-            parts.append((drawn, drawn.tiles(q, k, v, valid=valid, earlier=earlier)))
+            parts.append((drawn, partial(drawn.tiles, valid=valid, earlier=earlier)))
             earlier = earlier | member
     return parts
 
 
-def _attended_parts(
-    parts: list[Part], scale: float, positions: Positions | None, dropout: float
-) -> list[tuple[Tensor, Tensor]]:
-    """The heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) of each part by itself."""
+def _joined_parts(
+    parts: list[Part], q: Tensor, k: Tensor, v: Tensor, scale: float, positions: Positions | None, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """The heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) over the keys of all parts."""
     attended = []
-    for part, tiles in parts:
-        outputs = [_attend_part(each, scale, positions, dropout) for each in tiles]
+    for layout, lay in parts:
+        outputs = [_attend_part(each, scale, positions, dropout) for each in lay(q, k, v)]
         heads, sums = zip(*outputs, strict=True)
-        attended.append((part.joined(list(heads)), part.joined(list(sums))))
-    return attended
+        attended.append((layout.joined(list(heads)), layout.joined(list(sums))))
+    return join_parts(attended)
+
+
+def _fused_part(
+    layout: Layout, lay: Callable[[Tensor, Tensor, Tensor], list[Tiles]], q: Tensor, k: Tensor, v: Tensor
+) -> FusedPart:
+    """A part in the axes of the fused kernel."""
+    tiles = lay(q, k, v)
+    folds = [Fold(each) for each in tiles]
+    return FusedPart(
+        [
+            KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
+            for fold, each in zip(folds, tiles, strict=True)
+        ],
+        joined=lambda rows: layout.joined([fold.unfold(x) for fold, x in zip(folds, rows, strict=True)]),
+        laid=lambda x: [fold.queries(each) for fold, each in zip(folds, layout.laid(x, tiles), strict=True)],
+    )
 
 
 def _by_dilation(pattern: Pattern) -> list[list[Window]]:
@@ -207,13 +313,18 @@ def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: fl
     """The heads' outputs (B, H, streams, blocks, c, V) of a part that stands alone."""
     if positions is not None and positions.on_values:
         return _attend_part(tiles, scale, positions, dropout)[0]
+    fold, bias = Fold(tiles), _bias(tiles, positions, scale)
+    simple = None if bias is not None else fold.simple_mask(tiles.visible)
+    q, k, v = fold.queries(tiles.q), fold.keys(tiles.k), fold.keys(tiles.v)
+    if simple is not None:
+        return fold.unfold(fused_attention(q, k, v, scale=scale, dropout=dropout, is_causal=simple == "triangle"))
     some = tiles.visible.any(-1, keepdim=True)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = tiles.visible | ~some
-    bias = _bias(tiles, positions, scale)
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf")).type_as(tiles.q)
-    return _fused(tiles.q, tiles.k, tiles.v, mask, scale, dropout) * some
+    output = fold.unfold(fused_attention(q, k, v, mask=fold.mask(mask), dropout=dropout, scale=scale))
+    return output if surely_all(some) else output * some
 
 
 def _attend_part(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> tuple[Tensor, Tensor]:
@@ -231,28 +342,3 @@ def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | N
         return None
     bias = positions.bias(tiles.q, tiles.query_position, tiles.key_position, scale)
     return bias if bias is None or bias.dim() == tiles.q.dim() else bias.unsqueeze(0)
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, dropout: float) -> Tensor:
-    """Scaled dot-product attention of tiles by the fused kernel, which knows four axes.
-
-    The streams of all heads become its batch axis and the blocks its head axis. Queries that share a key head become
-    rows of one block, so that keys are never copied.
-    """
-    batch, heads, streams, blocks, block = q.shape[:5]
-    group = heads // k.shape[1]
-    if group > 1:
-        q = q.unflatten(1, (-1, group)).movedim(2, 4).flatten(4, 5)  # (B, G, streams, blocks, group * c, K)
-        mask = mask if mask.shape[1] > 1 else mask.expand(-1, group, -1, -1, -1, -1)
-        mask = mask.unflatten(1, (-1, group)).movedim(2, 4).flatten(4, 5)
-    if streams * blocks == 1:
-        q, k, v, mask = (x.flatten(2, 4) for x in (q, k, v, mask))
-        output = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)
-    else:
-        if max(mask.shape[:3]) > 1:
-            mask = mask.expand(*q.shape[:3], -1, -1, -1)
-        q, k, v, mask = (x.flatten(0, 2) for x in (q, k, v, mask))
-        output = fused_attention(q, k, v, mask=mask, dropout=dropout, scale=scale)
-        output = output.unflatten(0, (batch, -1, streams))
-    output = output.reshape(batch, -1, streams, blocks, group, block, v.shape[-1])
-    return output.movedim(4, 2).flatten(1, 2)

@@ -81,9 +81,13 @@ class HeadAttention(Attention):
 
     def joined(self, heads: Tensor) -> Tensor:
         """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""
-        merged = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
-        output: Tensor = self.out_proj(merged)
+        output: Tensor = self.out_proj(self.merged(heads))
         return output
+
+    def merged(self, heads: Tensor) -> Tensor:
+        """One vector (B, T, H*V) from the outputs of the heads (B, H, T, V)."""
+        merged: Tensor = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
+        return merged
 
     def losses(
         self,

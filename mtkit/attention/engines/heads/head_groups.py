@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import State
-from mtkit.attention.engines.blocks.pattern import Pattern
+from mtkit.attention.engines.blocks.pattern import Pattern, Rows
+from mtkit.attention.engines.blocks.picked_tiles import block_size, keys_of_block
 from mtkit.attention.engines.blocks.sparse import sparse_attend
 from mtkit.attention.engines.cache.step_cache import append, picked, ring_place, start_cache, written
 from mtkit.attention.engines.softmax.dot_product import attend_step
@@ -111,19 +112,10 @@ class PatternGroup(HeadGroup):
         first, window = self.pattern.kept
         state = append(state, window=window, first=first, keys=k, values=v)
         keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
-        seen, visible = self.pattern.keys(range(t, t + 1), t + 1), None
-        most = max(len(each) for each in seen)
         asked = positions is not None or need_weights  # otherwise positions are not needed
-        if len(seen) > 1:  # a list for each head, filled up with the newest token
-            there = torch.arange(most) < torch.tensor([[len(each)] for each in seen])
-            visible = to_device(there.view(1, 1, *there.shape), q.device)
-            seen = [[*each, *[t] * (most - len(each))] for each in seen]
-        if len(seen) > 1 or most < keys.shape[3]:
-            index = [[ring_place(position, window, first) for position in each] for each in seen]
-            keys, values = (picked(x, _on(index, q)) for x in (keys, values))
-        elif asked:  # all that is kept, in the order of its places
-            seen = [sorted(seen[0], key=lambda position: ring_place(position, window, first))]
-        where = _on(seen, q) if asked else None
+        where, place, visible = self._seen(t, keys.shape[3], asked, q.device)
+        if place is not None:
+            keys, values = (picked(x, place) for x in (keys, values))
         heads, weights = attend_step(
             q,
             keys,
@@ -139,10 +131,37 @@ class PatternGroup(HeadGroup):
         by_position = weights.new_zeros(*weights.shape[:3], t + 1)
         return heads, by_position.scatter_add(-1, where.unsqueeze(-2).expand_as(weights), weights), state
 
+    def _seen(self, t: int, kept: int, asked: bool, device: torch.device) -> tuple[Tensor | None, ...]:
+        """What the query at t sees: positions, if asked for, their places in the cache, and which of them count.
 
-def _on(lists: Sequence[Collection[int]], like: Tensor) -> Tensor:
+        The first two are (L,), or (1, h, L) where heads differ, the last is (1, 1, 1 or h, L). Without places all
+        `kept` rows of the cache are seen, in the order of their places.
+        """
+        size = block_size(self.pattern)
+        if size is not None and not any(isinstance(member, Rows) for member in self.pattern.members):
+            keys = keys_of_block(self.pattern, size, t // size, device)  # whole blocks, so that no key was given up
+            if keys is None:
+                return torch.arange(t + 1, device=device) if asked else None, None, None
+            position, there = (x if x.dim() == 1 else x.unsqueeze(0) for x in keys)
+            place = position.clamp(0, t)
+            return place, place, (there & (position <= t)).view(1, 1, -1, place.shape[-1])
+        first, window = self.pattern.kept
+        seen, visible = self.pattern.keys(range(t, t + 1), t + 1), None
+        most = max(len(each) for each in seen)
+        if len(seen) > 1:  # a list for each head, filled up with the newest token
+            there = torch.arange(most) < torch.tensor([[len(each)] for each in seen])
+            visible = to_device(there.view(1, 1, *there.shape), device)
+            seen = [[*each, *[t] * (most - len(each))] for each in seen]
+        if len(seen) > 1 or most < kept:
+            index = _on([[ring_place(position, window, first) for position in each] for each in seen], device)
+            return _on(seen, device) if asked else None, index, visible
+        by_place = sorted(seen[0], key=lambda position: ring_place(position, window, first)) if asked else []
+        return _on([by_place], device) if asked else None, None, visible
+
+
+def _on(lists: Sequence[Collection[int]], device: torch.device) -> Tensor:
     """Lists of positions or places as a tensor: (L,) where there is one for all heads, else (1, h, L)."""
-    index = to_device(torch.tensor([list(each) for each in lists], dtype=torch.long), like.device)
+    index = to_device(torch.tensor([list(each) for each in lists], dtype=torch.long), device)
     return index.squeeze(0) if len(lists) == 1 else index.unsqueeze(0)
 
 

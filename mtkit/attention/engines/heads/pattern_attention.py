@@ -15,8 +15,9 @@ from mtkit.attention.engines.heads.head_groups import PatternGroup
 class PatternAttention(HeadAttention):
     """Softmax attention over the keys of position patterns, one for all heads or one for each.
 
-    A mechanism sets `groups` (`by_head`); `naive` needs its `sees`. The T x T weights are formed only on request or for
-    a regularizer.
+    A mechanism sets `groups` (`by_head`); `naive` needs its `sees`. Where the pattern depends on the lengths of the
+    segments, it overrides `groups_of` and `seen_by` instead. The T x T weights are formed only on request or for a
+    regularizer.
     """
 
     weights = True
@@ -28,6 +29,14 @@ class PatternAttention(HeadAttention):
         (H, ...) where heads differ.
         """
         raise NotImplementedError
+
+    def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
+        """The groups for segments whose keys are `lengths` (B or 1,) real ones."""
+        return self.groups
+
+    def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
+        """`sees` in segments of such lengths, (B or 1, H or 1, ...) where they matter."""
+        return self.sees(i, j)
 
     def forward(
         self,
@@ -42,11 +51,12 @@ class PatternAttention(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """Softmax over the pattern's keys, in blocks."""
-        k, v = self.keys_values(query)
+        k, v = self.keys_values(query if memory is None else memory)
+        valid = query_valid if memory is None else memory_valid
         heads, weights = self.attended(
-            self.queries(query), k, v, valid=query_valid, need_weights=need_weights or self.regularizes_weights
+            self.queries(query), k, v, valid=valid, need_weights=need_weights or self.regularizes_weights
         )
-        losses = self.losses(heads, v, weights, query_valid)
+        losses = self.losses(heads, v, weights, query_valid, memory_valid)
         return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
 
     def attended(
@@ -63,7 +73,7 @@ class PatternAttention(HeadAttention):
                 dropout=self.dropout,
                 need_weights=need_weights,
             )
-            for group in self.groups
+            for group in self.groups_of(lengths_of(k, valid))
         ]
         return _together(outputs, 1)
 
@@ -118,14 +128,22 @@ class PatternAttention(HeadAttention):
         memory: Tensor | None = None,
         *,
         query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
         **_: Any,
     ) -> Attended:
         """The same from the scores of all pairs under a mask."""
-        i = torch.arange(query.shape[1], device=query.device)
-        visible = visible_pairs(self.sees(i.unsqueeze(-1), i), self.site.causal, query_valid)
-        k, v = self.keys_values(query)
+        k, v = self.keys_values(query if memory is None else memory)
+        valid = query_valid if memory is None else memory_valid
+        i, j = (torch.arange(length, device=query.device) for length in (query.shape[1], k.shape[2]))
+        seen = self.seen_by(i.unsqueeze(-1), j, lengths_of(k, valid))
+        visible = visible_pairs(seen, self.site.causal, valid)
         heads, weights = dense_attend(self.queries(query), k, v, visible, self.scale, self.positions)
         return Attended(self.joined(heads), weights=weights)
+
+
+def lengths_of(keys: Tensor, valid: Tensor | None) -> Tensor:
+    """The number of real keys in each segment, (B,) of valid (B, S); (1,) where all of keys (B, G, S, K) are."""
+    return torch.tensor([keys.shape[2]], device=keys.device) if valid is None else valid.sum(1)
 
 
 def _together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tuple[Tensor, Tensor | None]:

@@ -5,9 +5,9 @@ keys: o = phi(q) S / (phi(q) . z). A mechanism provides the features. The engine
 every prefix (in parts), or token by token. The scores of all pairs are never held in memory.
 
 S and z are one tensor, "sums" (B, G, M, V + 1), for M features: z is the sum over values that are one. Groups of
-neighbouring heads may share keys and values (G of H). A hidden key has zero features. A zero key or value would not
-hide it, because phi(0) is not zero and z would still count it. Sums are in float32 at least, also under autocast:
-counts in bfloat16 stop at 256.
+neighbouring heads may share keys and values (G of H). A hidden key has zero features, a scale of `nowhere`, or neither
+a value nor a one. A zero key or value alone would not hide it, because phi(0) is not zero and z would still count it.
+Sums are in float32 at least, also under autocast: counts in bfloat16 stop at 256.
 
 Exponential features would overflow. They have a log scale c_j per key, phi(k_j) = features_j e^c_j, and all sums are
 relative to the largest scale of the visible keys. In the decoder that is the running maximum C_i = max of c_j over
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.engines.softmax.dot_product import spread, widened
-from mtkit.attention.engines.sums.prefix_products import Factors, prefix_products
+from mtkit.attention.engines.sums.prefix_products import Factors, prefix_products, triangle_products
 from mtkit.attention.engines.sums.recurrence import Part, recur
 
 
@@ -42,7 +42,7 @@ class Keys(NamedTuple):
     """The features of keys, with their log scale where they have one."""
 
     features: Tensor
-    """(B, G, S, M); zero for a key that must not count."""
+    """(B, G, S, M); without a scale, zero for a key that must not count."""
     scale: Tensor | None = None
     """(B, G, S, 1), phi(k) = features * exp(scale); `nowhere` for a key that must not count. None: 0 throughout."""
 
@@ -63,7 +63,13 @@ def nowhere(x: Tensor) -> float:
 
 def attend_all(phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0.0, floor: float = 0.0) -> Tensor:
     """Every query sees every key: (B, H, T, V) from phi_q (B, H, T, M), phi_k (B, G, S, M), v (B, G', S, V)."""
-    return read(phi_q, sums_of(phi_k, v), eps=eps, floor=floor, like=v)
+    with torch.autocast(v.device.type, enabled=False):
+        features, v1 = _summands(phi_k, v)
+        (keys, width), values = features.shape[-2:], v1.shape[-1]
+        rows = _by_group(phi_q, features.shape[1])
+        short = keys * (width + values) < 2 * width * values  # similarities are fewer than sums
+        total = rows @ features.mT @ v1 if short else rows @ (features.mT @ v1)
+        return _outputs(total, phi_q, eps, floor).type_as(v)
 
 
 def attend_causal(
@@ -92,15 +98,26 @@ def attend_causal(
     names, gated = tuple(other), gates is not None
     by_head = [spread(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
 
-    def step(_: Part, sequences: list[Tensor], own: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def step(
+        part: Part, sequences: list[Tensor], own: list[Tensor], state: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         q, k, v = sequences[:3]  # (N, R, c, K), (N, c, K), (N, c, V): the heads of a group share its keys
         beside = dict(zip(names, sequences[3:], strict=True))
         phi_q = features(q, *(x.unsqueeze(1) for x in own)).features.flatten(1, 2)
-        phi_k, scale = masked(features(k, *own), beside.get("valid"))
+        phi_k, scale = features(k, *own)
         v1 = F.pad(widened(v), (0, 1), value=1.0)
+        if "valid" in beside:  # what hidden keys add is zero: values are narrower than features
+            v1 = v1.masked_fill(~beside["valid"], 0.0)
+            scale = None if scale is None else scale.masked_fill(~beside["valid"], nowhere(scale))
+
+        def made(total: Tensor) -> Tensor:
+            return _normalised(total, eps, floor).view(*q.shape[:-1], -1)
+
         if not gated and scale is None:
-            total, *after = prefix_products(phi_q, phi_k, v1, state[0])
-            return _normalised(total, eps, floor).view(*q.shape[:-1], -1), after
+            if part.whole:
+                return made(triangle_products(phi_q, phi_k, v1)), []
+            total, sums = prefix_products(phi_q, phi_k, v1, state[0])
+            return made(total), [sums]
         if scale is None:
             scale = v1.new_zeros(*v1.shape[:-1], 1)
         faded = torch.zeros_like(scale)
@@ -109,12 +126,15 @@ def attend_causal(
             scale = scale - faded
         top = state[1] if scale.requires_grad else state[1].detach()
         tops = torch.maximum(scale.cummax(1).values, top)  # what each row is relative to
-        total, sums = prefix_products(phi_q, phi_k, v1, state[0], _factors(scale, top, tops, q.shape[1]))
-        return _normalised(total, eps, floor).view(*q.shape[:-1], -1), [sums, (tops + faded)[:, -1:]]
+        pairs = _pairs(scale, tops, q.shape[1])
+        if part.whole:
+            return made(triangle_products(phi_q, phi_k, v1, pairs)), []
+        total, sums = prefix_products(phi_q, phi_k, v1, state[0], _factors(scale, top, tops, pairs))
+        return made(total), [sums, (tops + faded)[:, -1:]]
 
-    made = features(k[:1, :1, :1].detach(), *(x[:1].detach() for x in parameters))
-    nothing = made.features.new_zeros(len(rows[1]), made.features.shape[-1], v.shape[-1] + 1)
-    top = [nothing.new_full((len(nothing), 1, 1), nowhere(nothing))] if gated or made.scale is not None else []
+    one = features(k[:1, :1, :1].detach(), *(x[:1].detach() for x in parameters))
+    nothing = one.features.new_zeros(1, one.features.shape[-1], v.shape[-1] + 1).expand(len(rows[1]), -1, -1)
+    top = [nothing.new_full((len(nothing), 1, 1), nowhere(nothing))] if gated or one.scale is not None else []
     heads, _ = recur(step, [*rows, *other.values()], [nothing, *top], constants=by_head, chunk=chunk)
     return heads.unflatten(0, (-1, groups)).flatten(1, 2).type_as(v)
 
@@ -122,19 +142,14 @@ def attend_causal(
 def sums_of(phi_k: Tensor | Keys, v: Tensor) -> Tensor:
     """The sums (B, G, M, V + 1) over all keys, in float32 at least; relative to the largest scale, if there is one."""
     with torch.autocast(v.device.type, enabled=False):
-        phi_k, v1, scale = _paired(phi_k, v)
-        if scale is not None:
-            phi_k = phi_k * (scale - scale.amax(2, keepdim=True)).exp()
-        return phi_k.transpose(-1, -2) @ v1
+        features, v1 = _summands(phi_k, v)
+        return features.mT @ v1
 
 
 def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float = 0.0, like: Tensor) -> Tensor:
     """The outputs (B, H, T, V) of queries phi_q (B, H, T, M) from sums (B, G, M, V + 1), in the type of `like`."""
     with torch.autocast(like.device.type, enabled=False):
-        groups = sums.shape[1]
-        rows = widened(phi_q).unflatten(1, (groups, -1))  # (B, G, R, T, M)
-        total = (rows.flatten(2, 3) @ sums).unflatten(2, rows.shape[2:4]).flatten(1, 2)
-        return _normalised(total, eps, floor).type_as(like)
+        return _outputs(_by_group(phi_q, sums.shape[1]) @ sums, phi_q, eps, floor).type_as(like)
 
 
 def attend_next(
@@ -176,8 +191,9 @@ def masked(keys: Keys, valid: Tensor | None = None) -> Keys:
     """The keys, hidden where `valid`, which broadcasts to their scale, is False."""
     if valid is None:
         return keys
-    scale = None if keys.scale is None else keys.scale.masked_fill(~valid, nowhere(keys.scale))
-    return Keys(keys.features.masked_fill(~valid, 0.0), scale)
+    if keys.scale is None:
+        return Keys(keys.features.masked_fill(~valid, 0.0))
+    return keys._replace(scale=keys.scale.masked_fill(~valid, nowhere(keys.scale)))
 
 
 def guarded(denominator: Tensor, eps: float, floor: Tensor | float) -> Tensor:
@@ -196,12 +212,37 @@ def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | N
     return features, F.pad(v, (0, 1), value=1.0), None if scale is None else spread(scale, groups)
 
 
-def _factors(scale: Tensor, before: Tensor, tops: Tensor, queries: int) -> Factors:
-    """For keys of a scale (N, c, 1), the largest before them (N, 1, 1), those of each row (N, c, 1), and queries."""
-    last = tops[:, -1:]  # what the sums after are relative to
+def _summands(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and values (B, G, S, V + 1) whose products sum up; relative to the largest scale, if there is one."""
+    features, v1, scale = _paired(phi_k, v)
+    if scale is None:
+        return features, v1
+    top = scale.amax(2, keepdim=True).clamp(min=nowhere(scale) / 2)  # above the keys that are nowhere, also if all are
+    return features, v1 * (scale - top).exp()
+
+
+def _by_group(phi_q: Tensor, groups: int) -> Tensor:
+    """Queries (B, H, T, M) as rows (B, G, R T, M), those of heads that share keys one after the other."""
+    return widened(phi_q).unflatten(1, (groups, -1)).flatten(2, 3)
+
+
+def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float) -> Tensor:
+    """The outputs (B, H, T, V) from those of `_by_group`, not yet normalised."""
+    return _normalised(total, eps, floor).view(*phi_q.shape[:-1], -1)
+
+
+def _pairs(scale: Tensor, tops: Tensor, queries: int) -> Tensor:
+    """What each row reads of each key of a scale (N, c, 1), relative to the row's own (N, c, 1); for all queries."""
     # 0 at most under the triangle; above it, an infinite number would make no number of a gradient
-    pairs, read = (scale.mT - tops).clamp(max=0.0).exp().tril(), (before - tops).exp()
-    return Factors(pairs.repeat(1, queries, 1), read.repeat(1, queries, 1), (before - last).exp(), (scale - last).exp())
+    pairs = (scale.mT - tops).clamp(max=0.0).exp().tril()
+    return pairs if queries == 1 else pairs.repeat(1, queries, 1)
+
+
+def _factors(scale: Tensor, before: Tensor, tops: Tensor, pairs: Tensor) -> Factors:
+    """For keys of a scale (N, c, 1), the largest before them (N, 1, 1), and those of each row (N, c, 1)."""
+    last = tops[:, -1:]  # what the sums after are relative to
+    read = (before - tops).exp().repeat(1, pairs.shape[1] // tops.shape[1], 1)
+    return Factors(pairs, read, (before - last).exp(), (scale - last).exp())
 
 
 def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:

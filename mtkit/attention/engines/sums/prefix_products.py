@@ -33,6 +33,14 @@ def prefix_products(
     return rows, after
 
 
+def triangle_products(x: Tensor, y: Tensor, z: Tensor, pairs: Tensor | None = None) -> Tensor:
+    """The rows of `prefix_products` without sums before or after; `pairs` as in `Factors`."""
+    products = torch.bmm(x, y.mT)
+    if pairs is not None:
+        return torch.bmm(products * pairs, z)
+    return torch.bmm(products.unflatten(1, (-1, products.shape[-1])).tril().flatten(1, 2), z)
+
+
 class _PrefixProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor, sums: Tensor, *factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 A mechanism defines one part in differentiable operations: its outputs and the next state, from its inputs and the state
 before it. The inputs and the state before each part are kept for the backward pass, which computes all intermediate
-results again. Those of one part fit the cache of the processor.
+results again. Those of one part fit the cache of the processor. A sequence of one part is computed once: autograd keeps
+what it needs, which is no more than a part's.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ class Part(NamedTuple):
 
     streams: slice
     positions: slice
+    whole: bool = False
+    """Whether these are all positions: there is nothing before them, and the step need not give a state after them."""
 
 
 Step = Callable[[Part, list[Tensor], list[Tensor], list[Tensor]], tuple[Tensor, list[Tensor]]]
@@ -36,7 +39,10 @@ def recur(
     Sequences are (N, ..., T, X), constants and the initial state (N, ...), of N independent streams. A step called
     again for a part must give the same results. The initial state gets no gradient.
     """
+    streams, length = len(sequences[0]), sequences[0].shape[-2]
     with torch.autocast(sequences[0].device.type, enabled=False):
+        if length <= chunk:
+            return step(Part(slice(0, streams), slice(0, length), True), list(sequences), list(constants), list(state))
         outputs, *after = _Recurrence.apply(  # type: ignore[no-untyped-call]
             step, chunk, len(sequences), state, *sequences, *constants
         )

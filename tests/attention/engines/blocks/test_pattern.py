@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Pattern, Rows
+from mtkit.attention.engines.blocks.grid_pattern import Grid
+from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Flanked, Pattern, Rows
 from mtkit.attention.engines.blocks.random_pattern import Random, RandomBlocks
 from mtkit.attention.hashing import random_key
 
@@ -13,6 +14,8 @@ PATTERNS: dict[str, Pattern] = {
     "dilated": Band(2, 1, dilation=3),
     "strided": Band(None, None, dilation=4),
     "blocks": Blocks(4, back=1, ahead=1),
+    "flanked": Flanked(4, back=3, ahead=6),
+    "grid": Grid(5, block=(2, 3), margin=(1, 1)),
     "columns": Columns(2),
     "rows": Rows(3),
     "comb": Comb(5, first=3, count=2),
@@ -35,6 +38,9 @@ def test_members_see_what_their_definitions_say() -> None:
             assert matrix(PATTERNS["dilated"])[i, j] == ((j - i) in (-6, -3, 0, 3))
             assert matrix(PATTERNS["strided"])[i, j] == ((i - j) % 4 == 0)
             assert matrix(PATTERNS["blocks"])[i, j] == (abs(i // 4 - j // 4) <= 1)
+            assert matrix(PATTERNS["flanked"])[i, j] == (i // 4 * 4 - 3 <= j < i // 4 * 4 + 10)
+            rows, columns = (range(at // n * n - 1, at // n * n + n + 1) for at, n in ((i // 5, 2), (i % 5, 3)))
+            assert matrix(PATTERNS["grid"])[i, j] == (j // 5 in rows and j % 5 in columns)
             assert matrix(PATTERNS["columns"])[i, j] == (j < 2)
             assert matrix(PATTERNS["rows"])[i, j] == (i < 3)
             assert matrix(PATTERNS["comb"])[i, j] == (j % 5 >= 3)
@@ -58,7 +64,17 @@ def test_only_a_pattern_that_shows_everything_covers(name: str, causal: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("pattern", "length"), [(Band(4, 4), 5), (Blocks(5), 5), (Columns(5), 5), (Rows(5), 5), (Comb(9, 0, 5), 5)]
+    ("pattern", "length"),
+    [
+        (Band(4, 4), 5),
+        (Blocks(5), 5),
+        (Columns(5), 5),
+        (Rows(5), 5),
+        (Comb(9, 0, 5), 5),
+        (Flanked(2, 4, 3), 5),
+        (Grid(5, (1, 2), (0, 4)), 5),
+        (Grid(2, (1, 2), (2, 0)), 6),
+    ],
 )
 def test_the_limits_cover(pattern: Pattern, length: int) -> None:
     assert pattern.covers(length, causal=False)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Pattern, Rows, global_tokens
-from mtkit.attention.engines.blocks.random_pattern import Random, RandomBlocks
+from mtkit.attention.engines.blocks.grid_pattern import Grid
+from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Flanked, Pattern, Rows, global_tokens
+from mtkit.attention.engines.blocks.picked_tiles import block_size
+from mtkit.attention.engines.blocks.random_pattern import LastBlocks, LastRows, Random, RandomBlocks
 from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, sparse_attend_part
 from mtkit.attention.engines.softmax.dot_product import attend
 from mtkit.attention.engines.softmax.joining import attend_part, join_parts
@@ -47,11 +49,12 @@ def random_pattern(draw: random.Random, causal: bool, lengths: Tensor) -> Patter
         lambda: Band(draw.randint(0, 12), draw.randint(0, 12), draw.choice([1, 1, 2, 3])),
         lambda: Band(None, None, draw.choice([2, 5])),
         lambda: Blocks(draw.choice([1, 3, 8, 32, 40]), draw.randint(0, 2), draw.randint(0, 2)),
+        lambda: Flanked(draw.choice([1, 3, 8, 40]), draw.randint(0, 9), draw.randint(0, 9)),
         lambda: Columns(draw.randint(1, 3)),
         lambda: global_tokens(draw.randint(1, 3)),
         lambda: Rows(draw.randint(1, 3)),
         lambda: Comb(draw.choice([3, 7]), draw.randint(0, 2), draw.randint(1, 2)),
-        lambda: Random(4, HEADS, draw.randint(0, 99), None if causal else lengths),
+        lambda: Random(4, draw.choice([1, HEADS]), draw.randint(0, 99), None if causal else lengths),
         lambda: random_blocks(draw, None if causal else lengths),
     ]
     pattern = draw.choice(kinds)()
@@ -79,6 +82,80 @@ def test_any_union_gives_what_a_dense_mask_gives(seed: int) -> None:
         torch.testing.assert_close(heads * weight, wanted * weight, atol=1e-10, rtol=0, msg=message)
         for one, other in zip(*gradients, strict=True):
             torch.testing.assert_close(one, other, atol=1e-10, rtol=0, msg=message)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "pattern",
+    [Grid(12, (3, 5), (2, 1)), Grid(7, (2, 2), (0, 3)) | Columns(2), Band(None, None, 5), Band(3, None, 40)],
+    ids=["grid", "grid-columns", "strided", "one-step"],
+)
+def test_lists_and_whole_streams_give_what_a_dense_mask_gives(pattern: Pattern, causal: bool) -> None:
+    for length in (1, 4, 33, 97):
+        lengths = torch.tensor([length, max(length - 9, 0)])
+        valid = torch.arange(length) < lengths.unsqueeze(1)
+        q, k, v = inputs(2, 2, length)
+        heads, _ = sparse_attend(q, k, v, pattern, scale=0.3, causal=causal, valid=valid)
+        wanted, _ = dense_attend(q, k, v, dense(pattern, length, causal, valid), 0.3)
+        weight = torch.randn_like(heads) * valid[:, None, :, None]
+        torch.testing.assert_close(heads * weight, wanted * weight, atol=1e-10, rtol=0)
+        gradients = (torch.autograd.grad((each * weight).sum(), [q, k, v]) for each in (heads, wanted))
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+def pattern_in_blocks(draw: random.Random, causal: bool, lengths: Tensor) -> Pattern:
+    """A union of picked blocks and whole blocks of the same size."""
+    size, key = draw.choice([1, 2, 5, 16]), draw.randint(0, 99)
+    given = None if causal else lengths
+    heads = draw.choice([1, HEADS])
+    pattern: Pattern = Random(4, heads, key, given) if size == 1 else RandomBlocks(2, heads, key, size, 2, 1, 0, given)
+    kinds: list[Callable[[], Pattern]] = [
+        lambda: Blocks(size, draw.randint(0, 2), draw.randint(0, 2)),
+        lambda: Columns(draw.randint(1, 2) * size),
+        lambda: global_tokens(draw.randint(1, 2) * size),
+    ]
+    if not causal:
+        kinds += [
+            lambda: LastBlocks(draw.randint(1, 2), heads, 0, size, lengths),
+            lambda: LastRows(draw.randint(1, 2), size, lengths),
+        ]
+    for _ in range(draw.randint(0, 3)):
+        pattern = pattern | draw.choice(kinds)()
+    return pattern
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_union_of_picked_blocks_gives_what_a_dense_mask_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(10):
+        length, batch, causal = draw.choice(LENGTHS), draw.choice([1, 3]), draw.random() < 0.5
+        lengths = torch.randint(0, length + 1, (batch,))
+        lengths[0] = length
+        valid = torch.arange(length) < lengths.unsqueeze(1)
+        pattern = pattern_in_blocks(draw, causal, lengths)
+        assert block_size(pattern) is not None
+        q, k, v = inputs(batch, draw.choice([1, 2, 4]), length)
+        heads, _ = sparse_attend(q, k, v, pattern, scale=0.3, causal=causal, valid=valid)
+        wanted, _ = dense_attend(q, k, v, dense(pattern, length, causal, valid), 0.3)
+        weight = torch.randn_like(heads) * valid[:, None, :, None]
+        gradients = (torch.autograd.grad((each * weight).sum(), [q, k, v]) for each in (heads, wanted))
+        message = f"{pattern}, length {length}, causal {causal}"
+        torch.testing.assert_close(heads * weight, wanted * weight, atol=1e-10, rtol=0, msg=message)
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-10, rtol=0, msg=message)
+
+
+def test_last_blocks_are_those_of_each_segment() -> None:
+    lengths, at = torch.tensor([23, 8, 3, 0]), torch.arange(24)
+    columns = LastBlocks(1, HEADS, 0, 4, lengths).sees(at.unsqueeze(-1), at)
+    rows = LastRows(1, 4, lengths).sees(at.unsqueeze(-1), at)
+    for segment, last in enumerate([range(20, 24), range(4, 8), range(4), range(0)]):
+        keys = torch.tensor([j in last for j in range(24)])
+        assert torch.equal(columns[segment], keys.expand(HEADS, 24, 24))
+        real = range(int(lengths[segment]))
+        assert torch.equal(rows[segment, 0, real], keys[: len(real), None].expand(-1, 24))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -186,7 +263,11 @@ def test_with_nothing_to_see_the_result_is_zero_and_so_are_its_gradients() -> No
         assert each.grad[1].abs().max() == 0
 
 
-@pytest.mark.parametrize("parts", [Band(4, 4), Band(4, 4) | Band(2, 2, dilation=7)], ids=["one", "merged"])
+@pytest.mark.parametrize(
+    "parts",
+    [Band(4, 4), Band(4, 4) | Band(2, 2, dilation=7), Blocks(4, 1, 1) | RandomBlocks(2, HEADS, 1, block=4)],
+    ids=["one", "merged", "picked"],
+)
 def test_dropout_acts_on_the_probabilities(parts: Pattern) -> None:
     q, k, _ = inputs(1, HEADS, 400)
     ones = torch.ones(1, HEADS, 400, 1, dtype=torch.float64)
@@ -203,8 +284,9 @@ def test_dropout_acts_on_the_probabilities(parts: Pattern) -> None:
         Blocks(8, 1, 1),
         Blocks(8, 1, 1) | RandomBlocks(2, HEADS, 1, block=8),
         Band(2, 2) | Band(3, 3, dilation=5) | Random(3, HEADS, 1),
+        Blocks(1) | Random(3, HEADS, 1),
     ],
-    ids=["band", "dilated-global", "blocks", "random-blocks", "merged"],
+    ids=["band", "dilated-global", "blocks", "random-blocks", "merged", "random"],
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_is_linear_in_the_length(pattern: Pattern, causal: bool) -> None:

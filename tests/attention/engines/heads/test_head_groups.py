@@ -35,6 +35,9 @@ FAMILIES: dict[str, list[Pattern]] = {
     "scales": [*scales],
     "random": [Band(1, 1) | Random(2, HEADS, key=7)] * HEADS,
     "random blocks": [Blocks(3) | Columns(3) | RandomBlocks(2, HEADS, 7, block=3, apart=1, first=1)] * HEADS,
+    "random blocks and rows": [Columns(6) | Rows(7) | RandomBlocks(2, HEADS, 7, block=3)] * HEADS,
+    "random beside blocks": [Blocks(3)] * 2 + [Blocks(3, 1) | RandomBlocks(1, 2, 7, block=3)] * 2,
+    "random keys alike": [Blocks(1) | Random(3, 1, key=7)] * HEADS,
     "random beside a band": [Band(4, 4)] * 2 + [Band(0, 0) | Random(2, 2, key=7)] * 2,
 }
 
@@ -51,7 +54,7 @@ class ByHead(PatternAttention):
         heads = []
         for group in self.groups:
             seen = group.pattern.sees(i, j)
-            heads.append(seen.flatten(0, -3) if seen.dim() > 2 else seen.expand(len(group.some), -1, -1))
+            heads.append((seen.flatten(0, -3) if seen.dim() > 2 else seen).expand(len(group.some), -1, -1))
         return torch.cat(heads)
 
 

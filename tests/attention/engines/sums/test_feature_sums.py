@@ -15,6 +15,7 @@ from mtkit.attention.engines.sums.feature_sums import (
     attend_causal,
     attend_next,
     elu1,
+    masked,
     nowhere,
     sums_of,
 )
@@ -51,6 +52,25 @@ def test_chunks_are_the_triangle_of_similarities(length: int) -> None:
     agree(
         lambda *x: attend_causal(*x, Keys, eps=EPS, chunk=8), lambda *x: written_out(*x, causal=True), features(length)
     )
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 37])
+def test_similarities_of_few_keys_and_sums_of_many_are_one_equation(length: int) -> None:
+    agree(lambda *x: attend_all(*x, eps=EPS), lambda *x: written_out(*x, causal=False), features(length))
+
+
+@pytest.mark.parametrize("length", [3, 9])
+@pytest.mark.parametrize("real", [0, 2])
+def test_a_key_whose_scale_is_nowhere_does_not_count(length: int, real: int) -> None:
+    phi_q, phi_k, v = (x.detach() for x in features(length))
+    scale = 5 * torch.randn(2, 4, length, 1, dtype=torch.float64)
+    valid = (torch.arange(length) < real).view(1, 1, -1, 1)
+    got = attend_all(phi_q, masked(Keys(phi_k, scale), valid), v, floor=1e-20)
+    if real == 0:
+        assert not got.any()
+    else:
+        few = attend_all(phi_q, Keys(phi_k[:, :, :real], scale[:, :, :real]), v[:, :, :real], floor=1e-20)
+        torch.testing.assert_close(got, few)
 
 
 @pytest.mark.parametrize(("keys", "values"), [(4, 4), (2, 2), (1, 1), (1, 4), (4, 2)])

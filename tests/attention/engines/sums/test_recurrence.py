@@ -63,3 +63,19 @@ def test_kept_are_the_inputs_and_a_state_for_each_part() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         recur(step, [x, y], [torch.zeros(5, 1, 2).double()], constants=[w], chunk=4)
     assert kept == [x.shape, y.shape, w.shape, *[(5, 1, 2)] * 3]
+
+
+def test_one_part_is_computed_once() -> None:
+    """The backward pass of a longer sequence computes its parts again."""
+    calls: list[bool] = []
+
+    def counting(part: Part, *given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        calls.append(part.whole)
+        return step(part, *given)
+
+    for length, expected in ((4, [True]), (5, [False] * 4)):
+        calls.clear()
+        x, y, w = numbers(length)
+        outputs, _ = recur(counting, [x, y], [torch.zeros(5, 1, 2).double()], constants=[w], chunk=4)
+        outputs.sum().backward()
+        assert calls == expected

@@ -1,0 +1,155 @@
+"""Sinkhorn attention: blocks of keys are sorted by learned soft weights; a query reads its own and the sorted block.
+
+Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296.
+Scores of all pairs of blocks become nearly a permutation by dividing their exponentials by the sums of rows and columns
+in turn; row n then mixes the blocks of keys and of values into the ones that block n reads, slot by slot.
+Departures: the sorted and the own block share one softmax, where the paper adds two terms, so that one block of all is
+plain attention. Blocks are scored by default by products of their mean queries and keys (sinkhorn_sortnet=attn), which
+has no limit of length; sinkhorn_sortnet=mlp is the paper's. Rows are divided by their sum at last, over the blocks that
+have the slot. The paper's blocks have 8 to 64 tokens; here they follow the longest length,
+which bounds the cost.
+In the decoder, block n mixes blocks before it alone, from scores of the tokens up to its first one, and sums of columns
+are those of rows up to n. There balance means "the block before" whatever the scores are, so that sinkhorn_iters is 0
+unless set: each row is a softmax over the blocks before.
+Training adds Gumbel noise to the scores, drawn anew for each update and alike for all segments; evaluation has none.
+Cost: O(T b) for blocks of b, and O(T² / b) to mix them: O(T sqrt T) for the default, which is close to the square root
+of the longest length (32 of 1,024). No T x T tensor. A step reads 2 b keys, and where a block begins, all t.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
+from mtkit.attention.content._sorted_blocks import block_rows, sorted_rows
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.chunks import attend_beside
+from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
+from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.softmax.dot_product import attend_step, spread
+from mtkit.attention.options import OneOf, Positive, Within
+
+
+class Sinkhorn(BlockSorting):
+    """Softmax attention over the own block and a mixture of others.
+
+    sinkhorn_block: tokens per block; null: the square root of model.max_length, rounded. sinkhorn_iters: how often rows
+    and columns are divided by their sums; null: 8 in the encoder, 0 in the decoder. sinkhorn_temperature: what scores
+    are divided by before. sinkhorn_sortnet: what scores blocks, "attn" (mean queries and keys) or "mlp" (two layers on
+    the sum of the tokens, for no more than the maximum length).
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Tay et al. 2020, arXiv 2002.11296"
+    complexity = "O(T √T)"
+    growth = 1.5
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"sinkhorn_block": 4}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"sinkhorn_sortnet": "mlp"},
+        {"sinkhorn_iters": 2},
+        {"sinkhorn_sortnet": "mlp", "sinkhorn_iters": 1},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        sinkhorn_block: Positive | None = None,
+        sinkhorn_iters: Annotated[int, Within(0, 100)] | None = None,
+        sinkhorn_temperature: Annotated[float, Within(0.01, 100.0)] = 0.75,
+        sinkhorn_sortnet: Annotated[str, OneOf(SORTNET)] = "attn",
+    ) -> None:
+        super().__init__(site, sinkhorn_block, sinkhorn_iters, sinkhorn_temperature, sinkhorn_sortnet)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """One softmax over the sorted and the own block, block by block."""
+        causal, heads = self.site.causal, self.site.heads
+        length, size = query.shape[1], max(min(self.block, query.shape[1]), 1)
+        valid = None if causal else query_valid  # padding is later than all real tokens
+        q, k, v = self.queries_keys_values(query)
+        order = self.order(query, q, k, valid, size)
+        (keys, there), (values, _) = (sorted_rows(order, x, size, valid) for x in (k, v))
+        keys, values = (
+            torch.cat([x, block_rows(spread(own, heads), size)], dim=3) for x, own in ((keys, k), (values, v))
+        )
+        visible = None
+        if causal:
+            own = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+            others = (torch.arange(order.shape[2], device=q.device) > 0).view(-1, 1, 1).expand(-1, size, size)
+            visible = torch.cat([others, own.expand_as(others)], dim=-1)[None, None]
+        elif there is not None:
+            real = q.new_ones(1, length, dtype=torch.bool) if valid is None else valid
+            own = block_rows(real[:, None, :, None], size).squeeze(-1)
+            visible = torch.cat([there, own.expand_as(there)], dim=-1).unsqueeze(3)
+        output = attend_beside(block_rows(q, size), keys, values, visible, scale=self.scale, dropout=self.dropout)
+        output = output.flatten(2, 3)[:, :, :length]
+        return Attended(self.joined(output), losses=self.losses(output, v, None, query_valid))
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
+    ) -> Attended:
+        """The same from the scores of all pairs of a token and a sorted slot or a token, under a mask."""
+        q, k, v = self.queries_keys_values(query)
+        real = torch.ones_like(query[..., 0], dtype=torch.bool) if query_valid is None else query_valid
+        keys, values, there = self.naive_sorted(query, q, k, v, real)
+        block, place = (torch.arange(n, device=q.device) // self.block for n in (query.shape[1], keys.shape[2]))
+        others = (place == block.unsqueeze(-1)) & there.unsqueeze(-2)
+        own = visible_pairs(block == block.unsqueeze(-1), self.site.causal, real).expand(*others.shape[:3], -1)
+        k, v = (torch.cat([x, spread(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
+        return Attended(self.joined(dense_attend(q, k, v, torch.cat([others, own], -1), self.scale)[0]))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """No keys, no blocks, and the sum of what the scores of the next block are of."""
+        return start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes) | {
+            "order": self.start_order(batch_size, hypotheses)
+        }, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token reads the sorted block and the tokens of its own; the first of a block sorts."""
+        count, leading = state["count"], query.shape[:2]
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        q, k, v = (x.squeeze(2).unflatten(0, leading) for x in self.queries_keys_values(rows))
+        past = {name: written(state, name).flatten(0, 1) for name in ("keys", "values")}
+        state = {**state, "order": self.next_token(state["order"], query, q)}
+        if count and count % self.block == 0:
+            weights, state["order"] = self.next_block(state["order"], past["keys"])
+            mixed = {name: sorted_rows(weights, x, self.block)[0].squeeze(2) for name, x in past.items()}
+            state["sorted"] = {name: x.unflatten(0, leading) for name, x in mixed.items()}
+        state = append(state, keys=k, values=v)
+        near = [written(state, name)[:, :, :, count - count % self.block :] for name in past]
+        if "sorted" in state:
+            every = [spread(x.flatten(0, 1), self.site.heads).unflatten(0, leading) for x in near]
+            near = [torch.cat([state["sorted"][name], x], dim=3) for name, x in zip(past, every, strict=True)]
+        heads, _ = attend_step(q, *near, scale=self.scale)
+        return Attended(self.joined(heads.transpose(1, 2))), state

@@ -1,0 +1,141 @@
+"""SortCut: blocks of keys are sorted by learned soft weights, and all queries read the first few sorted blocks.
+
+Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296, section 3.4.
+Blocks are sorted as by `sinkhorn` in the encoder, with the same departures.
+In the cross role (an extension) the source alone is sorted, so that target positions are independent of each other.
+With sinkhorn_sortnet=attn products of mean keys with mean keys score its blocks, because it has no queries.
+Training adds Gumbel noise to the scores, drawn anew for each update and alike for all segments; evaluation has none.
+Cost: O(T c b) for c blocks of b, and O(T² / b²) to sort them: O(T c sqrt T) for the default, which is close to the
+square root of the longest length (32 of 1,024). No T x T tensor. A step over the source costs O(c b).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
+from mtkit.attention.content._sorted_blocks import sorted_rows
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.chunks import attend_beside
+from mtkit.attention.engines.blocks.sparse import dense_attend
+from mtkit.attention.engines.softmax.dot_product import attend_step
+from mtkit.attention.options import OneOf, Positive, Within
+
+
+class SinkhornSortcut(BlockSorting):
+    """Softmax attention over the first blocks of a sorted sequence.
+
+    sinkhorn_block: tokens per block; null: the square root of the longest length (of the source), rounded.
+    sortcut_blocks: number of blocks that are read. sinkhorn_iters: how often rows and columns of the weights are
+    divided by their sums. sinkhorn_temperature: what scores are divided by before. sinkhorn_sortnet: what scores
+    blocks, "attn" (mean queries and keys) or "mlp" (two layers on the sum of the tokens, for no more than the maximum
+    length).
+    """
+
+    roles = frozenset({"encoder", "cross"})
+    published = frozenset({"encoder"})
+    paper = "Tay et al. 2020, arXiv 2002.11296"
+    complexity = "O(T c √T)"
+    growth = 1.5
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"sinkhorn_block": 4, "sortcut_blocks": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"sinkhorn_sortnet": "mlp"},
+        {"sinkhorn_iters": 0},
+        {"sortcut_blocks": 1},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        sinkhorn_block: Positive | None = None,
+        sortcut_blocks: Positive = 2,
+        sinkhorn_iters: Annotated[int, Within(0, 100)] = 8,
+        sinkhorn_temperature: Annotated[float, Within(0.01, 100.0)] = 0.75,
+        sinkhorn_sortnet: Annotated[str, OneOf(SORTNET)] = "attn",
+    ) -> None:
+        super().__init__(site, sinkhorn_block, sinkhorn_iters, sinkhorn_temperature, sinkhorn_sortnet)
+        self.sorted_blocks = sortcut_blocks
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """One softmax over the slots of the first sorted blocks, the same for all queries."""
+        q = self.queries(query)
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        k, v = self.keys_values(source)
+        keys, values, there = self._cut(source, q if memory is None else k, k, v, valid)
+        visible = None if there is None else there[:, :, None, None]
+        q, keys, values = (x.unsqueeze(2) for x in (q, keys, values))  # one block of queries
+        heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
+        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid, memory_valid))
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same from the scores of all pairs of a token and a sorted slot, under a mask."""
+        q = self.queries(query)
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        real = torch.ones_like(source[..., 0], dtype=torch.bool) if valid is None else valid
+        k, v = self.keys_values(source)
+        keys, values, there = self.naive_sorted(source, q if memory is None else k, k, v, real)
+        first = torch.arange(keys.shape[2], device=q.device) < self.sorted_blocks * self.block
+        return Attended(self.joined(dense_attend(q, keys, values, (there & first).unsqueeze(-2), self.scale)[0]))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """The first sorted blocks of the source, shared by all hypotheses."""
+        assert memory is not None  # the cross role is the only one that steps
+        k, v = self.keys_values(memory)
+        keys, values, there = self._cut(memory, k, k, v, memory_valid)
+        return {"shared": {"keys": keys, "values": values, "there": there}}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same for the newest token of each hypothesis; O(c b)."""
+        shared = state["shared"]
+        visible = None if shared["there"] is None else shared["there"].unsqueeze(1)
+        rows = self.queries(query).transpose(1, 2)
+        heads, _ = attend_step(rows, shared["keys"], shared["values"], scale=self.scale, visible=visible)
+        return Attended(self.joined(heads.transpose(1, 2))), state
+
+    def _cut(
+        self, source: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The first sorted blocks: keys (B, H, c b, K), values (B, H, c b, V), and which slots are there, None: all."""
+        size = max(min(self.block, source.shape[1]), 1)
+        weights = self.order(source, q, k, valid, size)[:, :, : self.sorted_blocks]
+        (keys, there), (values, _) = (sorted_rows(weights, x, size, valid) for x in (k, v))
+        return keys.flatten(2, 3), values.flatten(2, 3), None if there is None else there.flatten(2)

@@ -1,0 +1,53 @@
+"""The two patterns of the Sparse Transformer, near and far, shared out among heads or layers; a mechanism names them.
+
+From any token, two hops through both patterns reach the whole sequence (in the decoder role, all that is before it).
+"""
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.blocks.pattern import Pattern
+from mtkit.attention.engines.heads.head_groups import by_head
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.options import refused
+
+SHARED = ("split", "merge", "alternate")
+
+
+class FactorizedAttention(PatternAttention):
+    """Softmax attention over a near and a far pattern; `sparse_heads` says how they are shared out.
+
+    "split": the first half of the heads sees the near keys, the second the far ones. "merge": every head sees both,
+    each key once. "alternate": even layers see the near keys, odd layers the far ones.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"decoder"})
+    paper = "Child et al. 2019, arXiv 1904.10509"
+    complexity = "O(T √T)"
+    growth = 1.5
+
+    def __init__(self, site: Site, near: Pattern, far: Pattern, sparse_heads: str) -> None:
+        """Raises: MtkitError where one head is to be split."""
+        super().__init__(site)
+        if sparse_heads == "split" and site.heads == 1:
+            raise refused("sparse_heads", sparse_heads, "be merge or alternate where there is one head")
+        half = -(-site.heads // 2)
+        self.kinds = {
+            "split": ["near"] * half + ["far"] * (site.heads - half),
+            "merge": ["both"] * site.heads,
+            "alternate": ["far" if site.layer % 2 else "near"] * site.heads,
+        }[sparse_heads]
+        patterns = {"near": near, "far": far, "both": near | far}
+        self.groups = by_head([patterns[kind] for kind in self.kinds])
+
+    def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """The paper's A1 and A2: whether the query at i sees the key at j in either, the future aside."""
+        raise NotImplementedError
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """A1, A2 or their union, as each head has it; (H, ...)."""
+        near, far = self.near_and_far(i, j)
+        seen = {"near": near, "far": far, "both": near | far}
+        return torch.stack([seen[kind].expand(torch.broadcast_shapes(i.shape, j.shape)) for kind in self.kinds])

@@ -1,0 +1,186 @@
+"""Axial attention: the sequence is folded into rows, and tokens attend along their row, then along their column.
+
+Paper: Ho, Kalchbrenner, Weissenborn and Salimans, "Axial Attention in Multidimensional Transformers", 2019, arXiv
+1912.12180, sections 3 and 4. Position i lies in row i // C and column i % C. Each pass has its own projections.
+In the decoder, axial_causal=shift is the paper's semi-parallel construction as one layer: whole rows and the columns
+above are read first, their result moves down by one row and is added to the tokens, and each token then reads its row
+up to itself, so that it sees all before it. axial_causal=quadrant reads the row and the column up to the own position,
+and is blind to later columns of earlier rows.
+Departures: one sequence axis is folded, where images have two. The paper's shift to the right is left out, because
+decoder inputs are already shifted. Row and column embeddings are left to the model's positions; relative positions
+count along each pass. `q_proj` and its like belong to the pass along rows, with axial_causal=shift to the last one,
+which alone has the merge and the regularizer.
+Cost: O(T (C + T / C)) for C columns: O(T sqrt T) for the default, which is close to the square root of the longest
+length. No T x T tensor. A step costs O(C + T / C): with axial_causal=shift O(C), and O(C (C + T / C)) where a row ends.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.cache.step_cache import append, written
+from mtkit.attention.engines.heads.line_attention import LineAttention
+from mtkit.attention.options import OneOf, Positive, root_of_length
+
+COMBINE = ("sequential", "sum")
+CAUSAL = ("shift", "quadrant")
+
+
+class Axial(LineAttention):
+    """Attention along the rows and along the columns of a folded sequence.
+
+    axial_width: number of columns C; null: the square root of model.max_length, rounded. axial_combine: columns read
+    what rows gave ("sequential"), or both read the tokens and their results are added ("sum"). axial_causal: in the
+    decoder role a token sees all before it ("shift"), or its row and the columns up to its own ("quadrant").
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Ho et al. 2019, arXiv 1912.12180"
+    complexity = "O(T √T)"
+    growth = 1.5
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"axial_width": 4}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"axial_combine": "sum"},
+        {"axial_causal": "quadrant"},
+        {"axial_combine": "sum", "axial_causal": "quadrant"},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        axial_width: Positive | None = None,
+        axial_combine: Annotated[str, OneOf(COMBINE)] = "sequential",
+        axial_causal: Annotated[str, OneOf(CAUSAL)] = "shift",
+    ) -> None:
+        super().__init__(site)
+        self.width, self.sequential = root_of_length(axial_width, site), axial_combine == "sequential"
+        of_a_pass = replace(site, merge=None, regularizer=None)
+        self.column = LineAttention(of_a_pass)
+        self.above = LineAttention(of_a_pass) if site.causal and axial_causal == "shift" else None
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Full attention in each row and in each column."""
+        batch, length = query.shape[:2]
+        width = max(min(self.width, length), 1)
+        rows = -(-length // width)
+        fill = rows * width - length
+        x = F.pad(query, (0, 0, 0, fill)).unflatten(1, (rows, width))
+        valid = query.new_ones(batch, length, dtype=torch.bool) if query_valid is None and fill else query_valid
+        if valid is not None:
+            valid = F.pad(valid, (0, fill)).unflatten(1, (rows, width))
+        if self.above is None:
+            output, losses = self._both(self, x, valid, causal=self.site.causal)
+        else:
+            upper, _ = self._both(self.above, x, valid, causal=False)
+            output, losses = self.along(x + F.pad(upper, (0, 0, 0, 0, 1, -1)), valid, causal=True)
+        return Attended(output.flatten(1, 2)[:, :length], losses=losses)
+
+    def _both(
+        self, row: LineAttention, x: Tensor, valid: Tensor | None, *, causal: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Rows and columns of x (B, R, C, D); columns are causal in the decoder."""
+        along, losses = row.along(x, valid, causal=causal)
+        above = (along if self.sequential else x).transpose(1, 2)
+        real = None if valid is None else valid.transpose(1, 2)
+        down, _ = self.column.along(above, real, causal=self.site.causal)
+        down = down.transpose(1, 2)
+        return down if self.sequential else along + down, losses
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Empty caches: of the current row, and of all columns."""
+        return {"row": {"count": 0}, "column": {"count": 0}, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token reads its row, and with axial_causal=quadrant its column; the end of a row all columns."""
+        row, column = divmod(state["count"], self.width)
+        state = {**state, "count": state["count"] + 1}
+        token = query + state["above"][:, :, column] if self.above is not None and row else query
+        q, k, v = self.newest(token, column)
+        state["row"] = append(state["row"], window=self.width, keys=k, values=v, tokens=query.unsqueeze(2))
+        own = [written(state["row"], name, window=self.width)[:, :, :, : column + 1] for name in ("keys", "values")]
+        output = self.at_the_end(q, *own)
+        if self.above is None:
+            q, k, v = self.column.newest(output if self.sequential else query, row)
+            state["column"] = append(state["column"], keys=k, values=v)
+            down = [written(state["column"], name)[:, :, :, column :: self.width] for name in ("keys", "values")]
+            below = self.column.at_the_end(q, *down)
+            output = below if self.sequential else output + below
+        elif column == self.width - 1:
+            state = self._row_ends(self.above, state, row)
+        return Attended(output), state
+
+    def _row_ends(self, above: LineAttention, state: State, row: int) -> State:
+        """The state with the finished row in the cache of columns, and what it hands to the next, (B, N, C, D)."""
+        x = written(state["row"], "tokens", window=self.width).squeeze(2)
+        along, _ = above.along(x, None, causal=False)
+        q, k, v = self.column.newest((along if self.sequential else x).flatten(1, 2), row)  # (B, N*C, heads, K)
+        rows = {name: each.unflatten(1, x.shape[1:3]).flatten(2, 3) for name, each in (("keys", k), ("values", v))}
+        state["column"] = append(state["column"], **rows)
+        keys, values = (
+            written(state["column"], name).unflatten(2, (self.width, -1)).flatten(1, 2) for name in ("keys", "values")
+        )
+        down = self.column.at_the_end(q, keys, values).view_as(along)
+        return {**state, "above": down if self.sequential else along + down}
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same from the scores of all pairs, each pass under a mask."""
+        i, causal = torch.arange(query.shape[1], device=query.device), self.site.causal
+        row, column = i // self.width, i % self.width
+        first = self.above or self
+        along = first.naive_along(query, row, column, causal and self.above is None, query_valid)
+        down = self.column.naive_along(along if self.sequential else query, column, row, causal, query_valid)
+        both = down if self.sequential else along + down
+        if self.above is None:
+            return Attended(both)
+        lower = F.pad(both, (0, 0, self.width, 0))[:, : len(i)]
+        return Attended(self.naive_along(query + lower, row, column, causal, query_valid))
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Tells the slots of all passes."""
+        super().after_update(update, total_updates)
+        for part in (self.column, self.above):
+            if part is not None:
+                part.after_update(update, total_updates)

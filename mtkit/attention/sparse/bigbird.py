@@ -1,0 +1,178 @@
+"""BigBird: blocks of tokens see the blocks beside them, a few global ones, and a few drawn for each head.
+
+Paper: Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020, arXiv 2007.14062, section 2 and appendix D.
+itc: the first and the last blocks of a segment are global: they see all tokens and are seen by all.
+etc: learned vectors ahead of the tokens are global, and read and are read through the tokens' projections.
+Departures: a block is drawn from those that are neither near nor global, so that each key counts once; what is drawn is
+a hash of seed, role, layer, head, block and slot. The last block is that of each segment, padding aside. Global vectors
+go from layer to layer with a residual, norms and a feed-forward of their own; the last layer of a run does not update
+them, because no layer reads them. In the decoder role (an extension) the first blocks alone are global, and blocks are
+drawn from the past; global vectors, which read all tokens, stay in the encoder.
+Cost: O(T b (w + g + r)) for w, g and r blocks of b. A step reads the keys of as many blocks, and keeps all tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import ROLES, Attended, Site
+from mtkit.attention.engines.blocks.pattern import Blocks, Columns, Pattern, Rows
+from mtkit.attention.engines.blocks.random_pattern import LastBlocks, LastRows, RandomBlocks
+from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
+from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
+from mtkit.attention.engines.heads.node_update import NodeUpdate
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention, lengths_of
+from mtkit.attention.hashing import random_key
+from mtkit.attention.options import Natural, OneOf, Positive, refused
+from mtkit.errors import MtkitError
+
+FORMS = ("itc", "etc")
+
+
+class BigBird(PatternAttention):
+    """Attention over neighbouring, global and drawn blocks.
+
+    block_size: tokens per block. bigbird_window: blocks seen around a token, its own included, an odd number; in the
+    decoder role those up to its own. bigbird_global: global blocks, in the encoder one half at either end, the odd one
+    first. bigbird_random: blocks drawn for each block and head. bigbird_form: the global blocks are the segment's own
+    ("itc") or learned vectors beside it ("etc"), bigbird_global times block_size of them. No block is larger, and there
+    are no more of each kind, than the longest segment has.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder"})
+    paper = "Zaheer et al. 2020, arXiv 2007.14062"
+    complexity = "O(T b (w + g + r))"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        **PatternAttention.slots,
+        "positions": frozenset({"rotary"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"block_size": 3, "bigbird_random": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"bigbird_form": "etc"},
+        {"bigbird_form": "etc", "bigbird_global": 1, "bigbird_random": 1},
+        {"bigbird_global": 3, "bigbird_window": 5},
+        {"bigbird_global": 0},
+        {"bigbird_random": 0, "bigbird_window": 1},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        block_size: Positive = 64,
+        bigbird_window: Positive = 3,
+        bigbird_global: Natural = 2,
+        bigbird_random: Natural = 3,
+        bigbird_form: Annotated[str, OneOf(FORMS)] = "itc",
+    ) -> None:
+        super().__init__(site)
+        if bigbird_window % 2 == 0:
+            raise refused("bigbird_window", bigbird_window, "be odd: a block and as many on either side")
+        self.external = bigbird_form == "etc"
+        if self.external and site.causal:
+            rule = "be itc in the decoder role: global vectors read the whole sequence"
+            raise refused("bigbird_form", bigbird_form, rule)
+        if self.external and self.positions is not None:
+            raise MtkitError("global vectors have no positions: leave positions out, or take bigbird_form=itc")
+        self.size = min(block_size, site.max_length)
+        most = -(-site.max_length // self.size)  # blocks of the longest segment
+        self.side, self.count, ends = bigbird_window // 2, min(bigbird_random, most), min(bigbird_global, most)
+        self.last = 0 if site.causal or self.external else ends // 2
+        self.first = ends - self.last
+        self.key = random_key(site.seed, ROLES.index(site.role), site.layer)
+        self.nodes = self.first * self.size if self.external else 0
+        self.updates = self.nodes > 0 and site.layer + 1 < site.layers
+        if site.causal:
+            self.groups = by_head([self._pattern(None)] * site.heads)
+        if self.nodes and site.layer == 0:
+            self.first_nodes = nn.Parameter(torch.randn(self.nodes, site.d_model))
+        if self.updates:
+            self.node_update = NodeUpdate(site.d_model)
+
+    def _pattern(self, lengths: Tensor | None) -> Pattern:
+        """What a token sees in segments of these lengths; None: in the past."""
+        pattern: Pattern = Blocks(self.size, self.side, 0 if lengths is None else self.side)
+        if self.first:
+            pattern = pattern | Columns(self.first * self.size)
+        if self.first and lengths is not None and (self.updates or not self.external):
+            pattern = pattern | Rows(self.first * self.size)
+        if self.last and lengths is not None:
+            pattern = pattern | LastBlocks(self.last, self.site.heads, 0, self.size, lengths)
+            pattern = pattern | LastRows(self.last, self.size, lengths)
+        return pattern | self._drawn(lengths) if self.count else pattern
+
+    def _drawn(self, lengths: Tensor | None) -> RandomBlocks:
+        near = self.side + 1
+        return RandomBlocks(self.count, self.site.heads, self.key, self.size, near, self.first, self.last, lengths)
+
+    def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
+        """With the last blocks of each segment, and blocks drawn from it; in the decoder role from the past alone."""
+        return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
+
+    def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
+        """Blocks near enough, one of them global, or drawn."""
+        row, column = i // self.size, j // self.size
+        seen = ((row - column).abs() <= self.side) | (column < self.first)
+        if not self.site.causal:
+            end = (-(-lengths // self.size) - self.last).view(-1, 1, 1, 1)
+            last = torch.stack([x >= end for x in torch.broadcast_tensors(row, column)]).any(0) & bool(self.last)
+            seen = seen | (row < self.first) | last
+        return seen | self._drawn(None if self.site.causal else lengths).sees(i, j) if self.count else seen
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over the pattern's keys, in blocks; carries global vectors (B, n, D).
+
+        Weights are those of tokens: what global vectors take is missing from their sums.
+        """
+        if not self.nodes:
+            return super().forward(query, query_valid=query_valid, need_weights=need_weights)
+        weighing = need_weights or self.regularizes_weights
+        tokens, valid = self._beside_nodes(query, query_valid, carry)
+        q, k, v = self.queries_keys_values(tokens)
+        heads, weights = self.attended(q, k, v, valid=valid, need_weights=weighing)
+        weights = None if weights is None else weights[:, :, self.nodes :, self.nodes :]
+        losses = self.losses(heads[:, :, self.nodes :], v[:, :, self.nodes :], weights, query_valid)
+        return self._parted(tokens, heads, weights=weights if need_weights else None, losses=losses)
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **given: Any
+    ) -> Attended:
+        """The same from the scores of all pairs under a mask."""
+        if not self.nodes:
+            return super().naive(query, query_valid=query_valid)
+        tokens, valid = self._beside_nodes(query, query_valid, given.get("carry"))
+        q, k, v = self.queries_keys_values(tokens)
+        i = torch.arange(tokens.shape[1], device=query.device)
+        visible = visible_pairs(self.seen_by(i.unsqueeze(-1), i, lengths_of(k, valid)), False, valid)
+        return self._parted(tokens, dense_attend(q, k, v, visible, self.scale)[0])
+
+    def _beside_nodes(self, query: Tensor, valid: Tensor | None, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The global vectors and the tokens behind them (B, n + T, D), and which of them are real."""
+        if self.site.layer == 0:
+            carry = self.first_nodes.expand(len(query), -1, -1)
+        if carry is None:
+            raise MtkitError("bigbird needs the global vectors that the layer below it carries up")
+        tokens = torch.cat([carry.type_as(query), query], dim=1)
+        return tokens, None if valid is None else F.pad(valid, (self.nodes, 0), value=True)
+
+    def _parted(self, tokens: Tensor, heads: Tensor, **further: Any) -> Attended:
+        """The tokens' output, and the global vectors after their residual, norms and feed-forward."""
+        output, n = self.joined(heads), self.nodes
+        above = self.node_update(tokens[:, :n], output[:, :n]) if self.updates else None
+        return Attended(output[:, n:], carry=above, **further)

@@ -1,0 +1,43 @@
+"""Image Transformer, local attention in one dimension: blocks of queries, each beside a memory around the block.
+
+Paper: Parmar et al., "Image Transformer", ICML 2018, arXiv 1802.05751, section 3.2 (1D local attention).
+Departures: the sequence of tokens stands for the pixels in raster order. In the encoder role the memory lies on both
+sides of the block.
+Cost: O(T (b + m)) for blocks of b and a memory of m. A step costs O(b + m), at any position, and keeps b + m tokens.
+"""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.blocks.pattern import Flanked
+from mtkit.attention.engines.heads.head_groups import by_head
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.options import Natural, Positive
+
+
+class Image1d(PatternAttention):
+    """Scaled dot-product attention of blocks of tokens to themselves and to the tokens around them.
+
+    image_block: tokens per block of queries. image_memory: tokens seen before the block and, in the encoder role,
+    behind it.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Parmar et al. 2018, arXiv 1802.05751"
+    complexity = "O(T (b + m))"
+    growth = 1
+    small: ClassVar[dict[str, Any]] = {"image_block": 4, "image_memory": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"image_memory": 0}, {"image_memory": 9})
+
+    def __init__(self, site: Site, *, image_block: Positive = 128, image_memory: Natural = 128) -> None:
+        super().__init__(site)
+        self.block, self.memory = image_block, image_memory
+        self.groups = by_head([Flanked(image_block, image_memory, image_memory)] * site.heads)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """From m tokens before the first of the query's block to m behind the last."""
+        first = i.div(self.block, rounding_mode="floor") * self.block
+        return (first - self.memory <= j) & (j < first + self.block + self.memory)

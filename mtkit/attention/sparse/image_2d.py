@@ -1,0 +1,70 @@
+"""Image Transformer, local attention in two dimensions: tokens in a grid, blocks of which see what is around them.
+
+Paper: Parmar et al., "Image Transformer", ICML 2018, arXiv 1802.05751, section 3.2 (2D local attention).
+Departures: the sequence of tokens is folded row by row. The paper generates its pixels block by block; tokens come row
+by row, so that in the decoder role a block sees of its surroundings what comes before the query in that order. In the
+encoder role it sees the rows below as well.
+Cost: O(T (h + 2 f) (w + 2 g)) for blocks of h x w and a margin of f rows and g columns. A step costs
+O((h + f) (w + 2 g)), at any position, and keeps h + f rows of the grid.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.blocks.grid_pattern import Grid
+from mtkit.attention.engines.heads.head_groups import by_head
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.options import ListOf, Positive, Within, numbers
+
+ROWS_AND_COLUMNS = "rows and columns"
+
+
+class Image2d(PatternAttention):
+    """Scaled dot-product attention of blocks of a grid to themselves and to the tokens around them.
+
+    image_width: tokens per row of the grid. image_query_shape: rows and columns of a block of queries, as [8, 16]
+    or 8x16. image_flange: rows seen above the block and, in the encoder role, below it, and columns seen on either
+    side.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Parmar et al. 2018, arXiv 1802.05751"
+    complexity = "O(T (h + 2 f) (w + 2 g))"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which lists of keys do not keep
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[dict[str, Any]] = {"image_width": 4, "image_query_shape": [2, 2], "image_flange": [1, 1]}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"image_query_shape": [2, 3], "image_flange": [0, 2]},
+        {"image_width": 7, "image_flange": [2, 0]},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        image_width: Positive = 32,
+        image_query_shape: Annotated[str | Sequence[int], ListOf(Within(1), ROWS_AND_COLUMNS, 2)] = (8, 16),
+        image_flange: Annotated[str | Sequence[int], ListOf(Within(0), ROWS_AND_COLUMNS, 2)] = (8, 16),
+    ) -> None:
+        super().__init__(site)
+        (rows, columns), (above, beside) = numbers(image_query_shape), numbers(image_flange)
+        self.width, self.block, self.margin = image_width, (rows, columns), (above, beside)
+        self.groups = by_head([Grid(self.width, self.block, self.margin)] * site.heads)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Row and column of j lie in the rectangle around the query's block."""
+        (rows, columns), (above, beside) = self.block, self.margin
+        top = i.div(self.width * rows, rounding_mode="floor") * rows
+        left = (i % self.width).div(columns, rounding_mode="floor") * columns
+        row, column = j.div(self.width, rounding_mode="floor"), j % self.width
+        in_rows = (top - above <= row) & (row < top + rows + above)
+        return in_rows & (left - beside <= column) & (column < left + columns + beside)

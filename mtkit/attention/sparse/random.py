@@ -1,0 +1,100 @@
+"""Random attention: every token sees itself and a few keys that are drawn once and for all.
+
+Paper: Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020, arXiv 2007.14062, section 2 (its random
+part); Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1.
+Departures: single keys are drawn, not blocks (`bigbird` draws blocks). A draw is a hash of seed, role, layer, head,
+position and slot, so that nothing has to be saved; keys drawn twice count once. In the decoder role (an extension) keys
+are drawn from those up to the query's own, in the cross role (an extension) from the source, without a key of its own.
+Cost: O(T r). A step costs O(r), at any position, and keeps all tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.engines.blocks.pattern import Blocks, Pattern
+from mtkit.attention.engines.blocks.random_pattern import Random
+from mtkit.attention.engines.cache.step_cache import picked
+from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention, lengths_of
+from mtkit.attention.engines.softmax.dot_product import attend_step
+from mtkit.attention.hashing import random_key
+from mtkit.attention.options import Positive
+
+
+class RandomAttention(PatternAttention):
+    """Scaled dot-product attention over drawn keys.
+
+    random_keys: keys drawn per query, besides its own; all are seen where there are no more. random_shared_heads:
+    whether all heads see the same keys.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder"})
+    paper = "Zaheer et al. 2020, arXiv 2007.14062"
+    complexity = "O(T r)"
+    growth = 1
+    small: ClassVar[dict[str, Any]] = {"random_keys": 3}
+
+    def __init__(self, site: Site, *, random_keys: Positive = 32, random_shared_heads: bool = False) -> None:
+        super().__init__(site)
+        self.count = min(random_keys, max(site.max_length, site.memory_length or 0))  # no segment has more
+        self.drawing = 1 if random_shared_heads else site.heads
+        self.key = random_key(site.seed, ROLES.index(site.role), site.layer)
+        self.groups = by_head([Blocks(1) | self.drawn()] * site.heads)
+
+    def drawn(self, lengths: Tensor | None = None) -> Random:
+        """The drawn keys: among those up to the query's own, or the first `lengths` (B or 1,) of each segment."""
+        return Random(self.count, self.drawing, self.key, lengths)
+
+    def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
+        """Drawn from the real keys of each segment; in the decoder role from the past alone."""
+        return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
+
+    def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
+        """The token itself, or one of those drawn for it."""
+        return self._pattern(lengths).sees(i, j)
+
+    def _pattern(self, lengths: Tensor) -> Pattern:
+        drawn = self.drawn(None if self.site.causal else lengths)
+        return drawn if self.site.role == "cross" else Blocks(1) | drawn
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty cache; in the cross role the projected source, for all hypotheses."""
+        if memory is None:
+            return super().start(batch_size, hypotheses=hypotheses)
+        k, v = self.keys_values(memory)
+        lengths = lengths_of(k, memory_valid).expand(batch_size)
+        return {"shared": {"keys": k, "values": v, "lengths": lengths}, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis reads only the keys drawn for its position."""
+        if "shared" not in state:
+            return super().step(query, state, need_weights=need_weights)
+        source, t = state["shared"], state["count"]
+        place = self.drawn(source["lengths"]).picks(torch.full((1,), t, device=query.device)).squeeze(2)
+        place = place.expand(len(query), self.site.heads, -1)  # (B, H, r)
+        keys, values = (picked(source[name].unsqueeze(1), place.clamp(min=0)) for name in ("keys", "values"))
+        q = self.queries(query.flatten(0, 1).unsqueeze(1)).squeeze(2).unflatten(0, query.shape[:2])
+        there = (place >= 0).unsqueeze(1)
+        heads, weights = attend_step(q, keys.squeeze(1), values.squeeze(1), scale=self.scale, visible=there)
+        if need_weights:
+            by_position = weights.new_zeros(*weights.shape[:3], source["keys"].shape[2])
+            weights = by_position.scatter_add(-1, place.clamp(min=0).unsqueeze(2).expand_as(weights), weights)
+        attended = Attended(self.joined(heads.transpose(1, 2)), weights=weights if need_weights else None)
+        return attended, {**state, "count": t + 1}

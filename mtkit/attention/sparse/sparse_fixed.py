@@ -1,0 +1,49 @@
+"""Sparse Transformer, fixed: the tokens of the query's own block, and the last ones of every block as its summary.
+
+Paper: Child, Gray, Radford and Sutskever, "Generating Long Sequences with Sparse Transformers", 2019, arXiv 1904.10509,
+sections 4.2 and 4.3.
+Departures: an encoder form, which sees both sides. All heads have the same summary cells; the paper also tries cells of
+their own.
+Cost: O(T (l + c T / l)), which is O(T sqrt T) for the default block length l, close to the square root of the longest
+length, as in the paper. A step at position t costs O(l + c t / l) and keeps all tokens; heads with the block alone
+keep l.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.blocks.pattern import Blocks, Comb
+from mtkit.attention.options import OneOf, Positive, root_of_length
+from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
+
+
+class SparseFixed(FactorizedAttention):
+    """Scaled dot-product attention within blocks of l tokens and over the last c tokens of every block.
+
+    stride: the block length l; null: the square root of model.max_length, rounded. sparse_c: the summary cells c of a
+    block, all of them if it has no more. sparse_heads: half of the heads has the block and half the summaries
+    ("split"), all have both ("merge"), or layers take turns ("alternate").
+    """
+
+    small: ClassVar[dict[str, Any]] = {"stride": 5, "sparse_c": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"sparse_heads": "split"}, {"sparse_heads": "alternate"})
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        stride: Positive | None = None,
+        sparse_c: Positive = 8,
+        sparse_heads: Annotated[str, OneOf(SHARED)] = "merge",
+    ) -> None:
+        self.stride = root_of_length(stride, site)
+        self.cells = min(sparse_c, self.stride)
+        summaries = Comb(self.stride, first=self.stride - self.cells, count=self.cells)
+        super().__init__(site, Blocks(self.stride), summaries, sparse_heads)
+
+    def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """floor(j / l) = floor(i / l), and j mod l >= l - c."""
+        own, other = (x.div(self.stride, rounding_mode="floor") for x in (i, j))
+        return own == other, j % self.stride >= self.stride - self.cells

@@ -1,0 +1,38 @@
+"""Sparse Transformer, strided: a window of the latest tokens, and every l-th token before.
+
+Paper: Child, Gray, Radford and Sutskever, "Generating Long Sequences with Sparse Transformers", 2019, arXiv 1904.10509,
+sections 4.2 and 4.3.
+Departures: an encoder form, which sees both sides.
+Cost: O(T (l + T / l)), which is O(T sqrt T) for the default stride l, close to the square root of the longest length,
+as in the paper. A step at position t costs O(l + t / l) and keeps all tokens; heads with the window alone keep l + 1.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.blocks.pattern import Band
+from mtkit.attention.options import OneOf, Positive, root_of_length
+from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
+
+
+class SparseStrided(FactorizedAttention):
+    """Scaled dot-product attention over a window of l tokens and over every l-th token.
+
+    stride: the distance l; null: the square root of model.max_length, rounded. sparse_heads: half of the heads has the
+    window and half the stride ("split"), all have both ("merge"), or layers take turns ("alternate").
+    """
+
+    small: ClassVar[dict[str, Any]] = {"stride": 4}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"sparse_heads": "merge"}, {"sparse_heads": "alternate"})
+
+    def __init__(
+        self, site: Site, *, stride: Positive | None = None, sparse_heads: Annotated[str, OneOf(SHARED)] = "split"
+    ) -> None:
+        self.stride = root_of_length(stride, site)
+        super().__init__(site, Band(self.stride, self.stride), Band(None, None, self.stride), sparse_heads)
+
+    def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """|i - j| <= l, and (i - j) mod l = 0."""
+        return (i - j).abs() <= self.stride, (i - j) % self.stride == 0

@@ -1,0 +1,268 @@
+"""Star-Transformer: a ring, in which every token sees its two neighbours, around a relay that reads all tokens.
+
+Paper: Guo, Qiu, Liu, Shao, Xue and Zhang, "Star-Transformer", NAACL 2019, arXiv 1902.09113, section 3.
+carry (the paper's): the relay goes from layer to layer. It reads itself and the tokens with projections of its own,
+followed by ReLU and norm; tokens then read their neighbours, themselves and the relay.
+local (an extension): each layer builds a relay of its own, what one query reads of all tokens, before tokens read it.
+Departures: residual, norm and feed-forward of the tokens are those of the layer. The relay is updated when the layer
+above begins, so that the last update, which nobody reads, is left out. The first layer's tokens are the embeddings, a
+key of which counts once. The ring joins the ends of each segment, padding aside; equal neighbours count once. In the
+decoder role (an extension, local only) the ring is open, a token sees the one before it, and the relay is at each
+position what it reads of the prefix, by a running softmax.
+Cost: O(T). A step costs O(1) and keeps one token and the relay's sums.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.block_layout import rows_at
+from mtkit.attention.engines.blocks.sparse import dense_attend
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread
+from mtkit.attention.engines.softmax.few_keys import Key, attend_few
+from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
+from mtkit.attention.options import OneOf, refused
+from mtkit.errors import MtkitError
+
+MEMORIES, RINGS, RELAYS = ("local", "carry"), ("closed", "open"), ("learned", "mean")
+
+
+class Star(HeadAttention):
+    """Attention to two neighbours, the token itself and a relay.
+
+    star_memory: the relay is rebuilt in each layer ("local") or carried from layer to layer ("carry"). star_ring:
+    whether the first and the last token are neighbours ("closed") or not ("open"); null: closed in the encoder, open in
+    the decoder. star_embed_key: whether tokens also see their own input to the first layer (carry only). star_relay:
+    the relay, or its query where it is rebuilt, begins as a learned vector ("learned") or as the mean of the tokens
+    ("mean").
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder"})
+    paper = "Guo et al. 2019, arXiv 1902.09113"
+    complexity = "O(T)"
+    growth = 1
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"star_ring": "open"},
+        {"star_relay": "mean"},
+        {"star_memory": "carry"},
+        {"star_memory": "carry", "star_relay": "mean", "star_embed_key": True},
+        {"star_memory": "carry", "star_ring": "open", "star_embed_key": True},
+    )
+
+    relay_q_proj: nn.Linear
+    relay_k_proj: nn.Linear
+    relay_v_proj: nn.Linear
+    relay_out_proj: nn.Linear
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        star_memory: Annotated[str, OneOf(MEMORIES)] = "local",
+        star_ring: Annotated[str, OneOf(RINGS)] | None = None,
+        star_embed_key: bool = False,
+        star_relay: Annotated[str, OneOf(RELAYS)] = "learned",
+    ) -> None:
+        super().__init__(site)
+        self.carries, self.embeds, self.mean = star_memory == "carry", star_embed_key, star_relay == "mean"
+        self.closed = star_ring == "closed" or (star_ring is None and not site.causal)
+        if site.causal and self.closed:
+            raise refused("star_ring", star_ring, "be open in the decoder role")
+        if site.causal and self.carries:
+            raise refused("star_memory", star_memory, "be local in the decoder role")
+        if site.causal and self.mean:
+            rule = "be learned in the decoder role: a mean of all tokens reads later ones"
+            raise refused("star_relay", star_relay, rule)
+        if star_embed_key and not self.carries:
+            raise refused("star_embed_key", star_embed_key, "be false unless star_memory is carry")
+        first = site.layer == 0 or not self.carries
+        if first and not self.mean:
+            self.relay = nn.Parameter(torch.randn(site.d_model))
+        if not (first and self.carries):
+            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                self.add_module(f"relay_{name}", copy.deepcopy(getattr(self, name)))
+        if not first:
+            self.relay_norm = nn.LayerNorm(site.d_model)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over the neighbours, the token and the relay; carries the relay, and the embeddings behind it."""
+        q, k, v = self.projection.queries(self.q_proj(query)), self.k_proj(query), self.v_proj(query)
+        near: list[Key] = [(*self._heads(k, v), None)]
+        near += [(*self._heads(_rows(k, at), _rows(v, at)), seen) for at, seen in self._ring(query, query_valid)]
+        relay = None
+        if self.site.causal:
+            heads = self._over_prefixes(query, q, near)
+        else:
+            relay = self._relay(query, query_valid, carry)
+            nodes = [relay]
+            if self.embeds and carry is not None:
+                nodes.append(carry[:, 1:])
+            near += [(*self._heads(self.k_proj(node), self.v_proj(node)), None) for node in nodes]
+            heads = attend_few(q, near, scale=self.scale, dropout=self.dropout)
+        losses = self.losses(heads, self.projection.values(v), None, query_valid)
+        return Attended(self.joined(heads), carry=self._carried(relay, query, carry), losses=losses)
+
+    def _carried(self, relay: Tensor | None, tokens: Tensor, carry: Tensor | None) -> Tensor | None:
+        """What the layer above gets: the relay, and the embeddings behind it."""
+        if not self.carries or self.site.layer + 1 == self.site.layers or relay is None:
+            return None
+        return torch.cat([relay, tokens if carry is None else carry[:, 1:]], dim=1) if self.embeds else relay
+
+    def _heads(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.projection.keys(k), self.projection.values(v)
+
+    def _ring(self, tokens: Tensor, valid: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The neighbour before and, in the encoder, behind each token: places (B or 1, T), and whether it counts."""
+        i = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        if self.site.causal:
+            return [((i - 1).clamp(min=0), i > 0)]
+        end = valid.sum(1, keepdim=True).clamp(min=1) if valid is not None else i[:, -1:] + 1
+        before, behind = (i - 1) % end, (i + 1) % end
+        if self.closed:
+            return [(before, (end > 1).expand_as(before)), (behind, (end > 2).expand_as(behind))]
+        return [(before, i > 0), (behind, i + 1 < end)]
+
+    def _relay(self, tokens: Tensor, valid: Tensor | None, carry: Tensor | None) -> Tensor:
+        """(B, 1, D), as the tokens of this layer read it."""
+        if self.carries and self.site.layer > 0:
+            if carry is None:
+                raise MtkitError("star needs the relay that the layer below it carries up")
+            before = carry[:, :1]
+            valid = None if valid is None else F.pad(valid, (1, 0), value=True)
+            read = self._read(before, torch.cat([before.type_as(tokens), tokens], dim=1), valid)
+            updated: Tensor = self.relay_norm(F.relu(read))
+            return updated
+        if not self.mean:
+            start = self.relay.expand(len(tokens), 1, -1)
+        elif valid is None:
+            start = tokens.mean(1, keepdim=True)
+        else:
+            real = valid.unsqueeze(-1)
+            start = tokens.where(real, 0.0).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
+        return start if self.carries else self._read(start, tokens, valid)
+
+    def _read(self, relay: Tensor, tokens: Tensor, valid: Tensor | None) -> Tensor:
+        """What the relay (B, 1, D) reads, by its own projections."""
+        q, k, v = self._relay_heads(relay, tokens)
+        # with the weights written out: the fused kernel is slow for one query
+        heads, _ = attend(q, k, v, scale=self.scale, valid=valid, dropout=self.dropout, need_weights=True)
+        read: Tensor = self.relay_out_proj(self.merged(heads))
+        return read
+
+    def _relay_heads(self, relay: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.projection.queries(self.relay_q_proj(relay))
+        return q, *self._heads(self.relay_k_proj(tokens), self.relay_v_proj(tokens))
+
+    def _over_prefixes(self, tokens: Tensor, q: Tensor, near: list[Key]) -> Tensor:
+        """The heads' outputs where the relay has read up to each token's position."""
+        asked, k, v = self._relay_heads(self.relay.expand(1, 1, -1), tokens)
+        (k_own, v_own, _), (k_before, v_before, seen) = near
+        assert seen is not None
+        rows = q, k_before, v_before, k_own, v_own, seen[:, None, :, None]
+        scores = scores_of(asked, k, self.scale).squeeze(2)  # (B, H, T)
+        return read_prefixes(self._beside_relay, scores, spread(v, q.shape[1]), *rows)
+
+    def _beside_relay(
+        self, read: Tensor, q: Tensor, k_before: Tensor, v_before: Tensor, k_own: Tensor, v_own: Tensor, seen: Tensor
+    ) -> Tensor:
+        """The heads' outputs (B, H, T, V) where the relay's heads have read (B, H, T, V) at each position."""
+        relay = self.relay_out_proj(self.merged(read.type_as(v_own)))
+        of_relay = self._heads(self.k_proj(relay), self.v_proj(relay))
+        near: list[Key] = [(k_before, v_before, seen[:, 0, :, 0]), (k_own, v_own, None), (*of_relay, None)]
+        return attend_few(q, near, scale=self.scale, dropout=self.dropout)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """No token before the first, and the relay's sums over nothing."""
+        like, width = self.q_proj.weight, self.projection.value_width
+        k, v = (like.new_zeros(batch_size, hypotheses, each.out_features) for each in (self.k_proj, self.v_proj))
+        sums = start_softmax(batch_size, hypotheses, self.site.heads, width=width, like=like)
+        return {"keys": k, "values": v, "relay": sums, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis joins the relay's sums, then reads the token before, itself and these."""
+        rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        asked, *read = self._relay_heads(self.relay.expand(1, 1, -1), rows)
+        scores = scores_of(asked, read[0], self.scale).squeeze(2).unflatten(0, query.shape[:2])
+        values = spread(read[1], self.site.heads).unflatten(0, query.shape[:2])
+        relay = add_keys(state["relay"], scores, values)
+        k, v = self.k_proj(rows), self.v_proj(rows)
+        before = (state[name].flatten(0, 1).unsqueeze(1).type_as(k) for name in ("keys", "values"))
+        seen = torch.full((1, 1, 1, 1), state["count"] > 0, device=query.device)
+        q, mean = self.projection.queries(self.q_proj(rows)), relay["mean"].flatten(0, 1).unsqueeze(2)
+        heads = self._beside_relay(mean, q, *self._heads(*before), *self._heads(k, v), seen)
+        output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
+        kept = {"keys": k.view_as(state["keys"]), "values": v.view_as(state["values"])}
+        return Attended(output), {**kept, "relay": relay, "count": state["count"] + 1}
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **given: Any
+    ) -> Attended:
+        """The same from the scores of all tokens and relays, under a mask."""
+        carry, i = given.get("carry"), torch.arange(query.shape[1], device=query.device)
+        real = torch.ones_like(query[..., 0], dtype=torch.bool) if query_valid is None else query_valid
+        end = real.sum(1).view(-1, 1, 1) if self.closed else 2 * len(i)  # the ring closes there
+        away = (i - i.unsqueeze(-1)) % end
+        near = ((away <= 1) | (away == end - 1)) & real.unsqueeze(1)
+        if self.site.causal:
+            asked, k, v = self._relay_heads(self.relay.expand(*query.shape[:2], -1), query)
+            past = torch.ones(len(i), len(i), dtype=torch.bool, device=query.device).tril()
+            relay = self.relay_out_proj(self.merged(dense_attend(asked, k, v, past, self.scale)[0]))
+            nodes, seen = [relay], [torch.eye(len(i), dtype=torch.bool, device=query.device)]
+            near = near & past
+        else:
+            nodes, seen = [self._relay(query, query_valid, carry)], [torch.ones_like(i, dtype=torch.bool).unsqueeze(-1)]
+        if self.embeds and carry is not None:
+            nodes.append(carry[:, 1:])
+            seen.append(torch.eye(len(i), dtype=torch.bool, device=query.device))
+        visible = torch.cat([near, *(each.expand(len(near), -1, -1) for each in seen)], dim=-1).unsqueeze(1)
+        k, v = (torch.cat([linear(x) for x in (query, *nodes)], dim=1) for linear in (self.k_proj, self.v_proj))
+        q = self.projection.queries(self.q_proj(query))
+        heads, _ = dense_attend(q, *self._heads(k, v), visible, self.scale)
+        return Attended(self.joined(heads), carry=self._carried(nodes[0], query, carry))
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full`, for the tokens and for the relay."""
+        super().adopt(full_state)
+        for name, module in self.named_children():
+            if name.startswith("relay_") and name.endswith("_proj"):
+                module.load_state_dict(getattr(self, name.removeprefix("relay_")).state_dict())
+
+
+def _rows(x: Tensor, place: Tensor) -> Tensor:
+    """Rows (B, T, W) of x at places (B or 1, T)."""
+    return rows_at(x, place.unsqueeze(1).expand(len(x), -1, -1)).squeeze(1)
