@@ -73,6 +73,15 @@ class Grammar(Settings):
     """Test segments. No source of the validation and test sides is in the training side."""
     sentences: int = Field(default=1, gt=0, le=1_000)
     """Sentences per document. Above 1, pronouns refer back across sentences, and each line holds one document."""
+    fewest: PositiveInt | None = None
+    """Fewest sentences of a training document; null: all have `sentences`. Most have few then, which teaches a model
+    sooner which source token is whose than long ones alone."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.fewest is not None and self.fewest > self.sentences:
+            raise ValueError(f"data.builtin.fewest = {self.fewest} exceeds data.builtin.sentences = {self.sentences}")
+        return self
 
 
 class TokenizerSettings(Settings):

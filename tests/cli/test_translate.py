@@ -270,7 +270,8 @@ def test_chunks_keep_line_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "(1): 4\n" in result.stderr
     scored = lines_of(typed("--input", "test.source", "--target", "test.target"))
     monkeypatch.setattr(stream, "CHUNK", 100)
-    assert lines_of(typed("--input", "test.source", "--target", "test.target")) == scored
+    together = lines_of(typed("--input", "test.source", "--target", "test.target"))
+    assert list(map(float, together)) == pytest.approx(list(map(float, scored)), rel=1e-5)  # products of other shapes
     monkeypatch.setattr(stream, "CHUNK", 2)
     Path("long.txt").write_text(f"a\nb\n{long}\n")
     with pytest.raises(DataError, match="source line 3"):

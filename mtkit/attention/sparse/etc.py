@@ -177,7 +177,7 @@ class Etc(HeadAttention):
         q, labels = self.queries(tokens), self.labels
         k, v = (torch.cat(pair, 2) for pair in zip(own, self._read("token", "node", nodes, own), strict=True))
         k, v = (spread(x, self.site.heads) for x in (k, v))
-        table = q.new_zeros(1, 1).expand(*q.shape[:3], 1) if labels is None else labels.by_label(q, self.scale)
+        table = None if labels is None else labels.by_label(q, self.scale)
         clip = 0 if labels is None else labels.clip
         sizes = q.shape[2], nodes.shape[1], self.radius, self.block
         lists = token_lists(*sizes, clip=clip, hard=self.hard_l2g, device=q.device)

@@ -13,6 +13,10 @@ from mtkit.data.grammar.documents import Author
 from mtkit.data.grammar.sentences import GrammarSegment, Writer
 from mtkit.recipe.data import Grammar
 
+WHOLE = 0.06
+"""Share of training documents that are as long as those of the other sides, where they differ: enough for `translate`
+to count lines of that length as usual, and not to split them."""
+
 
 def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]]]:
     """The sides train, valid and test, each a function that draws its segments anew, one by one.
@@ -44,5 +48,17 @@ def draws(settings: Grammar, side: str) -> Iterator[GrammarSegment]:
     """Endless segments of a side: sentences, or documents where `settings.sentences` is above 1."""
     random_ = random.Random(f"{settings.seed} {side}")
     writer, author = Writer(random_), Author(random_)
+    fewest = settings.fewest if side == "train" else None
     while True:
-        yield writer.segment() if settings.sentences == 1 else author.segment(settings.sentences)
+        count = settings.sentences if fewest is None else _length(random_, fewest, settings.sentences)
+        yield writer.segment() if settings.sentences == 1 else author.segment(count)
+
+
+def _length(random_: random.Random, fewest: int, most: int) -> int:
+    """The sentences of a training document: mostly few, now and then all.
+
+    As many sentences in all lie in documents of 1 to 2 sentences as in those of 2 to 4, of 4 to 8 and so on.
+    """
+    if random_.random() < WHOLE:
+        return most
+    return int(1 / (1 / fewest - random_.random() * (1 / fewest - 1 / (most + 1))))

@@ -57,6 +57,18 @@ def test_a_source_has_one_target(sides: Sides) -> None:
     assert [given for given in targets.values() if len(given) > 1] == []
 
 
+def test_training_documents_may_have_fewer_sentences() -> None:
+    sides = drawn(Grammar(train=4000, valid=20, test=20, sentences=30, fewest=2))
+    ends = {side: [len(re.findall(r"[.?!]", each.source)) for each in sides[side]] for side in sides}
+    assert set(ends["test"]) == set(ends["valid"]) == {30}
+    assert set(ends["train"]) == set(range(2, 31))
+    counts = [sum(low <= each < 2 * low for each in ends["train"]) * low for low in (2, 4, 8)]
+    assert max(counts) < 1.2 * min(counts)
+    assert 0.05 < ends["train"].count(30) / 4000 < 0.08
+    with pytest.raises(ValueError, match=r"fewest = 3 exceeds .*sentences = 2"):
+        Grammar(sentences=2, fewest=3)
+
+
 def test_the_constructions_that_it_is_there_for_are_there(sides: Sides) -> None:
     used = {label for each in sides["test"] for label in each.constructions}
     assert {

@@ -25,7 +25,7 @@ class Lists:
     The list of a block may hold a place twice, but a query sees it at most once.
 
     labels (blocks, c, L) are columns of a table that holds a score per query and label; a label one past the last
-    column hides the key from the query.
+    column hides the key from the query. Without a table, 0 shows a key and 1 hides it.
     """
 
     places: Tensor
@@ -41,7 +41,7 @@ def attend_listed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    table: Tensor,
+    table: Tensor | None,
     lists: Lists,
     *,
     missing: Tensor | None = None,
@@ -50,14 +50,14 @@ def attend_listed(
 ) -> Tensor:
     """The heads' outputs (B, H, T, V), zero where no key is seen.
 
-    q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); table (B, H, T, labels) is added to the scaled scores by label;
-    missing (B, S) marks keys that no query sees.
+    q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); table (B, H, T, labels), if any, is added to the scaled scores by
+    label; missing (B, S) marks keys that no query sees.
     """
     blocks, block = lists.labels.shape[:2]
     rest = blocks * block - q.shape[2]
     hidden = None if missing is None else missing.repeat_interleave(q.shape[1], 0).type_as(widened(q))
-    q_rows, table = (F.pad(x, (0, 0, 0, rest)) if rest else x for x in (q, table))  # without a copy where none is due
-    rows = (x.flatten(0, 1).unflatten(1, (blocks, block)) for x in (q_rows, table))
+    padded = (x if x is None or not rest else F.pad(x, (0, 0, 0, rest)) for x in (q, table))
+    rows = (x if x is None else x.flatten(0, 1).unflatten(1, (blocks, block)) for x in padded)
     seed = int(torch.randint(1 << 31, ())) if dropout else 0
     with torch.autocast(q.device.type, enabled=False):
         heads: Tensor = _Listed.apply(  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class _Listed(torch.autograd.Function):
     def forward(
         ctx: Any,
         q: Tensor,
-        table: Tensor,
+        table: Tensor | None,
         k: Tensor,
         v: Tensor,
         lists: Lists,
@@ -92,9 +92,9 @@ class _Listed(torch.autograd.Function):
         ctx.lists, ctx.missing, ctx.scale, ctx.dropout, ctx.seed = lists, missing, scale, dropout, seed
         heads = v.new_empty(*q.shape[:3], v.shape[-1])
         noise = seeded_dropout(dropout, seed, q.device)
-        for part in _parts(lists, len(q)):
+        for part in _parts(lists, len(q), table):
             at = part.streams, part.blocks
-            scores = _scores(q[at], table[at], _beside(k, part), part, missing, scale)
+            scores = _scores(q[at], table, _beside(k, part), part, missing, scale)
             weights = noise(scores.softmax(-1)).type_as(v)
             heads[at] = (weights @ _beside(v, part)) * _seen(scores)
         ctx.save_for_backward(q, table, k, v, heads)
@@ -109,34 +109,35 @@ class _Listed(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
         q, table, k, v, heads = ctx.saved_tensors
-        d_q, d_table = torch.empty_like(q), torch.empty_like(table) if ctx.needs_input_grad[1] else None
+        d_q = torch.empty_like(q)
+        d_table = torch.empty_like(table) if table is not None and ctx.needs_input_grad[1] else None
         d_k, d_v = torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
         mean = (widened(d_heads) * heads).sum(-1, keepdim=True)
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
-        for part in _parts(ctx.lists, len(q)):
+        for part in _parts(ctx.lists, len(q), table):
             at = part.streams, part.blocks
             near_k, near_v = _beside(k, part), _beside(v, part)
-            scores = _scores(q[at], table[at], near_k, part, ctx.missing, ctx.scale)
+            scores = _scores(q[at], table, near_k, part, ctx.missing, ctx.scale)
             weights, d_out = scores.softmax(-1), d_heads[at] * _seen(scores)
             _add(d_v, noise(weights).type_as(v).transpose(-1, -2) @ d_out, part)
             d_weights = again(widened(d_out @ near_v.transpose(-1, -2)))
             d_scores = d_weights.sub_(mean[at]).mul_(weights)
             if d_table is not None:
-                d_table[at] = _by_label(d_scores, part, table.shape[-1])
+                d_table[at] = _by_label(d_scores, part, d_table.shape[-1])
             d_scores = d_scores.type_as(q)
             d_q[at] = (d_scores @ near_k) * ctx.scale
             _add(d_k, d_scores.transpose(-1, -2) @ (q[at] * ctx.scale), part)
         return d_q, d_table, d_k.type_as(k), d_v.type_as(v), None, None, None, None, None
 
 
-def _parts(lists: Lists, streams: int) -> Iterator[_Part]:
-    """All streams and blocks, in parts of limited size."""
+def _parts(lists: Lists, streams: int, table: Tensor | None) -> Iterator[_Part]:
+    """All streams and blocks, in parts of limited size; labels of the type that what is done with them asks for."""
     blocks, block, width = lists.labels.shape
     most = max(scores_at_once(lists.labels.device) // (block * width), 1)
     several = max(most // blocks, 1)
     for first in range(0, blocks, most):
         some = slice(first, first + most)
-        places, labels = lists.places[some], lists.labels[some].long()
+        places, labels = lists.places[some], lists.labels[some].to(torch.bool if table is None else torch.long)
         for stream in range(0, streams, several):
             yield _Part(slice(stream, min(stream + several, streams)), some, places, labels)
 
@@ -146,11 +147,16 @@ def _beside(x: Tensor, part: _Part) -> Tensor:
     return x[part.streams].index_select(1, part.places.flatten()).unflatten(1, part.places.shape)
 
 
-def _scores(q: Tensor, table: Tensor, near_k: Tensor, part: _Part, missing: Tensor | None, scale: float) -> Tensor:
+def _scores(
+    q: Tensor, table: Tensor | None, near_k: Tensor, part: _Part, missing: Tensor | None, scale: float
+) -> Tensor:
     """(n, b, c, L)."""
-    by_label = F.pad(widened(table), (0, 1), value=FAR)
     scores = widened((q * scale) @ near_k.transpose(-1, -2))
-    scores += by_label.gather(-1, part.labels.expand(len(q), -1, -1, -1))
+    if table is None:
+        scores.masked_fill_(part.labels, FAR)
+    else:
+        by_label = F.pad(widened(table[part.streams, part.blocks]), (0, 1), value=FAR)
+        scores += by_label.gather(-1, part.labels.expand(len(q), -1, -1, -1))
     if missing is not None:
         scores.add_(missing[part.streams][:, part.places].unsqueeze(-2), alpha=FAR)
     return scores

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.engines.blocks.block_layout import rows_at
+from mtkit.attention.engines.blocks.grid_lists import grid_lists
 from mtkit.attention.engines.blocks.grid_pattern import Grid
 from mtkit.attention.engines.blocks.listed import attend_listed
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Comb, Pattern, Rows, Union, Window
-from mtkit.attention.engines.blocks.pattern_lists import pattern_lists
 from mtkit.attention.engines.blocks.picked_tiles import CombLayout, DrawnLayout, block_size, picks_of
 from mtkit.attention.engines.blocks.random_pattern import Drawn, LastRows
 from mtkit.attention.engines.blocks.tiles import Fold, Tiles, WindowLayout, surely_all
@@ -52,7 +52,8 @@ def sparse_attend(
 
     q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
     (B, H, T, T) are formed only on request. A pattern of random members alone may draw the keys of another sequence,
-    (B, G, S, K) with valid (B, S). Relative positions do not combine with grids or last rows; last rows are not causal.
+    (B, G, S, K) with valid (B, S). Relative positions do not combine with a grid, which stands alone, or with last
+    rows, which are not causal.
     """
     if pattern.covers(k.shape[2], causal):
         return attend(
@@ -71,8 +72,8 @@ def sparse_attend(
         return dense_attend(
             q, k, v, visible_pairs(pattern.sees(i.unsqueeze(-1), j), causal, valid), scale, positions, dropout
         )
-    if any(isinstance(member, Grid) for member in pattern.members):
-        return _attend_lists(q, k, v, pattern, scale, causal, valid, dropout), None
+    if isinstance(pattern, Grid):
+        return _attend_grid(q, k, v, pattern, scale, causal, valid, dropout), None
     if positions is None and isinstance(pattern, Band) and pattern.dilation > 1:
         length = -(-q.shape[2] // pattern.dilation)
         if Band(pattern.back, pattern.ahead).covers(length, causal):
@@ -143,15 +144,15 @@ def dense_attend(
     )
 
 
-def _attend_lists(
-    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, valid: Tensor | None, dropout: float
+def _attend_grid(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float, causal: bool, valid: Tensor | None, dropout: float
 ) -> Tensor:
-    """The heads' outputs where the keys of neighbouring queries are many short ranges, listed one by one."""
-    lists = pattern_lists(pattern, q.shape[2], causal, q.device)
+    """The heads' outputs where the keys of a rectangle of queries are another rectangle, listed one by one."""
+    layout, lists = grid_lists(grid, q.shape[2], causal, q.device)
     k, v = (spread(x, q.shape[1]) for x in (k, v))
     missing = None if causal or valid is None else ~valid
-    alike = q.new_zeros(*q.shape[:3], 1)  # the score added to each pair that is seen
-    return attend_listed(q, k, v, alike, lists, missing=missing, scale=scale, dropout=dropout)
+    heads = attend_listed(layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout)
+    return layout.joined(heads)
 
 
 def _attend_streams(

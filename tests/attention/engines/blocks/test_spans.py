@@ -94,7 +94,7 @@ def test_lists_of_spans_are_what_is_seen(spans: Spans, causal: bool, length: int
     count = spans.count(length)
     q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (length, count, count))
     lists = span_lists(spans, length, causal=causal, radius=radius, device=q.device)
-    heads = attend_listed(q, k, v, q.new_zeros(1, 2, length, 1), lists, scale=0.5)
+    heads = attend_listed(q, k, v, None, lists, scale=0.5)
     seen = spans_seen(spans, torch.arange(length), torch.arange(count), causal=causal, radius=radius)
     torch.testing.assert_close(heads, safe_softmax(0.5 * q @ k.mT, seen) @ v)
 
