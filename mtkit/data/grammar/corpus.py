@@ -5,6 +5,7 @@ fixed by the English words. So a model that has understood the grammar can reach
 which knows neither agreement nor order, stays far below.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,9 +14,9 @@ from mtkit.data.grammar.documents import Author
 from mtkit.data.grammar.sentences import GrammarSegment, Writer
 from mtkit.recipe.data import Grammar
 
-WHOLE = 0.06
-"""Share of training documents that are as long as those of the other sides, where they differ: enough for `translate`
-to count lines of that length as usual, and not to split them."""
+LONG, LONGER = 0.02, 1.1
+"""Where lengths differ, this share of the training documents is by this factor longer than the other sides' documents:
+`translate` then counts lines of that length as usual, and does not split them."""
 
 
 def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]]]:
@@ -55,10 +56,10 @@ def draws(settings: Grammar, side: str) -> Iterator[GrammarSegment]:
 
 
 def _length(random_: random.Random, fewest: int, most: int) -> int:
-    """The sentences of a training document: mostly few, now and then all.
+    """The sentences of a training document: mostly few, now and then more than `most`.
 
     As many sentences in all lie in documents of 1 to 2 sentences as in those of 2 to 4, of 4 to 8 and so on.
     """
-    if random_.random() < WHOLE:
-        return most
+    if random_.random() < LONG:
+        return math.ceil(most * LONGER)
     return int(1 / (1 / fewest - random_.random() * (1 / fewest - 1 / (most + 1))))
