@@ -25,16 +25,17 @@ class GridLayout:
     def __init__(self, grid: Grid, length: int) -> None:
         rows, columns = grid.block
         self.grid, self.length = grid, length
-        self.lines = -(-length // grid.width)  # rows of the grid
-        rows, columns = min(rows, self.lines), min(columns, grid.width)
-        neighbours = min(max(FEWEST // (rows * columns), 1), -(-grid.width // columns))
+        self.width = min(grid.width, length)  # columns that hold anything
+        self.lines = -(-length // self.width)  # rows of the grid
+        rows, columns = min(rows, self.lines), min(columns, self.width)
+        neighbours = min(max(FEWEST // (rows * columns), 1), -(-self.width // columns))
         high = max(each for each in range(1, rows + 1) if rows % each == 0 and (each == 1 or each * columns <= MOST))
         self.shape = high, columns * neighbours
-        self.down, self.across = -(-self.lines // high), -(-grid.width // self.shape[1])
+        self.down, self.across = -(-self.lines // high), -(-self.width // self.shape[1])
 
     def laid(self, x: Tensor) -> Tensor:
         """(B, H, T, K) as (B, H, rectangles * their queries, K), zeros beyond the grid."""
-        (high, wide), width = self.shape, self.grid.width
+        (high, wide), width = self.shape, self.width
         x = F.pad(x, (0, 0, 0, self.down * high * width - self.length)).unflatten(2, (-1, width))
         x = F.pad(x, (0, 0, 0, self.across * wide - width))
         return x.unflatten(3, (self.across, wide)).unflatten(2, (self.down, high)).transpose(3, 4).flatten(2, 5)
@@ -42,16 +43,16 @@ class GridLayout:
     def joined(self, x: Tensor) -> Tensor:
         """The way back, to (B, H, T, V)."""
         x = x.unflatten(2, (self.down, self.across, *self.shape)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
-        return x[:, :, :, : self.grid.width].flatten(2, 3)[:, :, : self.length]
+        return x[:, :, :, : self.width].flatten(2, 3)[:, :, : self.length]
 
     def lists(self, causal: bool, device: torch.device) -> Lists:
         """The keys beside each rectangle; label 0 where a query sees one, else 1."""
         (high, wide), rows, (above, beside) = self.shape, self.grid.block[0], self.grid.margin
         top, left = torch.arange(self.down, device=device) * high, torch.arange(self.across, device=device) * wide
-        i = _positions(_span(top, high), _span(left, wide), self.grid.width)
+        i = _positions(_span(top, high), _span(left, wide), self.width)
         most = rows + 2 * above if not causal else rows + above
         lines = _near(top - top % rows - above, most, self.lines)
-        j = _positions(lines, _near(left - beside, wide + 2 * beside, self.grid.width), self.grid.width)
+        j = _positions(lines, _near(left - beside, wide + 2 * beside, self.width), self.width)
         seen = self.grid.sees(i.unsqueeze(2), j.unsqueeze(1)) & (j < self.length).unsqueeze(1)
         if causal:
             seen &= j.unsqueeze(1) <= i.unsqueeze(2)

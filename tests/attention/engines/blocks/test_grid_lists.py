@@ -17,6 +17,7 @@ GRIDS = {
     "wider than the grid": Grid(6, (2, 40), (1, 50)),
     "large": Grid(20, (16, 20), (1, 2)),
     "one column": Grid(1, (4, 1), (3, 0)),
+    "one row": Grid(1 << 30, (1, 6), (1 << 30, 4)),
 }
 
 
