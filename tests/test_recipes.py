@@ -190,8 +190,8 @@ def shortened(name: str, folder: Path) -> Path:
     head = "".join(f"{line}\n" for line in text.split("\n") if line.startswith("#"))
     settings = merged(read_settings(RECIPES[name]), SHORT)
     if name.startswith("builtin"):
-        most = 4 if settings["data"]["builtin"].get("sentences", 1) > 1 else 1
-        settings = merged(settings, {"data": {"builtin": {**LINES, "sentences": most}}})
+        sentences = min(settings["data"]["builtin"].get("sentences", 1), 4)
+        settings = merged(settings, {"data": {"builtin": {**LINES, "sentences": sentences}}})
     path = folder / f"{name}.yaml"
     path.write_text(head + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return path

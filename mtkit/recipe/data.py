@@ -74,8 +74,8 @@ class Grammar(Settings):
     sentences: int = Field(default=1, gt=0, le=1_000)
     """Sentences per document. Above 1, pronouns refer back across sentences, and each line holds one document."""
     fewest: PositiveInt | None = None
-    """Fewest sentences of a training document; null: all have `sentences`. Most have few then, which teaches a model
-    sooner which source token is whose than long ones alone."""
+    """Fewest sentences of a training document; null: all have `sentences`. Otherwise most have few, which teaches
+    sooner than long ones alone which source token is whose, and one in fifty has a tenth more than `sentences`."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -68,9 +68,8 @@ def block_means(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
 def sums_to_blocks(x: Tensor, size: int) -> Tensor:
     """The sum (B, G, N, V) over all positions up to the first of each block, itself included."""
     rows = widened(block_rows(x, size))
-    before = F.pad(
-        rows[:, :, :-1].sum(-2).cumsum(2), (0, 0, 1, 0)
-    )  # not less its own block, which would leave rounding
+    # the blocks before, not all less the own one, which would leave rounding
+    before = F.pad(rows[:, :, :-1].sum(-2).cumsum(2), (0, 0, 1, 0))
     return before + rows[..., 0, :]
 
 

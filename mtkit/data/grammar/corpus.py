@@ -5,7 +5,6 @@ fixed by the English words. So a model that has understood the grammar can reach
 which knows neither agreement nor order, stays far below.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -14,8 +13,8 @@ from mtkit.data.grammar.documents import Author
 from mtkit.data.grammar.sentences import GrammarSegment, Writer
 from mtkit.recipe.data import Grammar
 
-LONG, LONGER = 0.02, 1.1
-"""Where lengths differ, this share of the training documents is by this factor longer than the other sides' documents:
+LONG = 0.02
+"""Where lengths differ, this share of the training documents is a tenth longer than the other sides' documents:
 `translate` then counts lines of that length as usual, and does not split them."""
 
 
@@ -61,5 +60,5 @@ def _length(random_: random.Random, fewest: int, most: int) -> int:
     As many sentences in all lie in documents of 1 to 2 sentences as in those of 2 to 4, of 4 to 8 and so on.
     """
     if random_.random() < LONG:
-        return math.ceil(most * LONGER)
+        return most + -(-most // 10)
     return int(1 / (1 / fewest - random_.random() * (1 / fewest - 1 / (most + 1))))
