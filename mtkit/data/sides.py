@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
 from mtkit.data.encode import Chunk, EncodedChunk, Encoder, chunks, sampled
+from mtkit.data.lines.lengths import MOST_SENTENCES
 from mtkit.data.progress import ProgressBar
 from mtkit.data.readers import name_of, read_corpus
 from mtkit.data.segments import Ragged, Segments
@@ -25,9 +26,6 @@ _ALIGNED_IN_CHUNK = 1_000
 
 _NEAR = 50
 """Lines within which the first one that is off is found."""
-
-MOST_SENTENCES = 20
-"""Sentences of a segment from which on they are not told apart."""
 
 
 def _both() -> dict[str, int]:

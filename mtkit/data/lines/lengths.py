@@ -30,6 +30,9 @@ PERCENTILES = (50, 90, 95, 99, 100)
 USUAL = 0.05
 """Share of the training lines with so many sentences, or more, from which on a model has learned to translate them."""
 
+MOST_SENTENCES = 20
+"""Sentences of a line from which on they are not told apart."""
+
 _EDGES = np.unique([round(2 ** (half / 2)) for half in range(2, 60)])
 """The longest source of each bin before small ones are joined: 2, 3, 4, 6, 8, 11, 16, ..."""
 
@@ -73,7 +76,10 @@ class Lengths(BaseModel):
 
     @property
     def sentences_at_once(self) -> int | None:
-        """The most sentences that one training line in twenty has, or still more; None where they are not known."""
+        """The most sentences that one training line in twenty has, or still more.
+
+        None where they are not known, or so many that they were not told apart (`MOST_SENTENCES`): no limit.
+        """
         known = self.sentences
         if known is None:
             return None
@@ -82,7 +88,8 @@ class Lengths(BaseModel):
         def with_so_many(number: int) -> int:
             return sum(count for each, count in known.items() if each >= number)
 
-        return max((number for number in known if with_so_many(number) >= enough), default=1)
+        most = max((number for number in known if with_so_many(number) >= enough), default=1)
+        return None if most >= MOST_SENTENCES else most
 
     def limit(self, source_pieces: int) -> int | None:
         """The pieces that a translation of so many source pieces may have at most; None where no pair is known.

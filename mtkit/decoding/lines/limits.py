@@ -15,7 +15,7 @@ class Usual:
     """The amount of text that a model has learned to translate at once."""
 
     sentences: int | None
-    """At most; None where those of its training lines were not counted."""
+    """At most; None for any number, or where those of its training lines were not counted."""
     pieces: int
     """At most, tag and end of the segment counted."""
 

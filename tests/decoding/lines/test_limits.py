@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.data.lines.lengths import PERCENTILES, ROOM, Bin, Lengths, lengths_of
+from mtkit.data.lines.lengths import MOST_SENTENCES, PERCENTILES, ROOM, Bin, Lengths, lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.tokenizer import BREAK, EOS
@@ -72,6 +72,7 @@ def test_usual_is_what_a_share_of_the_training_lines_have() -> None:
     assert usual({1: 99, 2: 1}) == 1
     assert usual({1: 90, 2: 7, 3: 3}) == 2
     assert usual({1: 90, 2: 4, 9: 6}) == 9
+    assert usual({1: 90, MOST_SENTENCES: 10}) is None  # that many or more, of which the longest may have any number
     assert usual({1: 1}) == 1
     assert usual({}) == 1
     assert usual(None) is None
