@@ -122,7 +122,9 @@ def measure_attention(
     if min(setting.width, setting.heads, setting.batch, setting.repeats) < 1:
         raise MtkitError("width, heads, batch and repeats are whole numbers from 1")
     names = list(dict.fromkeys(["full", *names]))
-    options = _options_of(names, setting)
+    for name in names:
+        check_role(find(name), setting.role)
+    options = options_of(names, setting.options)
     for name in names:
         _build(name, "sub-layer", min(lengths[-1], PROBES[-1]), setting, options)  # mistakes show before any work
     run = _Run(names, lengths, setting, options, on_progress)
@@ -248,14 +250,15 @@ def _build(name: str, form: str, length: int, setting: Setting, options: Mapping
     return without_projections(attention) if form == "attention" else attention
 
 
-def _options_of(names: Iterable[str], setting: Setting) -> dict[str, dict[str, Any]]:
-    """The options of each mechanism; each option must be one of some mechanism's, or a slot."""
+def options_of(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For each mechanism those options that it has; slots are options of all.
+
+    Raises: MtkitError for an unknown name, and for an option that none of them has.
+    """
     takes = {name: {*find(name).options, *SLOTS} for name in names}
-    for name in takes:
-        check_role(find(name), setting.role)
     known = sorted(set().union(*takes.values()))
-    for option in setting.options:
+    for option in options:
         if option not in known:
             hint = did_you_mean(option, known)
             raise MtkitError(f"none of {', '.join(takes)} has an attention option '{option}'{hint}")
-    return {name: {key: value for key, value in setting.options.items() if key in own} for name, own in takes.items()}
+    return {name: {key: value for key, value in options.items() if key in own} for name, own in takes.items()}

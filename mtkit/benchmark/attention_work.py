@@ -105,13 +105,14 @@ class Walk:
 
 def seconds_of(work: Callable[[], None], device: torch.device) -> float:
     """Wall-clock time of `work()`, the device's queue emptied before and after."""
-    _wait(device)
+    wait(device)
     begin = time.perf_counter()
     work()
-    _wait(device)
+    wait(device)
     return time.perf_counter() - begin
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Returns when the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

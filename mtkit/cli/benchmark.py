@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mtkit.cli.benchmarks.decode import decode
+from mtkit.cli.benchmarks.documents import documents
 from mtkit.cli.benchmarks.train import train
 from mtkit.cli.values import MOST, parse_names, parse_numbers, parse_options
 
@@ -23,6 +24,7 @@ def _benchmark(context: typer.Context) -> None:
 
 benchmark.command()(train)
 benchmark.command()(decode)
+benchmark.command()(documents)
 
 
 @benchmark.command()

@@ -1,6 +1,5 @@
 """`mtkit prepare`: text to a tokenizer and prepared data."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,23 +80,19 @@ def prepare(
             }
         ),
     }
-    from tqdm import tqdm
-
+    from mtkit.cli.progress import through
     from mtkit.data.encode import usable_cores
     from mtkit.data.prepare import prepare as prepare_data
-    from mtkit.data.progress import ProgressBar
     from mtkit.data.report import summary
     from mtkit.recipe import load_recipe
 
     settings = load_recipe(recipe, {"data": _present(given)})
-
-    bar: ProgressBar = partial(tqdm, delay=2, unit_scale=True, leave=False)
     text = settings.data
     if any(corpus.translated_by for corpus in text.train):
         from mtkit.decoding.translated_text import with_translations
 
-        text = with_translations(text, say=typer.echo, progress=bar)
-    report = prepare_data(text, overwrite=overwrite, workers=workers or usable_cores(), progress=bar)
+        text = with_translations(text, say=typer.echo, progress=through)
+    report = prepare_data(text, overwrite=overwrite, workers=workers or usable_cores(), progress=through)
     typer.echo(summary(report, settings.model.max_length))
     options = f" --recipe {recipe}" * (recipe is not None) + f" --data {data}" * (data is not None)
     example = (

@@ -1,14 +1,15 @@
-"""A progress bar for work that tells how many of how many steps are done."""
+"""Progress bars on a terminal's standard error, for work of more than two seconds; a log gets none."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
 
 @contextmanager
 def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Takes (steps done, of how many); a bar on a terminal, when it takes more than two seconds."""
+    """Takes (steps done, of how many)."""
     with tqdm(desc=what, unit=unit, delay=2, leave=False, disable=None if show else True) as bar:
 
         def on_progress(done: int, total: int) -> None:
@@ -16,3 +17,9 @@ def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int,
             bar.update(done - bar.n)
 
         yield on_progress
+
+
+def through(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
+    """Goes through `items` (`mtkit.data.progress.ProgressBar`)."""
+    bar: Iterable[Any] = tqdm(items, what, total, delay=2, unit_scale=True, leave=False, disable=None)
+    return bar

@@ -87,8 +87,8 @@ def check(
     path = find_recipe(recipe)
 
     import torch
-    from tqdm import tqdm
 
+    from mtkit.cli.progress import through
     from mtkit.data.encode import usable_cores
     from mtkit.recipe_check import check as run_check
 
@@ -106,7 +106,7 @@ def check(
         device=device,
         workers=threads or usable_cores(),
         say=typer.echo,
-        progress=lambda items, what, total: tqdm(items, what, total, delay=2, unit_scale=True, leave=False),
+        progress=through,
     )
     if checked.signal is not None:
         typer.echo("stopped; the same command resumes", err=True)

@@ -1,8 +1,7 @@
 """`mtkit score`: scores of runs' translations, or of any files; of several systems, whether they differ."""
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -77,6 +76,7 @@ def score(
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
     """
+    from mtkit.cli.progress import through
     from mtkit.evaluation.report import side_object, side_text
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
@@ -110,7 +110,7 @@ def score(
             language=target_language,
             tokenize=settings.tokenize if tokenize is None else tokenize,
             lowercase=settings.lowercase if lowercase is None else lowercase,
-            progress=_bar,
+            progress=through,
         )
         for side_name, files in sides
     ]
@@ -139,10 +139,3 @@ def _runs(folders: list[Path], names: list[str]) -> "list[Run]":
     from mtkit.runs import find_run
 
     return [find_run(each) for each in folders] + [find_run(name=each) for each in names] or [find_run()]
-
-
-def _bar(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
-    """A bar on standard error, when it takes a while."""
-    from tqdm import tqdm
-
-    return tqdm(items, what, total, delay=2, leave=False)

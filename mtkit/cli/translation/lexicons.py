@@ -16,13 +16,12 @@ def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
 
     Raises: MtkitError as `learn_lexicon`; RunError for a damaged lexicon.
     """
-    from tqdm import tqdm
-
+    from mtkit.cli.progress import through
     from mtkit.decoding.lexicon import FILE, learn_lexicon, load_lexicon, save_lexicon
 
     lexicon = load_lexicon(run)
     if lexicon is None:
-        lexicon = learn_lexicon(run, data, lambda items, what, total: tqdm(items, what, total, delay=2, leave=False))
+        lexicon = learn_lexicon(run, data, through)
         try:
             save_lexicon(run, lexicon)
             note(f"learned the lexicon from {data}; it is kept in {run.folder / FILE}")

@@ -1,0 +1,171 @@
+"""How fast documents are decoded: models that differ in the decoder's attentions, on documents of growing length.
+
+Weights are untrained, and no hypothesis ends before its limit, so that all models make the same number of steps.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.registry import find
+from mtkit.benchmark.attention import options_of
+from mtkit.benchmark.attention_work import wait
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.engines.arithmetic import decoding_with, find_dtype
+from mtkit.decoding.search import SourceBatch
+from mtkit.decoding.search.beam import beam_search
+from mtkit.errors import MtkitError
+from mtkit.model.build import build_model
+from mtkit.model.network import Model, Network
+from mtkit.recipe import AttentionSettings, Recipe
+
+ROLES = ("decoder", "cross")
+LAST = 50
+"""Pieces at the end of a document whose time counts as the time there."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all models have in common: the recipe but for its attention, and the pieces of the vocabulary."""
+
+    recipe: Recipe
+    vocabulary: int
+    beam: int
+    arithmetic: str
+    """A dtype of `mtkit translate`."""
+    repeats: int
+    device: torch.device
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model on one document of `length` pieces on both sides; the best of all repeats."""
+
+    attention: str
+    roles: tuple[str, ...]
+    """The roles it fills; the others are `full`."""
+    length: int
+    seconds: float
+    """For the whole document, the encoder included."""
+    last: float
+    """Seconds per piece over the last pieces."""
+
+
+@dataclass(frozen=True)
+class DocumentBenchmark:
+    """All measurements of one run, by length, then in the order of the names."""
+
+    setting: Setting
+    lengths: tuple[int, ...]
+    rows: list[Measured]
+
+    @property
+    def names(self) -> list[str]:
+        """The mechanisms, `full` first."""
+        return list(dict.fromkeys(row.attention for row in self.rows))
+
+    def row(self, name: str, length: int) -> Measured:
+        """The measurement of one mechanism at one length."""
+        return next(row for row in self.rows if (row.attention, row.length) == (name, length))
+
+
+def measure_documents(
+    names: Sequence[str],
+    lengths: Sequence[int],
+    setting: Setting,
+    *,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> DocumentBenchmark:
+    """Decodes one document of each length with `full` and with each mechanism in the decoder and cross roles, in turns.
+
+    A mechanism fills those of the two roles that it can play, extensions included. `on_progress` is told how many of
+    how many documents are decoded.
+
+    Raises: MtkitError for a name, option or length that cannot be, and for a mechanism with neither role.
+    """
+    lengths = tuple(sorted(set(lengths)))
+    if not lengths or lengths[0] <= LAST:
+        raise MtkitError(f"lengths are whole numbers over {LAST}, the pieces that are timed at the end of a document")
+    names = list(dict.fromkeys(["full", *names]))
+    roles = {name: tuple(role for role in ROLES if role in find(name).roles) for name in names}
+    for name, its in roles.items():
+        if not its:
+            raise MtkitError(f"{name} can play neither the decoder nor the cross role")
+    options = options_of(names, setting.options)
+    models = {name: _model(name, roles[name], options[name], lengths[-1], setting) for name in names}
+    rows: list[Measured] = []
+    done, total = 0, len(lengths) * len(names) * setting.repeats
+    for length in lengths:
+        batch = _document(length, setting)
+        whole, last = dict.fromkeys(names, math.inf), dict.fromkeys(names, math.inf)
+        for _ in range(setting.repeats):
+            for name, model in models.items():
+                seconds, at_end = _decode(model, batch, setting)
+                whole[name], last[name] = min(whole[name], seconds), min(last[name], at_end)
+                done += 1
+                on_progress(done, total)
+        rows += [Measured(name, roles[name], length, whole[name], last[name]) for name in names]
+    return DocumentBenchmark(setting, lengths, rows)
+
+
+class _Endless:
+    """A model in which no hypothesis ends of itself, and which notes when some of its steps begin."""
+
+    has_weights = False
+
+    def __init__(self, model: Network, noted: Sequence[int], device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.times = dict.fromkeys(noted, 0.0)
+        self.steps = 0
+
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any:
+        return self.model.encode(source, source_valid, task=task)
+
+    def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any:
+        return self.model.start(encoded, hypotheses=hypotheses, pieces=pieces)
+
+    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]:
+        if self.steps in self.times:
+            wait(self.device)
+            self.times[self.steps] = time.perf_counter()
+        self.steps += 1
+        logits, state, weights = self.model.step(token, state, need_weights=need_weights)
+        logits[..., EOS] = -torch.inf
+        return logits, state, weights
+
+
+def _model(name: str, roles: Sequence[str], options: Mapping[str, Any], longest: int, setting: Setting) -> Network:
+    recipe = setting.recipe
+    by_role = {f"{role}.{key}": value for key, value in options.items() for role in roles}
+    attention = AttentionSettings.model_validate({"options": by_role, **dict.fromkeys(roles, name)})
+    size = recipe.model.model_copy(update={"max_length": max(longest + 1, recipe.model.max_length)})
+    settings = recipe.model_copy(update={"attention": attention, "model": size})
+    model = build_model(settings, source_vocabulary=setting.vocabulary, target_vocabulary=setting.vocabulary)
+    return model.to(setting.device)
+
+
+def _document(length: int, setting: Setting) -> SourceBatch:
+    """One source of `length` pieces, to be translated with as many."""
+    draw = torch.Generator().manual_seed(setting.recipe.seed)
+    source = torch.randint(EOS + 1, setting.vocabulary, (1, length), generator=draw)
+    source[:, -1] = EOS
+    return SourceBatch(source.to(setting.device), [length], torch.zeros(1, dtype=torch.long, device=setting.device))
+
+
+def _decode(model: Network, batch: SourceBatch, setting: Setting) -> tuple[float, float]:
+    """Seconds of the whole document, and per piece at its end."""
+    (length,) = batch.limits
+    settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
+    endless = _Endless(model, (length - 1 - LAST, length - 1), setting.device)
+    with decoding_with(model, find_dtype(setting.arithmetic)):
+        begin = time.perf_counter()
+        beam_search(cast(Model, endless), batch, settings)
+        wait(setting.device)
+    first, last = endless.times.values()
+    return time.perf_counter() - begin, (last - first) / LAST
