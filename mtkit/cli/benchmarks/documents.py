@@ -46,15 +46,15 @@ def documents(
 
     import torch
 
-    from mtkit.benchmark.documents import Setting, measure_documents
-    from mtkit.benchmark.documents_report import as_object, bars, table
+    from mtkit.benchmark.documents.measure import DocumentSetting, measure_documents
+    from mtkit.benchmark.documents.report import as_object, bars, table
     from mtkit.benchmark.report import write
     from mtkit.cli.progress import steps
     from mtkit.device import find_device
 
     if threads is not None:
         torch.set_num_threads(threads)
-    setting = Setting(
+    setting = DocumentSetting(
         recipe=settings,
         vocabulary=vocabulary,
         beam=beam,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mtkit.benchmark import documents
+from mtkit.benchmark.documents import measure
 from mtkit.cli.app import app
 from mtkit.errors import MtkitError
 
@@ -16,7 +16,7 @@ SMALL = ["--lengths", "6,9", "--vocabulary", "20", "--beam", "2", "--threads", "
 @pytest.fixture(autouse=True)
 def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(documents, "LAST", 3)
+    monkeypatch.setattr(measure, "LAST", 3)
 
 
 def test_table_json_and_picture_are_written() -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mtkit.benchmark.attention_report import aligned, hardware
-from mtkit.benchmark.documents import LAST, DocumentBenchmark, Measured
+from mtkit.benchmark.documents.measure import LAST, DocumentBenchmark, MeasuredDocument
 from mtkit.benchmark.report import Bars, about, times
 
 
@@ -52,7 +52,7 @@ def bars(benchmark: DocumentBenchmark) -> list[Bars]:
     ]
 
 
-def _section(benchmark: DocumentBenchmark, title: str, cost: Callable[[Measured], float]) -> str:
+def _section(benchmark: DocumentBenchmark, title: str, cost: Callable[[MeasuredDocument], float]) -> str:
     rows = [["", *(f"{length:,}" for length in benchmark.lengths)]]
     for name in benchmark.names:
         measured = [benchmark.row(name, length) for length in benchmark.lengths]
@@ -64,6 +64,6 @@ def _section(benchmark: DocumentBenchmark, title: str, cost: Callable[[Measured]
     return f"{title}\n{aligned(rows)}"
 
 
-def _label(row: Measured) -> str:
+def _label(row: MeasuredDocument) -> str:
     """ "linear", or "band (decoder)" where it fills one of the two roles."""
     return row.attention if len(row.roles) > 1 else f"{row.attention} ({row.roles[0]})"

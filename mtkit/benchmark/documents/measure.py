@@ -30,7 +30,7 @@ LAST = 50
 
 
 @dataclass(frozen=True)
-class Setting:
+class DocumentSetting:
     """What all models have in common: the recipe but for its attention, and the pieces of the vocabulary."""
 
     recipe: Recipe
@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDocument:
     """One model on one document of `length` pieces on both sides; the best of all repeats."""
 
     attention: str
@@ -61,16 +61,16 @@ class Measured:
 class DocumentBenchmark:
     """All measurements of one run, by length, then in the order of the names."""
 
-    setting: Setting
+    setting: DocumentSetting
     lengths: tuple[int, ...]
-    rows: list[Measured]
+    rows: list[MeasuredDocument]
 
     @property
     def names(self) -> list[str]:
         """The mechanisms, `full` first."""
         return list(dict.fromkeys(row.attention for row in self.rows))
 
-    def row(self, name: str, length: int) -> Measured:
+    def row(self, name: str, length: int) -> MeasuredDocument:
         """The measurement of one mechanism at one length."""
         return next(row for row in self.rows if (row.attention, row.length) == (name, length))
 
@@ -78,7 +78,7 @@ class DocumentBenchmark:
 def measure_documents(
     names: Sequence[str],
     lengths: Sequence[int],
-    setting: Setting,
+    setting: DocumentSetting,
     *,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> DocumentBenchmark:
@@ -99,7 +99,7 @@ def measure_documents(
             raise MtkitError(f"{name} can play neither the decoder nor the cross role")
     options = options_of(names, setting.options)
     models = {name: _model(name, roles[name], options[name], lengths[-1], setting) for name in names}
-    rows: list[Measured] = []
+    rows: list[MeasuredDocument] = []
     done, total = 0, len(lengths) * len(names) * setting.repeats
     for length in lengths:
         batch = _document(length, setting)
@@ -110,7 +110,7 @@ def measure_documents(
                 whole[name], last[name] = min(whole[name], seconds), min(last[name], at_end)
                 done += 1
                 on_progress(done, total)
-        rows += [Measured(name, roles[name], length, whole[name], last[name]) for name in names]
+        rows += [MeasuredDocument(name, roles[name], length, whole[name], last[name]) for name in names]
     return DocumentBenchmark(setting, lengths, rows)
 
 
@@ -140,7 +140,9 @@ class _Endless:
         return logits, state, weights
 
 
-def _model(name: str, roles: Sequence[str], options: Mapping[str, Any], longest: int, setting: Setting) -> Network:
+def _model(
+    name: str, roles: Sequence[str], options: Mapping[str, Any], longest: int, setting: DocumentSetting
+) -> Network:
     recipe = setting.recipe
     by_role = {f"{role}.{key}": value for key, value in options.items() for role in roles}
     attention = AttentionSettings.model_validate({"options": by_role, **dict.fromkeys(roles, name)})
@@ -150,7 +152,7 @@ def _model(name: str, roles: Sequence[str], options: Mapping[str, Any], longest:
     return model.to(setting.device)
 
 
-def _document(length: int, setting: Setting) -> SourceBatch:
+def _document(length: int, setting: DocumentSetting) -> SourceBatch:
     """One source of `length` pieces, to be translated with as many."""
     draw = torch.Generator().manual_seed(setting.recipe.seed)
     source = torch.randint(EOS + 1, setting.vocabulary, (1, length), generator=draw)
@@ -158,7 +160,7 @@ def _document(length: int, setting: Setting) -> SourceBatch:
     return SourceBatch(source.to(setting.device), [length], torch.zeros(1, dtype=torch.long, device=setting.device))
 
 
-def _decode(model: Network, batch: SourceBatch, setting: Setting) -> tuple[float, float]:
+def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tuple[float, float]:
     """Seconds of the whole document, and per piece at its end."""
     (length,) = batch.limits
     settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.benchmark import documents
-from mtkit.benchmark.documents import Setting, measure_documents
-from mtkit.benchmark.documents_report import as_object, bars, table
+from mtkit.benchmark.documents import measure
+from mtkit.benchmark.documents.measure import DocumentSetting, measure_documents
+from mtkit.benchmark.documents.report import as_object, bars, table
 from mtkit.errors import MtkitError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
@@ -17,12 +17,12 @@ MODEL = {"d_model": 16, "heads": 2, "feed_forward": 16, "encoder_layers": 1, "de
 
 @pytest.fixture(autouse=True)
 def _short_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LAST", 3)
+    monkeypatch.setattr(measure, "LAST", 3)
 
 
-def setting(**changes: Any) -> Setting:
+def setting(**changes: Any) -> DocumentSetting:
     given: dict[str, Any] = {"beam": 2, "arithmetic": "float32", "repeats": 1, "vocabulary": 12, "options": {}}
-    return Setting(recipe=load_recipe(None, {"model": MODEL}), device=torch.device("cpu"), **(given | changes))
+    return DocumentSetting(recipe=load_recipe(None, {"model": MODEL}), device=torch.device("cpu"), **(given | changes))
 
 
 def test_every_model_makes_one_step_per_piece_with_all_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
