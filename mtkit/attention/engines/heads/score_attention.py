@@ -11,8 +11,8 @@ Forward, start, step, weights, losses and slots are inherited. A step calls the 
 
 How mechanisms of the literature are stated:
 
-- additive: a `projection` of its own width; `scores` in chunks of queries, each under a checkpoint, so that no
-  (T, S, width) tensor is held;
+- additive: a `projection` of its own width; `scores` of some queries at a time, which the backward pass computes anew,
+  so that no (T, S, width) tensor is held;
 - nadaraya-watson: the norms of the keys as a column, with which `scores` are products less half a norm;
 - localness: `logits` add a bias by the distance of `key_position` from a centre that `q` predicts; the number of
   visible keys and their mean come from `visible` and `keys`;
