@@ -18,15 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.options import Positive, Within, refused
-from mtkit.attention.slots import Merge
+from mtkit.attention.heads._capsules import Capsules
+from mtkit.attention.options import Positive, Within
 
 VARIANCE = 1e-8
 """Floor of a capsule's variance: a standard deviation of 1e-4."""
 
 
-class EmRouting(Merge):
+class EmRouting(Capsules):
     """Heads vote for capsules, which are found by expectation maximisation.
 
     capsules: number of capsules; must divide the joint width of the heads. iterations: iterations of expectation
@@ -44,29 +43,17 @@ class EmRouting(Merge):
         iterations: Annotated[int, Within(1, 64)] = 3,
         em_lambda: Annotated[float, Within(0.0, 1e3)] = 1e-3,
     ) -> None:
-        super().__init__(site, width)
-        total = site.heads * width
-        if total % capsules:
-            raise refused("capsules", capsules, f"divide the heads' joint width {total}")
-        self.capsules = capsules
+        super().__init__(site, width, capsules)
         self.iterations = iterations
         self.em_lambda = em_lambda
-        self.votes = nn.Parameter(torch.empty(site.heads, width, total))
-        nn.init.xavier_uniform_(self.votes.view(total, total))
         self.cost = nn.Parameter(torch.zeros(capsules))  # beta_u
         self.threshold = nn.Parameter(torch.zeros(capsules))  # beta_a
 
-    def forward(self, heads: Tensor) -> Tensor:
-        """(B, H, T, V) to (B, T, N * P): the means of the N capsules, each of width P, times their activations."""
-        # in float32 from the votes on: a density multiplies their errors by as many as a capsule has dimensions
-        with torch.autocast(heads.device.type, enabled=False):
-            rows = widened(heads).transpose(0, 1).flatten(1, 2)  # (H, R, V) of R = B T tokens
-            votes = torch.bmm(widened(self.votes).mT, rows.mT)  # (H, N * P, R): all sums run over neighbouring tokens
-            routed = self._routed(votes.unflatten(1, (self.capsules, -1)))
-        return routed.flatten(0, 1).mT.contiguous().unflatten(0, (len(heads), heads.shape[2])).type_as(heads)
+    def routed(self, votes: Tensor) -> Tensor:
+        """activation * mean (N, P, R) of each capsule, from votes (H, N, P, R).
 
-    def _routed(self, votes: Tensor) -> Tensor:
-        """activation * mean (N, P, R) of each capsule, from votes (H, N, P, R)."""
+        In float32: a density multiplies the errors of votes by as many as a capsule has dimensions.
+        """
         heads, capsules = votes.shape[:2]
         share = votes.new_full((heads, 1, 1), 1 / capsules)  # of capsule n in head a, (H, N, R)
         within = votes.new_full((heads, 1, 1), 1 / heads)  # of head a in capsule n

@@ -96,7 +96,7 @@ def test_a_head_that_contradicts_the_others_counts_less() -> None:
     votes = 0.1 * torch.randn(5, 2, 3, dtype=torch.float64)
     votes[4, 0] += 5.0
     plain, routed = (make(5, 6, capsules=2, iterations=count, em_lambda=0.0) for count in (1, 3))
-    outputs = [2 * each._routed(votes.unsqueeze(-1))[0, :, 0] for each in (plain, routed)]
+    outputs = [2 * each.routed(votes.unsqueeze(-1))[0, :, 0] for each in (plain, routed)]
     four = votes[:4, 0].mean(0)
     assert math.dist(outputs[1].tolist(), four.tolist()) < 0.5 * math.dist(outputs[0].tolist(), four.tolist())
 
