@@ -21,7 +21,7 @@ from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, widened
 
 
-class Segments(NamedTuple):
+class Means(NamedTuple):
     """Which tokens the landmarks average; B is 1 where all tokens are real."""
 
     shares: Tensor
@@ -111,21 +111,21 @@ class LandmarkAttention(HeadAttention):
 
     def _through_landmarks(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         lengths = torch.full((1,), q.shape[2], device=q.device) if valid is None else valid.sum(1)
-        segments = segments_of(lengths, q, self.landmarks)
-        mean_q, mean_k = (segments.shares.unsqueeze(1) @ x for x in (q, k))
+        means = means_of(lengths, q, self.landmarks)
+        mean_q, mean_k = (means.shares.unsqueeze(1) @ x for x in (q, k))
         read, _ = attend(mean_q, k, v, scale=self.scale, valid=valid)  # B V
-        read = read.masked_fill(~segments.used[:, None, :, None], 0.0)
+        read = read.masked_fill(~means.used[:, None, :, None], 0.0)
         # short segments need no inverse; theirs is that of the identity, so that no gradient is more than finite
-        used = segments.used & ~segments.few.unsqueeze(1)
+        used = means.used & ~means.few.unsqueeze(1)
         kernel = safe_softmax(scores_of(mean_q, mean_k, self.scale), used[:, None, None])
         eye = torch.eye(self.landmarks, dtype=kernel.dtype, device=kernel.device)
         kernel = torch.where(used[:, None, :, None], kernel, eye)
         heads, _ = attend(q, mean_k, self.solve(kernel, read), scale=self.scale, valid=used)
         all_pairs = F.pad(read, (0, 0, 0, q.shape[2] - self.landmarks))
-        return torch.where(segments.few[:, None, None, None], all_pairs, heads)
+        return torch.where(means.few[:, None, None, None], all_pairs, heads)
 
 
-def segments_of(lengths: Tensor, rows: Tensor, landmarks: int) -> Segments:
+def means_of(lengths: Tensor, rows: Tensor, landmarks: int) -> Means:
     """The segments of padded sequences rows (..., T, K), of which `lengths` (B,) tokens are real."""
     real, some = lengths.unsqueeze(1), lengths.clamp(max=landmarks).unsqueeze(1)  # (B, 1)
     position = torch.arange(rows.shape[-2], device=lengths.device)
@@ -133,7 +133,7 @@ def segments_of(lengths: Tensor, rows: Tensor, landmarks: int) -> Segments:
     each = torch.arange(landmarks, device=lengths.device)
     members = (segment == each.unsqueeze(1)).type_as(rows)
     shares = members / members.sum(-1, keepdim=True).clamp(min=1)
-    return Segments(shares, each < some, lengths <= landmarks)
+    return Means(shares, each < some, lengths <= landmarks)
 
 
 def _softmax(q: Tensor, k: Tensor, scale: float) -> Tensor:

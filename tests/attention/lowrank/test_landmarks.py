@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.attention import build
-from mtkit.attention.lowrank._landmarks import segments_of
+from mtkit.attention.lowrank._landmarks import means_of
 from mtkit.errors import MtkitError
 
 NAMES = ["nystrom"]
@@ -19,8 +19,8 @@ def make(name: str, **arguments: Any) -> Any:
 
 
 def test_segments_are_of_real_tokens_and_of_nearly_one_size() -> None:
-    segments = segments_of(torch.tensor([7, 10, 2, 0]), torch.empty(10, 4), 3)
-    sizes = [[[round(share * 60) for share in row] for row in shares] for shares in segments.shares.tolist()]
+    means = means_of(torch.tensor([7, 10, 2, 0]), torch.empty(10, 4), 3)
+    sizes = [[[round(share * 60) for share in row] for row in shares] for shares in means.shares.tolist()]
     assert sizes[0] == [
         [20, 20, 20, 0, 0, 0, 0, 0, 0, 0],
         [0, 0, 0, 30, 30, 0, 0, 0, 0, 0],
@@ -29,8 +29,8 @@ def test_segments_are_of_real_tokens_and_of_nearly_one_size() -> None:
     assert [sum(map(bool, row)) for row in sizes[1]] == [4, 3, 3]
     assert sizes[2] == [[60] + [0] * 9, [0, 60] + [0] * 8, [0] * 10]
     assert not any(any(row) for row in sizes[3])
-    assert segments.used.tolist() == [[True] * 3, [True] * 3, [True, True, False], [False] * 3]
-    assert segments.few.tolist() == [False, False, True, True]
+    assert means.used.tolist() == [[True] * 3, [True] * 3, [True, True, False], [False] * 3]
+    assert means.few.tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("name", NAMES)
