@@ -102,6 +102,29 @@ class SomeOf:
 
 
 @dataclass(frozen=True)
+class CountsOf:
+    """Some of some names, each with a count, as text: "next:1,first:4" (`counts`)."""
+
+    names: Iterable[str]
+
+    def holds(self, value: Any) -> bool:
+        """Whether each part is a name and a count from 1 on, and no name comes twice."""
+        found = [re.fullmatch(r"([\w-]+):([1-9]\d{0,8})", part, re.ASCII) for part in parts(value)]
+        names = [match[1] for match in found if match]
+        return len(names) == len(found) == len(set(names)) and all(name in self.names for name in names)
+
+    def rule(self, kind: str) -> str:
+        """ "counts of self, next, prev, as in self:1,next:1"."""
+        some = [f"{name}:1" for name in self.names][:2]
+        return f"counts of {', '.join(self.names)}, as in {','.join(some)}"
+
+    def extremes(self, kind: type) -> Sequence[Any]:
+        """One of each name alone, and of all."""
+        one = [f"{name}:1" for name in self.names]
+        return *one, ",".join(one)
+
+
+@dataclass(frozen=True)
 class ListOf:
     """A list of whole numbers, also as text (`numbers`): of `count` if that is given, each within limits."""
 
@@ -238,6 +261,11 @@ def parts(value: str | Sequence[str]) -> list[str]:
     return [each.strip() for each in value.split(",")] if isinstance(value, str) else list(value)
 
 
+def counts(value: str) -> dict[str, int]:
+    """The counts by name of a `CountsOf` option, in the order given."""
+    return {name: int(count) for name, _, count in (part.partition(":") for part in parts(value))}
+
+
 def numbers(value: str | Sequence[int]) -> list[int]:
     """The numbers of a `ListOf` option: [8, 16] of "8,16" or "8x16" as well."""
     return [int(each) for each in re.split("[,x]", value)] if isinstance(value, str) else list(value)
@@ -286,6 +314,7 @@ def _extremes(hint: Any) -> Sequence[Any]:
 def _nearest(hint: Any, value: Any) -> str:
     """A did-you-mean for the first name that is none, where the option takes names."""
     limits = [limit for each in _alternatives(hint) if get_origin(each) is Annotated for limit in get_args(each)[1:]]
-    names = [name for limit in limits if isinstance(limit, OneOf | SomeOf) for name in limit.names]
+    names = [name for limit in limits if isinstance(limit, OneOf | SomeOf | CountsOf) for name in limit.names]
     words = parts(value) if isinstance(value, str | list | tuple) else []
-    return next((did_you_mean(str(word), names) for word in words if names and word not in names), "")
+    words = [str(word).partition(":")[0] for word in words]  # of a count
+    return next((did_you_mean(word, names) for word in words if names and word not in names), "")

@@ -149,7 +149,11 @@ def fill(slot: str, site: Site, *arguments: Any) -> Any:
     if value is None:
         return None
     name, options = _named(slot, value)
-    return _slot_kind(slot, name)(site, *arguments, **options)
+    kind: Any = _slot_kind(slot, name)
+    if slot != "positions" and site.role not in kind.roles:
+        can = ", ".join(each for each in ROLES if each in kind.roles)
+        raise MtkitError(f"{slot} '{name}' cannot play the role '{site.role}'; it can play: {can}")
+    return kind(site, *arguments, **options)
 
 
 def check_role(mechanism: Mechanism, role: str) -> None:

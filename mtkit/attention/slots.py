@@ -120,6 +120,8 @@ class Regularizer(Slot):
 
     needs_weights: bool = False
     """Whether it reads the attention weights, so that they must be computed."""
+    weighed_heads: int | None = None
+    """Of how many heads, the first ones, it reads the weights; None: of all."""
 
     def forward(
         self,
@@ -128,11 +130,13 @@ class Regularizer(Slot):
         weights: Tensor | None,
         query_valid: Tensor | None,
         value_valid: Tensor | None,
+        visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Weighted losses, means per real token.
 
-        heads (B, H, T, V) outputs before merging, values (B, G, S, V), weights (B, H, T, S) before dropout,
-        query_valid (B, T), value_valid (B, S).
+        heads (B, H, T, V) outputs before merging, values (B, G, S, V), weights (B, H, T, S) before dropout, of
+        `weighed_heads` at least, query_valid (B, T), value_valid (B, S); visible broadcasts to weights and says which
+        keys the mechanism shows to a query, None where it shows all but padding and the future.
         """
         raise NotImplementedError
 

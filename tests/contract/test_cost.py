@@ -24,6 +24,9 @@ def work(stack: Stack, query: Tensor, memory: Tensor | None) -> tuple[Count, int
     """The cost of forward and backward, with all that depends on the length alone made anew."""
     forget()
     stack.train()
+    for layer in stack.layers:
+        if getattr(layer, "regularizes_weights", False):
+            layer.eval()  # a loss on attention weights reads T x S of them in training, whatever the mechanism costs
     return count(lambda: stack(query, memory).square().sum().backward())
 
 

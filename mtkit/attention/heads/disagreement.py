@@ -47,6 +47,7 @@ class Disagreement(Regularizer):
         weights: Tensor | None,
         query_valid: Tensor | None,
         value_valid: Tensor | None,
+        visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """{"disagreement": weight * the sum over the types}, averaged over the layers of the run."""
         total = heads.new_zeros((), dtype=torch.float32)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended
+from mtkit.attention.engines.heads.head_groups import HeadGroup
 from mtkit.attention.engines.heads.score_attention import Pairs
 from mtkit.attention.engines.heads.shared_past import SharedPast
 from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax
@@ -43,6 +44,13 @@ class Full(SharedPast):
             need_weights=need_weights,
         )
         return heads, weights, None
+
+    def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
+        """Some heads' weights are computed beside the fused kernel, which serves the outputs of all."""
+        if len(self.weighed_heads) == self.site.heads:
+            return None
+        group = HeadGroup(self.weighed_heads, self.site.heads)
+        return group.weights(pairs.q, pairs.keys, scale=self.scale, visible=pairs.visible, positions=self.positions)
 
     def naive(
         self,

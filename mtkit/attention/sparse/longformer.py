@@ -100,16 +100,22 @@ class Longformer(PatternAttention):
         """Softmax over the window and the global keys; for global queries, over all keys by the second projections."""
         if not self.separate:
             return super().forward(query, query_valid=query_valid, need_weights=need_weights)
-        weighing = need_weights or self.regularizes_weights
-        k, v = self.keys_values(query)
-        heads, weights = self.attended(self.queries(query), k, v, valid=query_valid, need_weights=weighing)
-        first, first_weights = self._global_rows(query, query_valid, weighing)
+        q, (k, v) = self.queries(query), self.keys_values(query)
+        heads, weights = self.attended(q, k, v, valid=query_valid, need_weights=need_weights)
+        first, first_weights = self._global_rows(query, query_valid, need_weights or self.regularizes_weights)
         heads = heads.slice_scatter(first.type_as(heads), 2, 0, first.shape[2])
         if weights is not None and first_weights is not None:
-            rest = query.shape[1] - first_weights.shape[3]  # in the decoder role they see only one another
-            weights = torch.cat([F.pad(first_weights, (0, rest)), weights[:, :, self.globals :]], dim=2)
-        losses = self.losses(heads, v, weights, query_valid)
-        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+            weights = self._with_first(first_weights, weights)
+        read, visible = self.weights_to_regularize(q, k, query_valid) if self.regularizes_weights else (None, None)
+        if read is not None and first_weights is not None:
+            read = self._with_first(first_weights[:, : read.shape[1]], read)
+        losses = self.losses(heads, v, read, query_valid, visible=visible)
+        return Attended(self.joined(heads), weights=weights, losses=losses)
+
+    def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:
+        """The weights (B, H, T, T) with those of the global queries (B, H, g, T or g) in their rows."""
+        rest = weights.shape[3] - first.shape[3]  # in the decoder role they see only one another
+        return torch.cat([F.pad(first, (0, rest)), weights[:, :, self.globals :]], dim=2)
 
     def _global_rows(self, query: Tensor, valid: Tensor | None, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """What the global queries see, (B, H, g, V), and their weights if asked for."""

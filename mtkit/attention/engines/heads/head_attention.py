@@ -96,18 +96,25 @@ class HeadAttention(Attention):
         weights: Tensor | None,
         query_valid: Tensor | None,
         memory_valid: Tensor | None = None,
+        visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The losses of the regularizer; none outside training. In the self roles the memory is the query."""
         if self.regularizer is None or not self.training:
             return {}
         value_valid = memory_valid if self.site.role == "cross" else query_valid
-        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid)
+        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid, visible)
         return result
 
     @property
     def regularizes_weights(self) -> bool:
         """Whether this call must compute attention weights for the regularizer."""
         return self.training and self.regularizer is not None and self.regularizer.needs_weights
+
+    @property
+    def weighed_heads(self) -> range:
+        """The heads whose weights the regularizer reads."""
+        count = self.regularizer.weighed_heads if self.regularizer is not None else 0
+        return range(self.site.heads if count is None else count)
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Calls `after_update` of the slots; an override calls this as well."""

@@ -16,7 +16,7 @@ from mtkit.attention.engines.blocks.pattern import Pattern, Rows
 from mtkit.attention.engines.blocks.picked_tiles import block_size, keys_of_block
 from mtkit.attention.engines.blocks.sparse import sparse_attend
 from mtkit.attention.engines.cache.step_cache import append, picked, ring_place, start_cache, written
-from mtkit.attention.engines.softmax.dot_product import attend_step
+from mtkit.attention.engines.softmax.dot_product import attend_step, scores_of, weights_of
 from mtkit.attention.slots import Positions
 from mtkit.device import to_device
 
@@ -49,6 +49,25 @@ class HeadGroup:
         if isinstance(rows, range):
             return x.narrow(axis, rows.start, len(rows))
         return x.index_select(axis, to_device(torch.tensor(rows), x.device))
+
+    def weights(
+        self, q: Tensor, k: Tensor, *, scale: float, visible: Tensor | None, positions: Positions | None
+    ) -> Tensor:
+        """Its weights (B, h, T, S) from the q (B, H, T, K) and k (B, G, S, K) of all heads.
+
+        visible broadcasts to the weights; positions are those of all heads.
+        """
+        q, k = self.of(q, k)
+        query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        return weights_of(
+            scores_of(q, k, scale),
+            q,
+            scale=scale,
+            visible=visible,
+            positions=None if positions is None else positions.of_heads(self.some),
+            query_position=query_position,
+            key_position=key_position,
+        )
 
     def start(self, batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
         """An empty cache for its share of rows that are, for all heads, of (heads, width)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from mtkit.attention.contract import Attended, State
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.head_groups import PatternGroup
+from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
 
 
 class PatternAttention(HeadAttention):
@@ -53,11 +53,20 @@ class PatternAttention(HeadAttention):
         """Softmax over the pattern's keys, in blocks."""
         k, v = self.keys_values(query if memory is None else memory)
         valid = query_valid if memory is None else memory_valid
-        heads, weights = self.attended(
-            self.queries(query), k, v, valid=valid, need_weights=need_weights or self.regularizes_weights
-        )
-        losses = self.losses(heads, v, weights, query_valid, memory_valid)
-        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+        q = self.queries(query)
+        heads, weights = self.attended(q, k, v, valid=valid, need_weights=need_weights)
+        read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
+        losses = self.losses(heads, v, read[0], query_valid, memory_valid, read[1])
+        return Attended(self.joined(heads), weights=weights, losses=losses)
+
+    def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The weights (B, h, T, S) of the `weighed_heads`, and a mask of the keys that these see."""
+        group = HeadGroup(self.weighed_heads, self.site.heads)
+        visible = self._visible(q, k, valid)
+        if visible.dim() > 2 and visible.shape[-3] > 1:
+            [visible] = group.of(visible, axis=visible.dim() - 3)
+        weights = group.weights(q, k, scale=self.scale, visible=visible, positions=self.positions)
+        return weights, visible
 
     def attended(
         self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, need_weights: bool
@@ -134,11 +143,15 @@ class PatternAttention(HeadAttention):
         """The same from the scores of all pairs under a mask."""
         k, v = self.keys_values(query if memory is None else memory)
         valid = query_valid if memory is None else memory_valid
-        i, j = (torch.arange(length, device=query.device) for length in (query.shape[1], k.shape[2]))
-        seen = self.seen_by(i.unsqueeze(-1), j, lengths_of(k, valid))
-        visible = visible_pairs(seen, self.site.causal, valid)
-        heads, weights = dense_attend(self.queries(query), k, v, visible, self.scale, self.positions)
+        q = self.queries(query)
+        heads, weights = dense_attend(q, k, v, self._visible(q, k, valid), self.scale, self.positions)
         return Attended(self.joined(heads), weights=weights)
+
+    def _visible(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
+        """Which keys each query sees, broadcastable to (B, H, T, S)."""
+        i, j = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+        seen = self.seen_by(i.unsqueeze(-1), j, lengths_of(k, valid))
+        return visible_pairs(seen, self.site.causal, valid)
 
 
 def lengths_of(keys: Tensor, valid: Tensor | None) -> Tensor:

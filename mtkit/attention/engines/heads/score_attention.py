@@ -118,6 +118,10 @@ class ScoreAttention(HeadAttention):
         weights = weights.expand(len(pairs.values), -1, pairs.q.shape[2], -1)
         return self.outputs(self.mixed(weights), pairs), weights, carried
 
+    def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
+        """The weights of the `weighed_heads` alone, where that is cheaper than weights from `attended`, or None."""
+        return None
+
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """The weights from logits and positions, in float32 at least."""
         return weights_of(
@@ -165,8 +169,10 @@ class ScoreAttention(HeadAttention):
         """Sums of the values under the weights of all pairs."""
         pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid, task)
         carry = carry if self.site.layer else None
-        heads, weights, carried = self.attended(pairs, carry, need_weights or self.regularizes_weights)
-        losses = self.losses(heads, pairs.values, weights, query_valid, memory_valid)
+        read = self.weights_to_regularize(pairs) if self.regularizes_weights and not need_weights else None
+        weighing = need_weights or (self.regularizes_weights and read is None)
+        heads, weights, carried = self.attended(pairs, carry, weighing)
+        losses = self.losses(heads, pairs.values, weights if read is None else read, query_valid, memory_valid)
         return Attended(self.joined(heads), carried, weights if need_weights else None, losses)
 
     def start(

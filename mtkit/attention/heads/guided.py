@@ -1,0 +1,112 @@
+"""Guided attention: a training loss that pulls some heads towards fixed patterns, such as the previous token.
+
+Paper: Deshpande and Narasimhan, "Guiding Attention for Self-Supervised Learning with Transformers", Findings of EMNLP
+2020, arXiv 2010.02399, section 3, and the authors' code, whose mean squared error and schedule these are.
+Departures: rows of padding count nowhere, nor do rows whose target does not exist, is padding or is not shown by the
+mechanism (the first token has no previous one, a window no first token). Patterns of separators need the tokens'
+names, which attention does not know. In the decoder no head is guided to the next token. By default each pattern has
+one head, so that four heads suffice; the paper guides 6 of 12, of which 4 look at the first token.
+Cost: in training the weights of the guided heads, O(T S) each, also around mechanisms whose own cost is lower; the
+patterns themselves are never written out. Nothing at inference.
+"""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.options import CountsOf, LossWeight, Natural, OneOf, counts, refused
+from mtkit.attention.slots import Regularizer
+
+PATTERNS = {"self": 0, "next": 1, "prev": -1, "first": None}
+"""The distance of each pattern's target from the query; the first token is the target of all."""
+REDUCTION = ("mse", "row")
+DECAY = ("linear", "none")
+
+
+class Guided(Regularizer):
+    """A loss that pulls the attention weights of the first heads towards fixed patterns.
+
+    patterns: how many heads each pattern guides, from the first head on: self, next, prev and first token; null:
+    next:1,prev:1,first:1 in the encoder and prev:1,first:1 in the decoder. weight: weight of the loss. reduction: the
+    squares of a row are averaged over the keys of its segment (mse) or summed (row). hold: updates at full weight.
+    decay: linear falls from there to 0 at the last update.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Deshpande and Narasimhan 2020, arXiv 2010.02399"
+    factor: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        patterns: Annotated[str, CountsOf(tuple(PATTERNS))] | None = None,
+        weight: LossWeight = 10.0,
+        reduction: Annotated[str, OneOf(REDUCTION)] = "mse",
+        hold: Natural = 20_000,
+        decay: Annotated[str, OneOf(DECAY)] = "linear",
+    ) -> None:
+        super().__init__(site)
+        if patterns is None:
+            ahead = {} if site.causal else {"next": 1}
+            self.guides = dict(list({**ahead, "prev": 1, "first": 1}.items())[: site.heads])
+        else:
+            self.guides = counts(patterns)
+        if site.causal and "next" in self.guides:
+            raise refused("patterns", patterns, "guide no head to the next token in the decoder role")
+        self.guided = self.weighed_heads = sum(self.guides.values())
+        if self.guided > site.heads:
+            raise refused("patterns", patterns, f"guide no more than the {site.heads} heads")
+        self.weight = weight
+        self.needs_weights = weight > 0
+        self.by_row = reduction == "row"
+        self.hold = hold
+        self.decays = decay == "linear"
+        self.register_buffer("factor", torch.ones(()))  # saved, so that a resumed run goes on where it was
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """The weight of the next update: full up to `hold`, then falling to 0."""
+        left = (total_updates - update) / max(1, total_updates - self.hold)
+        self.factor.fill_(min(1.0, max(0.0, left)) if self.decays else 1.0)
+
+    def forward(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        value_valid: Tensor | None,
+        visible: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """{"guided": weight * the sum over the patterns}, each a mean over its heads and real rows; layers add up."""
+        if weights is None or not self.needs_weights:
+            return {}
+        batch, _, length, _ = weights.shape
+        position = torch.arange(length, device=weights.device)
+        real = query_valid if query_valid is not None else position.new_ones(batch, length, dtype=torch.bool)
+        shown = None if visible is None else visible.expand(batch, self.guided, -1, -1)
+        total, first = weights.new_zeros(()), 0
+        for name, count in self.guides.items():
+            offset = PATTERNS[name]
+            target = position * 0 if offset is None else position + offset
+            at = target.clamp(0, length - 1)
+            there = (real & real[:, at] & (target == at)).unsqueeze(1).expand(-1, count, -1)
+            index = at.view(1, 1, -1, 1).expand(batch, count, -1, -1)
+            if shown is not None:
+                there = there & shown[:, first : first + count].gather(-1, index).squeeze(-1)
+            row = _distance(widened(weights[:, first : first + count]), index)
+            if not self.by_row:
+                row = row / real.sum(1).clamp(min=1).view(-1, 1, 1)
+            total = total + row.masked_fill(~there, 0.0).sum() / there.sum().clamp(min=1)
+            first += count
+        return {"guided": self.weight * self.factor * total}
+
+
+def _distance(weights: Tensor, index: Tensor) -> Tensor:
+    """(B, h, T): the squared distance of each row of weights (B, h, T, S) from a 1 at index (B, h, T, 1) alone."""
+    at = weights.gather(-1, index).squeeze(-1)
+    return weights.square().sum(-1) - at.square() + (1 - at).square()
