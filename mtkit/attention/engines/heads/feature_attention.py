@@ -3,7 +3,7 @@
 A mechanism states the features of queries and keys (`features_of`). Sums over keys take the place of a cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,9 @@ class FeatureAttention(HeadAttention):
     """phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)) over real keys j, in a decoder j <= i.
 
     `features` is their number M. `eps` is added to the denominator. `floor` is the minimum size of the denominator
-    relative to the largest scale of a key. `chunk` is the number of positions computed at once in the decoder role.
+    relative to the largest scale of a key; with `per_key`, for features without a scale, relative to the number of
+    visible keys, or to the sum of what gates leave of them (which then add what they forget, added = 1 - e^kept).
+    `chunk` is the number of positions computed at once in the decoder role.
     """
 
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
@@ -41,9 +43,9 @@ class FeatureAttention(HeadAttention):
         "regularizer": frozenset({"disagreement"}),
     }
 
-    def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, chunk: int) -> None:
+    def __init__(self, site: Site, *, eps: float = 0.0, floor: float = 0.0, per_key: bool = False, chunk: int) -> None:
         super().__init__(site)
-        self.guards: dict[str, Any] = {"eps": eps, "floor": floor}
+        self.eps, self.floor, self.per_key = eps, floor, per_key
         self.chunk = chunk
 
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
@@ -87,21 +89,23 @@ class FeatureAttention(HeadAttention):
         q = self.queries(query)
         if self.site.causal:
             k, v = self.keys_values(query)
+            gates = self.gates_of(query)
             heads = attend_causal(
                 q,
                 k,
                 v,
                 self.features_of,
                 parameters=self.feature_parameters,
-                gates=self.gates_of(query),
+                gates=gates,
                 valid=query_valid,
                 chunk=self.chunk,
-                **self.guards,
+                **self._guards(lambda: _counts_so_far(query) if gates is None else -gates.kept.cumsum(-2).expm1()),
             )
         else:
             context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
             phi_k, v = self._keys(context, valid)
-            heads = attend_all(self._features(q).features, phi_k, v, **self.guards)
+            guards = self._guards(lambda: _counts(context, valid))
+            heads = attend_all(self._features(q).features, phi_k, v, **guards)
         losses = self.losses(heads, v, None, query_valid, memory_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
@@ -118,13 +122,16 @@ class FeatureAttention(HeadAttention):
     ) -> tuple[State, Any]:
         """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""
         if memory is not None:
-            return {"shared": {"sums": sums_of(*self._keys(memory, memory_valid))}}, None
+            shared = {"sums": sums_of(*self._keys(memory, memory_valid))}
+            return {"shared": shared | ({"keys": _counts(memory, memory_valid)} if self.per_key else {})}, None
         p, (features, scaled) = self.projection, self.state_features
         groups = max(p.key_heads, p.value_heads)
         like = widened(self.q_proj.weight)
         state: State = {"sums": like.new_zeros(batch_size, hypotheses, groups, features, p.value_width + 1), "count": 0}
         if scaled:
             state["top"] = like.new_full((batch_size, hypotheses, groups, 1, 1), nowhere(like))
+        if self.per_key:  # the number of keys so far, or what gates leave of it
+            state["keys"] = like.new_zeros(batch_size, hypotheses, groups, 1, 1)
         return state, None
 
     def step(
@@ -133,14 +140,16 @@ class FeatureAttention(HeadAttention):
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         if "shared" in state:
             phi_q = self._features(self.queries(query)).features
-            return Attended(self.joined(read(phi_q, state["shared"]["sums"], like=query, **self.guards))), state
+            guards = self._guards(lambda: state["shared"]["keys"])
+            return Attended(self.joined(read(phi_q, state["shared"]["sums"], like=query, **guards))), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         here = torch.full((1,), state["count"], device=query.device)
         phi_q = self._features(self.queries(rows, here)).features
         phi_k, v = self._keys(rows, None, here)
         top = state["top"].flatten(0, 1) if "top" in state else None
-        sums = state["sums"].flatten(0, 1)
-        heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=self.gates_of(rows), **self.guards)
+        sums, gates = state["sums"].flatten(0, 1), self.gates_of(rows)
+        guards = self._guards(lambda: _one_more(state["keys"].flatten(0, 1), gates))
+        heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=gates, **guards)
         output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {**state, "count": state["count"] + 1}
 
@@ -164,21 +173,28 @@ class FeatureAttention(HeadAttention):
             visible = visible.tril()
         if valid is not None:
             visible = visible & valid[:, None, None, :]
+        counted = visible.type_as(similarity)
         scales = None if other.scale is None else spread(other.scale, self.site.heads).transpose(-1, -2)
         gates = self.gates_of(query) if self.site.causal else None
         if gates is not None:  # the product of e^kept over all positions after the key's, up to the query's
             kept, added = (spread(x, self.site.heads) for x in gates)
             faded = kept.cumsum(-2)
             faded = (faded - faded.transpose(-1, -2)).masked_fill(~visible, 0.0)
-            similarity = similarity * faded.exp() * added.transpose(-1, -2)
+            left = faded.exp() * added.transpose(-1, -2)
+            similarity, counted = similarity * left, counted * left
             scales = faded if scales is None else scales + faded
         similarity = similarity.masked_fill(~visible, 0.0)
-        floor: Tensor | float = self.guards["floor"]
+        floor: Tensor | float = self._guards(lambda: counted.sum(-1, keepdim=True))["floor"]
         if scales is not None:  # relative to the largest visible key's scale
             largest = scales.masked_fill(~visible, nowhere(scales)).amax(-1, keepdim=True)
             floor = floor * (largest if own.scale is None else own.scale + largest).exp()
-        weights = similarity / guarded(similarity.sum(-1, keepdim=True), self.guards["eps"], floor)
+        weights = similarity / guarded(similarity.sum(-1, keepdim=True), self.eps, floor)
         return Attended(self.joined(torch.einsum("bhts,bhsv->bhtv", weights, spread(v, self.site.heads))))
+
+    def _guards(self, keys: Callable[[], Tensor]) -> dict[str, Any]:
+        """What guards the denominators, for the number of keys in each, (B or 1, G or 1, T or 1, 1)."""
+        # where nothing is to be seen the floor is above zero, so that the result is zero
+        return {"eps": self.eps, "floor": self.floor * keys().clamp(min=1e-30) if self.per_key else self.floor}
 
     def _keys(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> tuple[Keys, Tensor]:
         """Features of the keys, zero and of no scale at padding, and values."""
@@ -188,3 +204,20 @@ class FeatureAttention(HeadAttention):
     def _features(self, x: Tensor) -> Keys:
         """The features of x (B, H or G, T, K), each head's with its own parameters."""
         return self.features_of(x, *(spread(p.unsqueeze(0), x.shape[1]) for p in self.feature_parameters))
+
+
+def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:
+    """The number of real keys in each segment (B, 1, 1, 1)."""
+    if valid is None:
+        valid = memory.new_ones(memory.shape[:2], dtype=torch.bool)
+    return valid.sum(1).type_as(widened(memory)).view(-1, 1, 1, 1)
+
+
+def _counts_so_far(tokens: Tensor) -> Tensor:
+    """The number of keys up to each real position (1, 1, T, 1); padding is behind them all."""
+    return torch.arange(1, tokens.shape[1] + 1, device=tokens.device).type_as(widened(tokens)).view(1, 1, -1, 1)
+
+
+def _one_more(keys: Tensor, gates: Gates | None) -> Tensor:
+    """The number of keys (B, G, 1, 1) with the newest, in place."""
+    return keys.add_(1.0) if gates is None else keys.mul_(gates.kept.exp()).add_(gates.added)

@@ -14,7 +14,8 @@ relative to the largest scale of the visible keys. In the decoder that is the ru
 j <= i, as in the online softmax: earlier sums shrink by e^(C_before - C_after) when it rises. The scale cancels between
 numerator and denominator exactly, so that no later key changes an earlier output. The scale of a query cancels as well
 and is not passed. Where sums fade (`Gates`), the scales of earlier keys fade with them. `eps` is added to the
-denominator; `floor` is its minimum size relative to the scale of the largest key.
+denominator; `floor` is its minimum size relative to the scale of the largest key, one number or one for each query,
+(B or 1, G or 1, T or 1, 1).
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +62,9 @@ def nowhere(x: Tensor) -> float:
     return torch.finfo(x.dtype).min / 4
 
 
-def attend_all(phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0.0, floor: float = 0.0) -> Tensor:
+def attend_all(
+    phi_q: Tensor, phi_k: Tensor | Keys, v: Tensor, *, eps: float = 0.0, floor: float | Tensor = 0.0
+) -> Tensor:
     """Every query sees every key: (B, H, T, V) from phi_q (B, H, T, M), phi_k (B, G, S, M), v (B, G', S, V)."""
     with torch.autocast(v.device.type, enabled=False):
         features, v1 = _summands(phi_k, v)
@@ -82,7 +85,7 @@ def attend_causal(
     gates: Gates | None = None,
     valid: Tensor | None = None,
     eps: float = 0.0,
-    floor: float = 0.0,
+    floor: float | Tensor = 0.0,
     chunk: int,
 ) -> Tensor:
     """Every query sees the keys up to its own position: (B, H, T, V); time and memory O(T).
@@ -94,6 +97,8 @@ def attend_causal(
     groups = max(k.shape[1], v.shape[1])
     rows = [q.unflatten(1, (groups, -1)).flatten(0, 1), *(spread(x, groups).flatten(0, 1) for x in (k, v))]
     other = {"valid": None if valid is None else valid[:, None, :, None], **({} if gates is None else gates._asdict())}
+    if isinstance(floor, Tensor):
+        other["floor"] = floor.expand(len(q), -1, q.shape[2], -1)
     other = {name: spread(x, groups).flatten(0, 1) for name, x in other.items() if x is not None}
     names, gated = tuple(other), gates is not None
     by_head = [spread(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
@@ -111,7 +116,8 @@ def attend_causal(
             scale = None if scale is None else scale.masked_fill(~beside["valid"], nowhere(scale))
 
         def made(total: Tensor) -> Tensor:
-            return _normalised(total, eps, floor).view(*q.shape[:-1], -1)
+            least = beside["floor"].repeat(1, q.shape[1], 1) if "floor" in beside else floor
+            return _normalised(total, eps, least).view(*q.shape[:-1], -1)
 
         if not gated and scale is None:
             if part.whole:
@@ -146,7 +152,7 @@ def sums_of(phi_k: Tensor | Keys, v: Tensor) -> Tensor:
         return features.mT @ v1
 
 
-def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float = 0.0, like: Tensor) -> Tensor:
+def read(phi_q: Tensor, sums: Tensor, *, eps: float = 0.0, floor: float | Tensor = 0.0, like: Tensor) -> Tensor:
     """The outputs (B, H, T, V) of queries phi_q (B, H, T, M) from sums (B, G, M, V + 1), in the type of `like`."""
     with torch.autocast(like.device.type, enabled=False):
         return _outputs(_by_group(phi_q, sums.shape[1]) @ sums, phi_q, eps, floor).type_as(like)
@@ -161,7 +167,7 @@ def attend_next(
     *,
     gates: Gates | None = None,
     eps: float = 0.0,
-    floor: float = 0.0,
+    floor: float | Tensor = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """One step: the outputs (B, H, 1, V) of the newest token, which is added to the sums in place.
 
@@ -226,7 +232,7 @@ def _by_group(phi_q: Tensor, groups: int) -> Tensor:
     return widened(phi_q).unflatten(1, (groups, -1)).flatten(2, 3)
 
 
-def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float) -> Tensor:
+def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float | Tensor) -> Tensor:
     """The outputs (B, H, T, V) from those of `_by_group`, not yet normalised."""
     return _normalised(total, eps, floor).view(*phi_q.shape[:-1], -1)
 
@@ -251,6 +257,6 @@ def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:
     return (kept if valid is None else kept.masked_fill(~valid, 0.0)).cumsum(-2)
 
 
-def _normalised(total: Tensor, eps: float, floor: float) -> Tensor:
+def _normalised(total: Tensor, eps: float, floor: float | Tensor) -> Tensor:
     """The sums over values divided by the sum over ones."""
     return total[..., :-1] / guarded(total[..., -1:], eps, floor)
