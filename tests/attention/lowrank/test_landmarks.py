@@ -9,7 +9,7 @@ from mtkit.attention import build
 from mtkit.attention.lowrank._landmarks import means_of
 from mtkit.errors import MtkitError
 
-NAMES = ["nystrom"]
+NAMES = ["nystrom", "csalr"]
 
 
 def make(name: str, **arguments: Any) -> Any:
