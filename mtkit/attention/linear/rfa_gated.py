@@ -1,0 +1,67 @@
+"""Random feature attention with gates: a decoder whose sums over keys forget what lies back, by learned gates.
+
+Paper: Peng, Pappas, Yogatama, Schwartz, Smith and Kong, "Random Feature Attention", ICLR 2021, arXiv 2103.02143,
+section 3.2 (RFA-Gate).
+Departures: those of `rfa`. The size of the denominator is at least 1e-3 of what the gates leave of the visible keys, so
+that a first token is its own value, whatever its gate.
+Training differs from evaluation as that of `rfa` does. Dropout acts on the outputs of the heads.
+Cost: that of `rfa`: O(T M V) time, O(T) memory for M features. A step reads and writes M V numbers per head, at any
+position.
+"""
+
+import math
+from typing import Annotated, Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.engines.sums.feature_sums import Gates
+from mtkit.attention.linear.rfa import FEATURE_MAPS, RandomFeatureAttention
+from mtkit.attention.options import OneOf, Positive, Within
+
+
+class GatedRandomFeatureAttention(RandomFeatureAttention):
+    """Random feature attention with a gate for each head that fades earlier keys.
+
+    feature_map: "sine" (the Gaussian kernel; a sine and a cosine for each direction) or "arc-cosine" (relu(w x), 1 for
+    each direction). features: number of random directions D. tau: temperature of the kernel. learn_sigma: whether each
+    head learns a factor for each component of the directions. pool: number of matrices of directions that training
+    picks from. gate_bias: bias that gates start from; 2.2 keeps 0.9 of the sums at each token. chunk: number of
+    positions computed at once.
+    """
+
+    roles = frozenset({"decoder"})
+    published = frozenset({"decoder"})
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "arc-cosine"}, {"gate_bias": -1.0})
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "sine",
+        features: Positive = 64,
+        tau: Annotated[float, Within(1e-3, 1e3)] = 1.0,
+        learn_sigma: bool = True,
+        pool: Positive = 200,
+        gate_bias: Annotated[float, Within(-20.0, 20.0)] = round(math.log(9.0), 4),
+        chunk: Positive = 64,
+    ) -> None:
+        super().__init__(
+            site,
+            feature_map=feature_map,
+            features=features,
+            tau=tau,
+            learn_sigma=learn_sigma,
+            pool=pool,
+            chunk=chunk,
+        )
+        self.gate = nn.Linear(site.d_model, max(self.projection.key_heads, self.projection.value_heads))
+        nn.init.xavier_uniform_(self.gate.weight)
+        nn.init.constant_(self.gate.bias, gate_bias)
+
+    def gates_of(self, query: Tensor) -> Gates:
+        """S_t = g_t S_t-1 + (1 - g_t) phi(k_t) v_t^T with g_t = sigmoid(w x_t + b)."""
+        logits = widened(self.gate(query)).transpose(1, 2).unsqueeze(-1)
+        return Gates(F.logsigmoid(logits), (-logits).sigmoid())
