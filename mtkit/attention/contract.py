@@ -60,7 +60,9 @@ class Attended:
     carry: Any = None
     """For the attention of the next layer of the same stack, or None."""
     weights: Tensor | None = None
-    """(B, H, T, S) when asked for and when the mechanism has them; (B, H, N, S) from a step."""
+    """(B, H, T, S) when asked for and when the mechanism has them; (B, H, N, S) from a step.
+
+    H is the number of softmaxes, which may be another one than that of the heads."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     """Scalars to add to the training loss, means per token, already weighted; empty outside training."""
     log_prob: Tensor | None = None

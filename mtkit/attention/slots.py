@@ -65,6 +65,11 @@ class Projection(Slot):
             self.value_heads * self.value_width,
         )
 
+    @property
+    def joined_width(self) -> int:
+        """Width of the heads' outputs side by side."""
+        return self.site.heads * self.value_width
+
     def queries(self, projected: Tensor) -> Tensor:
         """(B, T, H*K) to (B, H, T, K)."""
         return projected.unflatten(-1, (self.heads, self.key_width)).transpose(1, 2)

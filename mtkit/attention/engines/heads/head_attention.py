@@ -34,7 +34,7 @@ class HeadAttention(Attention):
         self.q_proj = nn.Linear(site.d_model, queries)
         self.k_proj = nn.Linear(memory_width, keys)
         self.v_proj = nn.Linear(memory_width, values)
-        self.out_proj = nn.Linear(site.heads * self.projection.value_width, site.d_model)
+        self.out_proj = nn.Linear(self.projection.joined_width, site.d_model)
         for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)

@@ -1,0 +1,97 @@
+"""Talking heads: scores are mixed across the heads before the softmax, and weights after it.
+
+Paper: Shazeer, Lan, Cheng, Ding and Hou, "Talking-Heads Attention", 2020, arXiv 2003.02436.
+Departures: a square mix starts at the identity, so that the model starts as full attention; one between different
+numbers of heads is initialised at random, as in the authors' code, since equal heads would stay equal. The bias of
+relative positions is added after the first mix, one for each head of the softmax; so is the mask, which must not be
+mixed into other heads. `Attended.weights` are those of the softmax; the second mix may make them negative.
+Cost: O(T S) time and memory, with O(T S H) multiplications for the mixes of each head; no fused kernel can hold them. A
+step costs O(t).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.heads._head_numbers import HeadNumbers
+from mtkit.attention.options import Positive
+from mtkit.errors import MtkitError
+
+
+class TalkingHeads(ScoreAttention):
+    """Scaled dot-product attention whose heads exchange scores and weights through two learned matrices.
+
+    key_heads, softmax_heads, value_heads: numbers of heads that make scores, that have a softmax, and that sum values;
+    null: model.heads. Key heads, and value heads, share the model's width equally.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Shazeer et al. 2020, arXiv 2003.02436"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    small: ClassVar[Mapping[str, Any]] = {}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"softmax_heads": 6},
+        {"key_heads": 8},
+        {"value_heads": 2},
+        {"key_heads": 2, "softmax_heads": 3, "value_heads": 1},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        key_heads: Positive | None = None,
+        softmax_heads: Positive | None = None,
+        value_heads: Positive | None = None,
+    ) -> None:
+        keys, self.softmax_heads, values = (each or site.heads for each in (key_heads, softmax_heads, value_heads))
+        own = HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None
+        super().__init__(site, own)
+        if {keys, self.softmax_heads, values} != {site.heads}:
+            self._refuse_what_reads_each_head()
+        self.scores_mix = nn.Parameter(_mix(keys, self.softmax_heads))
+        self.weights_mix = nn.Parameter(_mix(self.softmax_heads, values))
+
+    def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
+        """The scores mixed over the heads (`scores_mix`), before anything is hidden."""
+        return _mixed(self.scores(pairs), self.scores_mix), None
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """The weights mixed over the heads (`weights_mix`): hidden keys still have zero."""
+        return _mixed(weights, self.weights_mix)
+
+    def _refuse_what_reads_each_head(self) -> None:
+        """Raises: MtkitError for slots that have something for each of `site.heads` heads, where these differ."""
+        biased = self.positions is not None and (self.positions.on_scores or self.positions.on_values)
+        there = {
+            "positions": biased,
+            "projection": self.site.projection is not None,
+            "merge": self.merge is not None,
+            "regularizer": self.regularizer is not None,
+        }
+        for slot, filled in there.items():
+            if filled:
+                value = getattr(self.site, slot)
+                raise MtkitError(
+                    f"key_heads, softmax_heads and value_heads must be the {self.site.heads} heads with {slot}={value}"
+                )
+
+
+def _mix(heads: int, others: int) -> Tensor:
+    """A matrix (heads, others) to start from."""
+    return torch.eye(heads) if heads == others else nn.init.xavier_uniform_(torch.empty(heads, others))
+
+
+def _mixed(x: Tensor, mix: Tensor) -> Tensor:
+    """(B, H, T, S) to (B, H', T, S) by mix (H, H'), in float32 at least."""
+    with torch.autocast(x.device.type, enabled=False):
+        x, mix = widened(x), widened(mix)
+        return torch.bmm(mix.T.expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
