@@ -1,0 +1,78 @@
+"""Gaussian attention: a learned bell over the distance of query and key is multiplied into the weights.
+
+Paper: Guo, Zhang and Liu, "Gaussian Transformer: A Lightweight Approach for Natural Language Inference", AAAI 2019,
+doi 10.1609/aaai.v33i01.33016489.
+Departures: each head has parameters of its own, unless heads share them; the paper's factor of pi is part of w.
+The absolute value around the bias is the paper's: without it b is the same for all keys of a query and cancels, as in
+a known implementation. With it a token sees itself less by |b|, and best the keys at distance sqrt(-b / w).
+Cost: O(T²) time and memory, because the added bias rules out the fused kernel; the bias itself is the same for all
+segments and has T values per head. A step costs O(t).
+"""
+
+import math
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.options import Within
+
+
+class Gaussian(ScoreAttention):
+    """Scaled dot-product attention with -|w (i - j)² + b| added to its scores, where w > 0 > b are learned.
+
+    initial_w, initial_b: where training starts. shared_heads: whether all heads share one w and one b.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Guo et al. 2019, doi 10.1609/aaai.v33i01.33016489"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        initial_w: Annotated[float, Within(1e-6, 1e6)] = 0.1,
+        initial_b: Annotated[float, Within(-1e6, -1e-6)] = -0.5,
+        shared_heads: bool = False,
+    ) -> None:
+        super().__init__(site)
+        heads = 1 if shared_heads else site.heads
+        self.raw_w = nn.Parameter(torch.full((heads, 1), _raw(initial_w)))
+        self.raw_b = nn.Parameter(torch.full((heads, 1), _raw(-initial_b)))
+
+    def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
+        """Q K^T / sqrt(K) - |w (i - j)² + b|, in float32 at least."""
+        distance = (pairs.query_position.unsqueeze(-1) - pairs.key_position).abs()  # (T, S)
+        table = self.table(torch.arange(len(pairs.key_position), device=distance.device))
+        bias = table.index_select(1, distance.flatten()).unflatten(1, distance.shape)
+        return widened(self.scores(pairs)) + bias, None
+
+    def table(self, distance: Tensor) -> Tensor:
+        """-|w d² + b| for each head and distance, (H, ...); float32 holds squares that half precision does not."""
+        w, b = F.softplus(widened(self.raw_w)), -F.softplus(widened(self.raw_b))
+        return -(w * distance.type_as(w).square() + b).abs()
+
+    def naive(self, query: Tensor, memory: Tensor | None = None, **given: Any) -> Attended:
+        """Weights of the softmax times the bell e^-|w (i - j)² + b|, normalised again, pair by pair."""
+        pairs = self.pairs(query, valid=given.get("query_valid"))
+        length = query.shape[1]
+        bell = query.new_zeros(self.site.heads, length, length)
+        for i in range(length):
+            for j in range(length):
+                bell[:, i, j] = (-(F.softplus(self.raw_w) * (i - j) ** 2 - F.softplus(self.raw_b)).abs()).exp()[:, 0]
+        weights = self.softmax(self.scores(pairs), pairs) * bell
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)
+
+
+def _raw(value: float) -> float:
+    """The number whose softplus is the value."""
+    return value + math.log(-math.expm1(-value))
