@@ -1,0 +1,103 @@
+"""Nadaraya-Watson attention: a Gaussian kernel of the distance between query and key weighs the values.
+
+Paper: Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964; with a learned width,
+Zhang, Lipton, Li and Smola, "Dive into Deep Learning", 2021, arXiv 2106.11342, chapter on attention pooling.
+Departures: queries, keys and values are projected, in several heads. The term of the square of the query is the same
+for all keys and is left out, so that scores are products less a norm and no differences of pairs are held. The width
+starts where the products have the scale of full attention.
+Cost: O(T S) time and memory. A step costs O(t).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attended, Site
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
+from mtkit.attention.engines.softmax.dot_product import scores_of, spread, weights_of, widened
+from mtkit.attention.options import OneOf, refused
+from mtkit.attention.positions import Rotary
+from mtkit.errors import MtkitError
+
+WIDTHS = ("scalar", "per-head", "per-dim")
+
+
+class NadarayaWatson(ScoreAttention):
+    """Attention whose scores are -|w (q - k)|² / 2, with a learned w.
+
+    width: how many numbers w has, "scalar" one, "per-head" one for each head, "per-dim" one for each dimension of each
+    head. exclude_self: whether a token does not see itself, so that each is estimated from the others.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Nadaraya 1964; Watson 1964; Zhang et al. 2021, arXiv 2106.11342"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"width": "scalar"}, {"width": "per-dim"})
+
+    def __init__(
+        self, site: Site, *, width: Annotated[str, OneOf(WIDTHS)] = "per-head", exclude_self: bool = False
+    ) -> None:
+        super().__init__(site)
+        if exclude_self and site.role == "cross":
+            raise MtkitError("exclude_self means nothing in the cross role: no key is the query's own token")
+        if width == "per-dim" and isinstance(self.positions, Rotary):
+            raise refused("width", width, "be another with rotary positions: they mix the dimensions of a head")
+        self.exclude_self = exclude_self
+        shape = {"scalar": (1, 1), "per-head": (site.heads, 1), "per-dim": (site.heads, self.projection.key_width)}
+        self.width = nn.Parameter(torch.full(shape[width], self.scale**0.5))
+
+    @property
+    def precision(self) -> Tensor:
+        """w² of each head and dimension, (H, K)."""
+        return widened(self.width).square().expand(self.site.heads, self.projection.key_width)
+
+    def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
+        """Keys and values, and the norms |w k|² / 2 of a key (B, G, S, H/G) in the heads that share it."""
+        columns = super().columns(memory, position)
+        keys = widened(columns["keys"])
+        shared = self.precision.unflatten(0, (keys.shape[1], -1)).transpose(1, 2)  # (G, K, H/G)
+        with torch.autocast(keys.device.type, enabled=False):
+            return {**columns, "norms": keys.square() @ shared / 2}
+
+    def scores(self, pairs: Pairs) -> Tensor:
+        """w² q k - |w k|² / 2, in float32 at least."""
+        q = (widened(pairs.q) * self.precision.unsqueeze(1)).type_as(pairs.q)
+        norms = pairs.columns["norms"].transpose(2, 3).flatten(1, 2).unsqueeze(2)  # (B, H, 1, S)
+        return widened(scores_of(q, pairs.keys, 1.0)) - norms
+
+    def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """The weights, with those of the queries' own tokens zero if so asked."""
+        if not self.exclude_self:
+            return super().softmax(logits, pairs)
+        others = pairs.query_position.unsqueeze(-1) != pairs.key_position
+        return weights_of(
+            logits,
+            pairs.q,
+            scale=self.scale,
+            visible=others if pairs.visible is None else others & pairs.visible,
+            positions=self.positions,
+            query_position=pairs.query_position,
+            key_position=pairs.key_position,
+        )
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same from the differences of all pairs."""
+        pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid)
+        k = spread(pairs.keys, self.site.heads)
+        differences = pairs.q.unsqueeze(3) - k.unsqueeze(2)  # (B, H, T, S, K)
+        scores = -(self.width[:, None, None] * differences).square().sum(-1) / 2
+        weights = self.softmax(scores, pairs)
+        return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)
