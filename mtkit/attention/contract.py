@@ -98,6 +98,8 @@ class Attention(nn.Module):
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     """Options whose other values the contract tests run too."""
 
+    reads_query: bool = True
+    """Whether outputs depend on what the query holds; not where weights follow positions alone, in the cross role."""
     longest: int | None = None
     """Maximum sequence length T; None where there is no limit."""
 

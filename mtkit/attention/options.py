@@ -135,7 +135,7 @@ class ListOf:
 
     def holds(self, value: Any) -> bool:
         """Whether there are as many numbers as there have to be, all within the limits."""
-        if isinstance(value, str) and not re.fullmatch(r"\d{1,12}([,x]\d{1,12})+", value, re.ASCII):
+        if isinstance(value, str) and not re.fullmatch(r"-?\d{1,12}([,x]-?\d{1,12})+", value, re.ASCII):
             return False
         found = numbers(value)
         return self.count in (None, len(found)) and all(self.each.holds(number) for number in found)

@@ -1,0 +1,247 @@
+"""Hard-coded attention: each head sums the values around a fixed offset from its query under a Gaussian, unlearned.
+
+Paper: You, Sun and Iyyer, "Hard-Coded Gaussian Attention for Neural Machine Translation", ACL 2020, arXiv 2005.00742,
+sections 3.1 and 4.
+Departures: the Gaussian is cut off at `truncate` standard deviations, where the published code computes all pairs; at 5
+what is left out weighs less than 1e-6. In the cross role the centre never lies behind the last source token, from where
+a long translation would see nothing. The ratio of lengths is counted in training, not before it. The projections have
+biases. Weights are the density itself and do not add up to 1, as in the published code; see `renormalise`.
+Cost: O(T n) time and memory for n positions within the cut-off (12 at the defaults), without queries and keys. A step
+costs O(n), at any position; in the decoder role it keeps n tokens, in the cross role it serves all hypotheses at once.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.cache.step_cache import append, start_cache, written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.heads.pattern_attention import lengths_of
+from mtkit.attention.engines.softmax.dot_product import weighted, widened
+from mtkit.attention.engines.sums.windows import slide, sum_windows
+from mtkit.attention.options import MOST, ListOf, Within, numbers, refused
+from mtkit.attention.prior._length_ratio import LengthRatio
+
+Offset = Within(-1000, 1000)
+
+
+class HardCoded(HeadAttention):
+    """Sums of values under fixed Gaussians around positions near the query's own.
+
+    offsets: centres of the heads relative to the query's position, one after the other over the heads; null: -1,0 in
+    the decoder role, -1,1 in the others. std: standard deviation, in tokens. truncate: standard deviations at which the
+    Gaussian is cut off. renormalise: whether the weights of the tokens that there are add up to 1. ratio: source tokens
+    per target token, for the cross role alone; null: 1 until training has counted tokens (it is saved with the model).
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "You et al. 2020, arXiv 2005.00742"
+    complexity = "O(T n)"
+    growth = 1
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": frozenset({"multi-query", "grouped-query"}),
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[Mapping[str, Any]] = {"truncate": 3.0}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"offsets": "-3,0"},
+        {"offsets": [2, -4]},
+        {"std": 2.5},
+        {"ratio": 1.7},
+        {"ratio": 0.6, "renormalise": True},
+    )
+    offset: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        offsets: Annotated[int, Offset]
+        | Annotated[str | Sequence[int], ListOf(Offset, "one after the other over the heads")]
+        | None = None,
+        std: Annotated[float, Within(0.1, 1000)] = 1.0,
+        truncate: Annotated[float, Within(1, 10)] = 5.0,
+        renormalise: bool = False,
+        ratio: Annotated[float, Within(0.01, 100)] | None = None,
+    ) -> None:
+        super().__init__(site)
+        del self.q_proj, self.k_proj
+        self.centres = _by_head(site, offsets)
+        self.std, self.renormalise, self.ratio = std, renormalise, ratio or 1.0
+        self.span = truncate * std * (1 + 1e-6)  # whole distances on the edge belong to it, whatever the rounding
+        self.register_buffer("offset", torch.tensor(self.centres), persistent=False)
+        self.counted = LengthRatio() if site.role == "cross" and ratio is None else None
+
+    @property
+    def reads_query(self) -> bool:  # type: ignore[override]
+        """Not in the cross role, where the position alone decides."""
+        return self.site.role != "cross"
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Sums over the tokens near the query's position, or near what corresponds to it in the source."""
+        v, valid = self._values(query if memory is None else memory), query_valid if memory is None else memory_valid
+        lengths, position = lengths_of(v, valid), torch.arange(query.shape[1], device=query.device)
+        if memory is not None and self.counted is not None:
+            self.counted.gather(memory, memory_valid, query, query_valid)
+        heads = self._near(v, valid) if memory is None else self._near_in_source(v, lengths, position)
+        asked = need_weights or self.regularizes_weights
+        weights = self._map(position, v, lengths) if asked else None
+        losses = self.losses(heads, v, weights, query_valid, memory_valid)
+        return Attended(self.joined(heads.type_as(v)), weights=weights if need_weights else None, losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty ring of values; in the cross role the values and length of the source, for all hypotheses."""
+        if memory is None:
+            return start_cache(batch_size, hypotheses, self.v_proj.weight, values=self.cache_shapes["values"]), None
+        v = self._values(memory)
+        values = widened(v).transpose(1, 2).contiguous()  # (B, S, G, V), which no step has to copy
+        return {"shared": {"values": values, "lengths": lengths_of(v, memory_valid).expand(len(v))}, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The sums for the newest position; O(n)."""
+        t, hypotheses = state["count"], query.shape[1]
+        here, weights = torch.full((1,), t, device=query.device), None
+        if self.site.role == "cross":
+            state = {**state, "count": t + 1}
+            v, lengths = state["shared"]["values"].transpose(1, 2), state["shared"]["lengths"]
+            output = self.joined(self._near_in_source(v, lengths, here).type_as(query)).expand(-1, hypotheses, -1)
+            weights = self._map(here, v, lengths) if need_weights else None
+        else:
+            window = 1 - self._reach()[0]
+            state = append(state, window=window, values=self._values(query).transpose(1, 2))
+            values = written(state, "values", window=window)  # (B, N, G, L, V)
+            ago = (t - torch.arange(values.shape[3], device=query.device)) % window  # of each place of the ring
+            row = self._weights(-ago - self.offset.unsqueeze(-1), None, values)  # (H, L)
+            with torch.autocast(query.device.type, enabled=False):
+                v = widened(values).flatten(0, 1)
+                heads = weighted(row.unsqueeze(1).expand(len(v), -1, -1, -1), v)  # (B*N, H, 1, V)
+            output = self.joined(heads.type_as(query)).view_as(query)
+            weights = self._map(here, values[:, 0], here + 1, keys=t + 1) if need_weights else None
+        return Attended(output, weights=None if weights is None else weights.expand(-1, -1, hypotheses, -1)), state
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Take over the tokens counted since the last update."""
+        super().after_update(update, total_updates)
+        if self.counted is not None:
+            self.counted.update()
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same from the densities at all pairs of positions."""
+        v, valid = self._values(query if memory is None else memory), query_valid if memory is None else memory_valid
+        weights = self._map(torch.arange(query.shape[1], device=query.device), v, lengths_of(v, valid))
+        return Attended(self.joined(weighted(weights, v)), weights=weights)
+
+    def _values(self, tokens: Tensor) -> Tensor:
+        """(B, S, D) to (B, G, S, V)."""
+        return self.projection.values(self.projected(tokens, self.v_proj)[0])
+
+    def _near(self, v: Tensor, valid: Tensor | None) -> Tensor:
+        """The heads' outputs (B, H, T, V) in the self roles."""
+        first, last = self._reach(v.shape[2])
+        distance = torch.arange(first, last + 1, device=v.device) - self.offset.unsqueeze(-1)
+        weights = self._densities(distance, v)  # (H, n)
+        valid = None if self.site.causal else valid  # a causal token sees no padding, which lies behind it
+        if valid is not None:
+            v = v.masked_fill(~valid[:, None, :, None], 0.0)
+        heads = slide(v, weights, first, self.dropout)
+        if self.renormalise:
+            there = v.new_ones(1, v.shape[2]) if valid is None else valid
+            total = slide(there[:, None, :, None].type_as(heads), weights, first)
+            heads = heads / total.where(total > 0, 1.0)
+        return heads
+
+    def _near_in_source(self, v: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
+        """The heads' outputs (B, H, T, V) at target position (T,), from the source's v (B, G, S, V)."""
+        lengths, length = lengths.expand(len(v)), v.shape[2]
+        centre = self._centre(position, lengths)
+        most = min(math.floor(2 * self.span) + 1, length)
+        first = (centre - self.span).ceil().clamp(0, length - most)
+        key = first.unsqueeze(-1) + torch.arange(most, device=v.device)  # (B, H, T, n)
+        weights = self._weights(key - centre.unsqueeze(-1), key < lengths[:, None, None, None], v)
+        weights = F.dropout(weights, self.dropout) if self.dropout else weights
+        return sum_windows(v, key.long(), weights)
+
+    def _map(self, position: Tensor, v: Tensor, lengths: Tensor, keys: int | None = None) -> Tensor:
+        """The weights (B, H, T, S) of all keys, those of v (B, G, S, V) unless their number is given."""
+        key = torch.arange(v.shape[2] if keys is None else keys, device=position.device)
+        seen = key < lengths[:, None, None, None]
+        if self.site.causal:
+            seen = key <= position.unsqueeze(-1)
+        weights = self._weights(key - self._centre(position, lengths).unsqueeze(-1), seen, v)
+        return weights.expand(len(v), -1, -1, -1)
+
+    def _centre(self, position: Tensor, lengths: Tensor) -> Tensor:
+        """The means (B or 1, H, T) of the Gaussians, in float64: products with large positions round float32."""
+        if self.site.role != "cross":
+            return (position + self.offset.unsqueeze(-1)).double().unsqueeze(0)
+        ratio = self.ratio if self.counted is None else self.counted.value
+        centre = ratio * position.double() + self.offset.unsqueeze(-1)  # (H, T)
+        return centre.minimum(lengths[:, None, None] - 1.0)
+
+    def _weights(self, distance: Tensor, seen: Tensor | None, like: Tensor) -> Tensor:
+        """The weights of the keys (..., n) at these distances from the centre, of which some are not to be seen."""
+        weights = self._densities(distance, like) * (1.0 if seen is None else seen)
+        return F.normalize(weights, p=1, dim=-1, eps=1e-30) if self.renormalise else weights
+
+    def _densities(self, distance: Tensor, like: Tensor) -> Tensor:
+        """N(distance; 0, std^2) up to the cut-off, zero beyond, in the type of `like`, float32 at least."""
+        distance = distance.to(widened(like).dtype)
+        density = (-0.5 * (distance / self.std).square()).exp() / (self.std * math.sqrt(2 * math.pi))
+        return density * (distance.abs() <= self.span)
+
+    def _reach(self, length: int = MOST) -> tuple[int, int]:
+        """The distances of the first and the last key that any head sees, zero among them, in so long a sequence."""
+        far, most = math.floor(self.span), max(length - 1, 0)
+        last = 0 if self.site.causal else min(max(max(self.centres) + far, 0), most)
+        return -min(max(far - min(self.centres), 0), most), last
+
+
+def _by_head(site: Site, offsets: int | str | Sequence[int] | None) -> list[int]:
+    """The offset of each head. Raises: MtkitError for what the site cannot have."""
+    if offsets is None:
+        offsets = ([-1, 0] if site.causal else [-1, 1])[: site.heads]
+    given = [offsets] if isinstance(offsets, int) else numbers(offsets)
+    if not 1 <= len(given) <= site.heads:
+        raise refused("offsets", offsets, f"have one value for each of the {site.heads} heads, or fewer, which repeat")
+    if site.causal and max(given) > 0:
+        raise refused("offsets", offsets, "be at most 0 in the decoder role, where later tokens are not seen")
+    return [given[head % len(given)] for head in range(site.heads)]
