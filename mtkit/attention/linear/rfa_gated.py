@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.sums.feature_sums import Gates
-from mtkit.attention.linear.rfa import FEATURE_MAPS, RandomFeatureAttention
+from mtkit.attention.linear._random_features import FEATURE_MAPS, RandomFeatureAttention
 from mtkit.attention.options import OneOf, Positive, Within
 
 
-class GatedRandomFeatureAttention(RandomFeatureAttention):
+class GatedRFA(RandomFeatureAttention):
     """Random feature attention with a gate for each head that fades earlier keys.
 
     feature_map: "sine" (the Gaussian kernel; a sine and a cosine for each direction) or "arc-cosine" (relu(w x), 1 for

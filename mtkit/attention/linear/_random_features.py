@@ -1,0 +1,93 @@
+"""What random feature attention is with gates and without: its features, and the pool that their directions are from.
+
+Both files cite the paper.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import ROLES, Site
+from mtkit.attention.engines.heads.feature_attention import FeatureAttention
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.engines.sums.feature_sums import Keys
+from mtkit.attention.hashing import hashed, random_key
+from mtkit.attention.options import OneOf, Positive, Within
+from mtkit.device import to_device
+
+
+def sine(projected: Tensor) -> Tensor:
+    """(sin w x, cos w x) for each direction w (equation 3)."""
+    return torch.cat([projected.sin(), projected.cos()], dim=-1)
+
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"sine": sine, "arc-cosine": F.relu}
+"""From products (..., D) with the directions to features, not yet divided by sqrt(D)."""
+
+
+class RandomFeatureAttention(FeatureAttention):
+    """Sums over keys of random features of unit vectors; the options are those of `rfa`."""
+
+    paper = "Peng et al. 2021, arXiv 2103.02143"
+    complexity = "O(T D)"
+    growth = 1
+    small: ClassVar[dict[str, Any]] = {"features": 100, "pool": 3, "chunk": 3}  # fewer would divide by noise
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "arc-cosine"},)
+
+    fixed: Tensor
+    drawn: Tensor
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "sine",
+        features: Positive = 64,
+        tau: Annotated[float, Within(1e-3, 1e3)] = 1.0,
+        learn_sigma: bool = True,
+        pool: Positive = 200,
+        chunk: Positive = 64,
+    ) -> None:
+        super().__init__(site, floor=1e-3, per_key=True, chunk=chunk)
+        self.feature_map, self.features, self.tau, self.pool = feature_map, features, tau, pool
+        heads, width = self.projection.key_heads, self.projection.key_width
+        self.sigma = nn.Parameter(torch.ones(heads, width)) if learn_sigma else None
+        self._key = random_key(site.seed, ROLES.index(site.role), site.layer)
+        self.register_buffer("fixed", self._matrices(torch.zeros(heads, dtype=torch.long)))
+        self.register_buffer("drawn", self._matrices(self._numbers(0)))
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Picks the matrix that each head uses in training until the next update."""
+        super().after_update(update, total_updates)
+        self.drawn.copy_(to_device(self._matrices(self._numbers(update)), self.drawn.device))
+
+    @property
+    def feature_parameters(self) -> Sequence[Tensor]:
+        """The directions (key heads, D, K)."""
+        directions = (self.drawn if self.training else self.fixed) / self.tau
+        return (directions if self.sigma is None else directions * self.sigma.unsqueeze(1),)
+
+    def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
+        """The feature map of x / |x| in the directions (..., D, K) of its head; no scale."""
+        with torch.autocast(x.device.type, enabled=False):
+            rows = F.normalize(widened(x), dim=-1, eps=1e-6)
+            projected = rows @ parameters[0].type_as(rows).mT
+            return Keys(FEATURE_MAPS[self.feature_map](projected) * self.features**-0.5)
+
+    @property
+    def state_features(self) -> tuple[int, bool]:
+        """2 D features, D of arc-cosine, without a scale."""
+        return self.features * (2 if self.feature_map == "sine" else 1), False
+
+    def _numbers(self, update: int) -> Tensor:
+        """The number in the pool of each head's matrix after an update."""
+        return hashed(hashed(torch.arange(self.projection.key_heads) + self._key) + update) % self.pool
+
+    def _matrices(self, numbers: Tensor) -> Tensor:
+        """The pool's matrices (key heads, D, K) of these numbers, one of each head: normal directions."""
+        keys = hashed(hashed(torch.arange(len(numbers)) + self._key + 1) + numbers)  # + 1: not what picks the numbers
+        shape = self.features, self.projection.key_width
+        return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(key)) for key in keys.tolist()])
