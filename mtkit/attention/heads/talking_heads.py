@@ -26,8 +26,9 @@ from mtkit.errors import MtkitError
 class TalkingHeads(ScoreAttention):
     """Scaled dot-product attention whose heads exchange scores and weights through two learned matrices.
 
-    key_heads, softmax_heads, value_heads: numbers of heads that make scores, that have a softmax, and that sum values;
-    null: model.heads. Key heads, and value heads, share the model's width equally.
+    key_heads: number of heads that make scores, which share the model's width equally; null: that of the heads.
+    softmax_heads: number of maps that have a softmax; null: that of the heads. value_heads: number of heads that sum
+    values, which share the model's width equally; null: that of the heads.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
