@@ -40,7 +40,8 @@ class Stack(nn.Module):
         output, carry, sampled = None, None, []
         for layer in self.layers:
             query = query if output is None else between(query, output)
-            attended = getattr(layer, form)(query, memory, carry=carry, **given)
+            attend = layer if form == "forward" else getattr(layer, form)  # called itself, it calls its hooks
+            attended = attend(query, memory, carry=carry, **given)
             output, carry = attended.output, attended.carry
             sampled += [] if attended.log_prob is None else [attended.log_prob]
         return output, carry, sampled

@@ -42,9 +42,14 @@ def check_reached(case: Case, stack: Stack) -> None:
     """Asks for a gradient of every parameter, from outputs, what is carried on, and what was sampled."""
     lengths = LENGTHS if case.small else LONGER
     query, memory = tokens(2, lengths[0], dtype=torch.float64), memory_for(case, 2, lengths[0], dtype=torch.float64)
+    passed: list[Tensor] = []  # outputs stay in a model's stream, also where the next layer reads no query
+    for layer in stack.layers[:-1]:
+        layer.register_forward_hook(lambda *call: passed.append(call[2].output))
     output, carry, sampled = stack.attend(query, memory, **masks(case, lengths))
-    real = output[masks(case, lengths)["query_valid"]]
-    loss = (real * torch.randn_like(real)).sum()
+    loss = torch.zeros((), dtype=torch.float64)
+    for each_output in (output, *passed):
+        real = each_output[masks(case, lengths)["query_valid"]]
+        loss = loss + (real * torch.randn_like(real)).sum()
     for each_carried in tree_leaves(carry):  # what only a next layer would read
         if isinstance(each_carried, Tensor) and each_carried.requires_grad:
             loss = loss + (each_carried * torch.randn_like(each_carried)).sum()

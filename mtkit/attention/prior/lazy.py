@@ -1,0 +1,74 @@
+"""LazyFormer: the first layer of a block computes attention weights, and the layers above it apply them again.
+
+Paper: Ying, Ke, He and Liu, "LazyFormer: Self Attention with Lazy Update", 2021, arXiv 2102.12702.
+Departures: dropout is that of the model, where the paper has none on weights that are shared; what travels up is the
+weights before it, and each layer draws its own. The layers are not widened to make up for the parameters saved.
+Cost: scores and softmax, O(T S) time and memory, in one layer of each block; the products with the values, O(T S), in
+all. A block holds one map of weights, which rules out the fused kernel. A step costs O(t), and keeps keys in the first
+layer of a block alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
+from mtkit.attention.options import Positive
+from mtkit.errors import MtkitError
+
+
+class Lazy(ScoreAttention):
+    """Scaled dot-product attention that is computed once for several layers, each with values of its own.
+
+    lazy_block: layers that share one map of weights; 1 is full attention. The last block may have fewer.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Ying et al. 2021, arXiv 2102.12702"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        # without parameters that only a layer with scores would use
+        "positions": frozenset({"rotary", "alibi"}),
+        "projection": frozenset({"multi-query", "grouped-query"}),
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[Mapping[str, Any]] = {"lazy_block": 2}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"lazy_block": 1}, {"lazy_block": 3})
+
+    def __init__(self, site: Site, *, lazy_block: Positive = 2) -> None:
+        super().__init__(site)
+        self.leads = site.layer % lazy_block == 0
+        self.lends = (site.layer + 1) % lazy_block != 0 and site.layer + 1 < site.layers
+        if not self.leads:
+            del self.q_proj, self.k_proj
+            self.positions = None  # the weights know of them
+
+    def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
+        """(B, H, T, K); the tokens (B, 1, T, D) where there are no scores."""
+        return super().queries(query, position) if self.leads else query.unsqueeze(1)
+
+    def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
+        """Keys and values; values alone where there are no scores."""
+        if self.leads:
+            return super().columns(memory, position)
+        (v,) = self.projected(memory, self.v_proj)
+        return {"values": self.projection.values(v)}
+
+    def weighed(self, pairs: Pairs, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The softmax of the scores, or the weights (B, H, T, S) of the layer below; carries them within the block.
+
+        Raises: MtkitError where the layer below should have carried some and has not.
+        """
+        if self.leads:
+            weights, _ = super().weighed(pairs, None)
+        elif carry is None:
+            raise MtkitError(f"layer {self.site.layer} of lazy attention needs what the layer below carries")
+        else:
+            weights = carry
+        return weights, weights if self.lends else None
