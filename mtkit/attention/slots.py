@@ -4,6 +4,7 @@
 turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot is the plain Transformer's.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -41,15 +42,18 @@ class Projection(Slot):
     neighbours) and each its own width.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, width: int | None = None) -> None:
+        """`width` of each head; None: an equal share of the model's width."""
         super().__init__(site)
-        if site.d_model % site.heads:
-            raise MtkitError(f"{site.heads} heads do not divide the width {site.d_model}")
+        if width is None:
+            if site.d_model % site.heads:
+                raise MtkitError(f"{site.heads} heads do not divide the width {site.d_model}")
+            width = site.d_model // site.heads
         self.heads = site.heads
         self.key_heads = site.heads
         self.value_heads = site.heads
-        self.key_width = site.d_model // site.heads
-        self.value_width = site.d_model // site.heads
+        self.key_width = width
+        self.value_width = width
 
     @property
     def scale(self) -> float:
@@ -70,6 +74,9 @@ class Projection(Slot):
         """Width of the heads' outputs side by side."""
         return self.site.heads * self.value_width
 
+    def initialize(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
+        """Start values of the maps of queries and keys, where they are others than Xavier's, which they have."""
+
     def queries(self, projected: Tensor) -> Tensor:
         """(B, T, H*K) to (B, H, T, K)."""
         return projected.unflatten(-1, (self.heads, self.key_width)).transpose(1, 2)
@@ -82,8 +89,15 @@ class Projection(Slot):
         """(B, S, G*V) to (B, G, S, V)."""
         return projected.unflatten(-1, (self.value_heads, self.value_width)).transpose(1, 2)
 
+    def adopted(self, full_state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state_dict of `full` in the shapes of this attention's `own`, or unchanged where it knows no way."""
+        return {
+            name: value if name in own and own[name].shape == value.shape else self.converted(name, value)
+            for name, value in full_state.items()
+        }
+
     def converted(self, name: str, value: Tensor) -> Tensor:
-        """An entry of `full`'s state_dict in the shape that this projection has, or unchanged where it knows no way."""
+        """One entry whose shape differs, where it can be converted by itself."""
         return value
 
 

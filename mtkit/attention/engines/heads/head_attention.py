@@ -38,6 +38,7 @@ class HeadAttention(Attention):
         for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
+        self.projection.initialize(self.q_proj, self.k_proj)
         self.positions: Positions | None = fill("positions", site, self.projection.key_width)
         self.merge: Merge | None = fill("merge", site, self.projection.value_width)
         self.regularizer: Regularizer | None = fill("regularizer", site)
@@ -124,12 +125,7 @@ class HeadAttention(Attention):
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, converted by the projection where shapes differ."""
-        own = self.state_dict()
-        converted = {
-            name: value if name in own and own[name].shape == value.shape else self.projection.converted(name, value)
-            for name, value in full_state.items()
-        }
-        super().adopt(converted)
+        super().adopt(self.projection.adopted(full_state, self.state_dict()))
 
     def _rotated(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.positions is None:
