@@ -4,7 +4,7 @@ Paper: Vyas, Katharopoulos and Fleuret, "Fast Transformers with Clustered Attent
 section 3.3. With A^c the weights of the mean query of cluster c, top_c the k keys of most weight in it and m_c the sum
 of their weights, query i of cluster c has the weights
     w_ij = m_c softmax over top_c of (q_i . k_j / sqrt(K))   for j in top_c,   w_ij = A^c_j for all others.
-Departures: those of `clustered`. Keys, too, are projected in float32, so that autocast changes no choice of k.
+Departures: those of `clustered`.
 Up to k tokens are all in top_c, and the result is that of `full`, which is then computed directly.
 Dropout acts on the weights within top_c, of each query, and on A^c, of each cluster.
 Cost: O(T C (K + bits iterations) + T k K) time, O(T C) memory besides the k keys of each 16 queries of a cluster.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.compressed.clustered import Bits, Clustered, Iterations, of_members
+from mtkit.attention.compressed._clustered_queries import Bits, ClusteredQueries, Iterations, of_members
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.chunks import attend_to_chosen
 from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, weighted
@@ -27,7 +27,7 @@ BLOCK = 16
 """Queries of a cluster that are computed together, with one copy of its keys."""
 
 
-class ImprovedClustered(Clustered):
+class ImprovedClustered(ClusteredQueries):
     """Attention of the mean query of each cluster, made exact at the keys of most weight.
 
     clusters: number of clusters per head, at most. cluster_bits: bits of the code of a query. cluster_iters: iterations
@@ -37,7 +37,7 @@ class ImprovedClustered(Clustered):
     """
 
     complexity = "O(T (C + k))"
-    small: ClassVar[dict[str, Any]] = {**Clustered.small, "cluster_topk": 3}
+    small: ClassVar[dict[str, Any]] = {"clusters": 4, "cluster_bits": 8, "cluster_iters": 3, "cluster_topk": 3}
 
     def __init__(
         self,
@@ -49,20 +49,14 @@ class ImprovedClustered(Clustered):
         cluster_hash_bias: bool = True,
         cluster_topk: Positive = 32,
     ) -> None:
-        super().__init__(
-            site,
-            clusters=clusters,
-            cluster_bits=cluster_bits,
-            cluster_iters=cluster_iters,
-            cluster_hash_bias=cluster_hash_bias,
-        )
+        super().__init__(site, clusters=clusters, bits=cluster_bits, iterations=cluster_iters, bias=cluster_hash_bias)
         self.topk = cluster_topk
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-        """The heads' outputs (B, H, T, V)."""
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        """Attention over C mean queries, and of each query over the k best keys of its cluster."""
         if k.shape[2] <= self.topk:
             return attend(q.type_as(v), k.type_as(v), v, scale=self.scale, valid=valid, dropout=self.dropout)[0]
-        means, groups = self._clustered(q, valid)
+        means, groups = self.clustered(q, valid)
         seen = None if valid is None else valid[:, None, None]
         with torch.autocast(q.device.type, enabled=False):
             scores = scores_of(means, k, self.scale)  # (B, H, C, T)
@@ -77,9 +71,9 @@ class ImprovedClustered(Clustered):
         exact = attend_to_chosen(q.type_as(v), keys, values, groups, top, there, **how)
         return of_members(mass.type_as(v), groups) * exact + of_members(weighted(rest, v), groups)
 
-    def _weights(self, q: Tensor, mean: Tensor, k: Tensor) -> Tensor:
+    def weights_of(self, q: Tensor, mean: Tensor, k: Tensor) -> Tensor:
         """Those of the cluster, shared out anew among the keys of most weight."""
-        weights = super()._weights(q, mean, k)
+        weights = (k @ mean * self.scale).softmax(-1)
         top = weights.topk(min(self.topk, len(k))).indices
         own = (k[top] @ q * self.scale).softmax(-1)
         return weights.scatter(0, top, weights[top].sum() * own)
