@@ -191,3 +191,11 @@ def by_head(patterns: Sequence[Pattern]) -> list[PatternGroup]:
         first = groups[-1].some.stop if groups else 0
         groups.append(PatternGroup(range(first, first + len(list(alike))), len(patterns), pattern))
     return groups
+
+
+def together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tuple[Tensor, Tensor | None]:
+    """The outputs of all groups of heads, along `axis`, and their weights (B, H, ...) if they have any."""
+    if len(outputs) == 1:
+        return outputs[0]
+    weights = [each for _, each in outputs if each is not None]
+    return torch.cat([heads for heads, _ in outputs], axis), torch.cat(weights, 1) if weights else None

@@ -9,7 +9,7 @@ from torch import Tensor
 from mtkit.attention.contract import Attended, State
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
+from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup, together
 
 
 class PatternAttention(HeadAttention):
@@ -84,7 +84,7 @@ class PatternAttention(HeadAttention):
             )
             for group in self.groups_of(lengths_of(k, valid))
         ]
-        return _together(outputs, 1)
+        return together(outputs, 1)
 
     def start(
         self,
@@ -128,7 +128,7 @@ class PatternAttention(HeadAttention):
             )
             outputs.append((heads, weights))
             states.append(after)
-        heads, weights = _together(outputs, 2)
+        heads, weights = together(outputs, 2)
         return heads, weights, {**state, "groups": states, "count": t + 1}
 
     def naive(
@@ -157,11 +157,3 @@ class PatternAttention(HeadAttention):
 def lengths_of(keys: Tensor, valid: Tensor | None) -> Tensor:
     """The number of real keys in each segment, (B,) of valid (B, S); (1,) where all of keys (B, G, S, K) are."""
     return torch.tensor([keys.shape[2]], device=keys.device) if valid is None else valid.sum(1)
-
-
-def _together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tuple[Tensor, Tensor | None]:
-    """The outputs of all groups of heads, along `axis`, and their weights (B, H, ...) if they have any."""
-    if len(outputs) == 1:
-        return outputs[0]
-    weights = [each for _, each in outputs if each is not None]
-    return torch.cat([heads for heads, _ in outputs], axis), torch.cat(weights, 1) if weights else None

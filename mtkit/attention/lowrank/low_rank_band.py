@@ -1,0 +1,233 @@
+"""Low-rank and band heads: some heads see all keys through few dimensions, the others a band through all of theirs.
+
+Paper: Guo, Qiu, Xue and Zhang, "Low-Rank and Locality Constrained Self-Attention for Sequence Modeling", IEEE/ACM
+TASLP 27(12), 2019, doi 10.1109/TASLP.2019.2944078.
+Departures: the two kinds of heads are joined by one `out_proj`, as other heads are. Half of the heads are low-rank
+unless said. The cross role (an extension) has low-rank heads alone: there is no band between two sequences.
+The scores of a low-rank head have rank r at most; their softmax has not.
+Cost: low-rank heads O(T² (r + V)), which is quadratic, band heads O(T w K); O(T) memory, O(T²) where weights are asked
+for. A step costs O(t (r + V)) and O(w K); it keeps r + V numbers per token in each low-rank head, and the last w + 1
+keys and values in each band head.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.pattern import Band
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.heads.head_groups import PatternGroup, together
+from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax
+from mtkit.attention.options import Natural, Positive, refused
+
+
+class LowRankBand(HeadAttention):
+    """Softmax attention of low-rank heads over all keys beside heads over a band.
+
+    rank: width of the queries and keys of a low-rank head. band: tokens that a band head sees on each side besides the
+    query's own (in the decoder role, before it). band_heads: number of band heads, the last ones; null: half of the
+    heads in the self roles, none in the cross role.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Guo et al. 2019, doi 10.1109/TASLP.2019.2944078"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"alibi"}),  # the others have the width of a head, of which there are two
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[dict[str, Any]] = {"band": 3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"band_heads": 0}, {"band_heads": 1}, {"rank": 3})
+
+    def __init__(
+        self, site: Site, *, rank: Positive = 16, band: Natural = 5, band_heads: Natural | None = None
+    ) -> None:
+        super().__init__(site)
+        most = 0 if site.role == "cross" else site.heads
+        near = (site.heads // 2 if most else 0) if band_heads is None else band_heads
+        if near > most:
+            why = f"be from 0 to {most} in the {site.role} role with {site.heads} heads"
+            raise refused("band_heads", band_heads, why)
+        self.rank, self.band, self.low = rank, band, site.heads - near
+        kinds = [
+            (range(self.low), Band(None, None), rank),
+            (range(self.low, site.heads), Band(band, band), self.projection.key_width),
+        ]
+        self.groups = [(PatternGroup(some, site.heads, keys), width) for some, keys, width in kinds if some]
+        total = sum(len(group.some) * width for group, width in self.groups)
+        self.q_proj, self.k_proj = (nn.Linear(each.in_features, total) for each in (self.q_proj, self.k_proj))
+        for linear in (self.q_proj, self.k_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over all keys in low-rank heads and over the band in the others, each scaled by its own width."""
+        q, k, v = self._by_group(query, query if memory is None else memory)
+        outputs = [
+            group.attend(
+                q[at].transpose(1, 2),
+                k[at].transpose(1, 2),
+                *group.of(v.transpose(1, 2)),
+                scale=width**-0.5,
+                causal=self.site.causal,
+                valid=query_valid if memory is None else memory_valid,
+                positions=self.positions,
+                dropout=self.dropout,
+                need_weights=need_weights or self.regularizes_weights,
+            )
+            for at, (group, width) in enumerate(self.groups)
+        ]
+        heads, weights = together(outputs, 1)
+        losses = self.losses(heads, v.transpose(1, 2), weights, query_valid, memory_valid)
+        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """Empty caches, one for each kind of heads; in the cross role the source, for all hypotheses."""
+        if memory is not None:
+            k, v = self.projected(memory, self.k_proj, self.v_proj)
+            rows = {"keys": self._of_groups(k)[0], "values": v.unflatten(-1, (self.site.heads, -1))}
+            shared = {name: x.transpose(1, 2).contiguous() for name, x in rows.items()}
+            return {"shared": {**shared, "valid": memory_valid}}, None
+        like, heads = self.v_proj.weight, self.site.heads
+        values = (heads, self.projection.value_width)
+        caches = [
+            group.start(batch_size, hypotheses, like, keys=(heads, width), values=values)
+            for group, width in self.groups
+        ]
+        return {"groups": caches, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis reads all keys in low-rank heads, the last ones in band heads."""
+        if "shared" in state:
+            return self._step_over_source(query, state["shared"], need_weights), state
+        q, k, v = self._by_group(query, query)
+        outputs, caches = [], []
+        for at, ((group, width), before) in enumerate(zip(self.groups, state["groups"], strict=True)):
+            heads, weights, after = group.step(
+                before,
+                q[at],
+                k[at],
+                *group.of(v, axis=2),
+                scale=width**-0.5,
+                positions=self.positions,
+                need_weights=need_weights,
+            )
+            outputs.append((heads, weights))
+            caches.append(after)
+        every, maps = together(outputs, 2)
+        attended = Attended(self.joined(every.transpose(1, 2)), weights=maps)
+        return attended, {**state, "groups": caches, "count": state["count"] + 1}
+
+    def _step_over_source(self, query: Tensor, shared: State, need_weights: bool) -> Attended:
+        [q] = self._of_groups(self.projected(query, self.q_proj)[0])
+        visible = None if shared["valid"] is None else shared["valid"][:, None, None]
+        heads, weights = attend_step(q, shared["keys"], shared["values"], scale=self.rank**-0.5, visible=visible)
+        return Attended(self.joined(heads.transpose(1, 2)), weights=weights if need_weights else None)
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """Head by head, from the scores of all pairs under a mask."""
+        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        q, k = self.q_proj(query), self.k_proj(source)
+        v = self.v_proj(source).unflatten(-1, (self.site.heads, -1))
+        i, j = torch.arange(query.shape[1])[:, None], torch.arange(source.shape[1])
+        first, heads, maps = 0, [], []
+        for head in range(self.site.heads):
+            width = self.rank if head < self.low else self.projection.key_width
+            own = slice(first, first + width)
+            scores = q[..., own] @ k[..., own].mT / width**0.5
+            if self.positions is not None:
+                penalty = self.positions.bias(q, i[:, 0], j, 1.0)
+                scores = scores if penalty is None else scores + penalty[head]
+            visible = torch.ones_like(scores, dtype=torch.bool)
+            if head >= self.low:
+                visible = visible & ((i - j).abs() <= self.band)
+            if self.site.causal:
+                visible = visible & (j <= i)
+            if valid is not None:
+                visible = visible & valid[:, None]
+            maps.append(safe_softmax(scores, visible))
+            heads.append(maps[-1] @ v[:, :, head])
+            first += width
+        return Attended(self.joined(torch.stack(heads, 1)), weights=torch.stack(maps, 1))
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the weights of `full`; the scores of low-rank heads are the nearest to its own of rank r."""
+        names = [f"{each}.{part}" for each in ("q_proj", "k_proj") for part in ("weight", "bias")]
+        own, heads, converted = self.state_dict(), self.site.heads, dict(full_state)
+        wide = heads * self.projection.key_width
+        fits = all(name in full_state and len(full_state[name]) == wide for name in names)
+        if fits and len(self.q_proj.weight) != wide:
+            q, qb, k, kb = (full_state[name].unflatten(0, (heads, -1)) for name in names)
+            low = _of_rank(torch.cat([q, qb.unsqueeze(-1)], -1)[: self.low], k[: self.low], self.rank)
+            rows = [low[0][..., :-1], low[0][..., -1], low[1], torch.zeros_like(low[1][..., -1])]
+            for name, few, every in zip(names, rows, (q, qb, k, kb), strict=True):
+                converted[name] = torch.cat([few.flatten(0, 1), every[self.low :].flatten(0, 1)]).type_as(own[name])
+        super().adopt(converted)
+
+    def _by_group(self, query: Tensor, memory: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        """Queries and keys (B, T, h, width) of each group of heads, and the values (B, S, H, V) of all."""
+        if query is memory:
+            q, k, v = self.projected(query, self.q_proj, self.k_proj, self.v_proj)
+        else:
+            (q,), (k, v) = self.projected(query, self.q_proj), self.projected(memory, self.k_proj, self.v_proj)
+        return self._of_groups(q), self._of_groups(k), v.unflatten(-1, (self.site.heads, -1))
+
+    def _of_groups(self, x: Tensor) -> list[Tensor]:
+        """Rows (B, T, ...) of all heads as (B, T, h, width) for each group."""
+        parts = x.split([len(group.some) * width for group, width in self.groups], -1)
+        return [part.unflatten(-1, (-1, width)) for part, (_, width) in zip(parts, self.groups, strict=True)]
+
+
+def _of_rank(q: Tensor, k: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Maps (H, rank, D) and (H, rank, M) whose product, over sqrt(rank), is nearest to that of q (H, K, D) and k.
+
+    Singular values and vectors of q^T k are found through factors of K rows (k is (H, K, M)). Rows beyond K add nothing
+    to the product but can learn.
+    """
+    width = q.shape[1]
+    (side_q, inner_q), (side_k, inner_k) = torch.linalg.qr(q.mT.double()), torch.linalg.qr(k.mT.double())
+    u, s, vh = torch.linalg.svd(inner_q @ inner_k.mT, full_matrices=False)
+    root = (s * (rank / width) ** 0.5).sqrt().unsqueeze(1)
+    found = [((side @ x * root).mT[:, :rank]) for side, x in ((side_q, u), (side_k, vh.mT))]
+    rest = max(rank - found[0].shape[1], 0)
+    more_q = torch.randn(len(q), rest, q.shape[2], dtype=torch.float64, device=q.device) * q.shape[2] ** -0.5
+    more_k = more_q.new_zeros(len(k), rest, k.shape[2])
+    return torch.cat([found[0], more_q], 1), torch.cat([found[1], more_k], 1)
