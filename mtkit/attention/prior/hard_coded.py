@@ -6,7 +6,7 @@ Departures: the Gaussian is cut off at `truncate` standard deviations, where the
 what is left out weighs less than 1e-6. In the cross role the centre never lies behind the last source token, from where
 a long translation would see nothing. The ratio of lengths is counted in training, not before it. The projections have
 biases. Weights are the density itself and do not add up to 1, as in the published code; see `renormalise`.
-Cost: O(T n) time and memory for n positions within the cut-off (12 at the defaults), without queries and keys. A step
+Cost: O(T n) time and memory for n positions within the cut-off (11 at the defaults), without queries and keys. A step
 costs O(n), at any position; in the decoder role it keeps n tokens, in the cross role it serves all hypotheses at once.
 """
 
@@ -74,16 +74,12 @@ class HardCoded(HeadAttention):
     ) -> None:
         super().__init__(site)
         del self.q_proj, self.k_proj
+        self.reads_query = site.role != "cross"  # where the position alone decides
         self.centres = _by_head(site, offsets)
         self.std, self.renormalise, self.ratio = std, renormalise, ratio or 1.0
         self.span = truncate * std * (1 + 1e-6)  # whole distances on the edge belong to it, whatever the rounding
         self.register_buffer("offset", torch.tensor(self.centres), persistent=False)
         self.counted = LengthRatio() if site.role == "cross" and ratio is None else None
-
-    @property
-    def reads_query(self) -> bool:  # type: ignore[override]
-        """Not in the cross role, where the position alone decides."""
-        return self.site.role != "cross"
 
     def forward(
         self,

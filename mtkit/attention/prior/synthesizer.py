@@ -1,0 +1,130 @@
+"""Synthesizer: scores are learned by position, or predicted by each query alone, and not products of pairs of tokens.
+
+Paper: Tay, Bahri, Metzler, Juan, Zhao and Zheng, "Synthesizer: Rethinking Self-Attention for Transformer Models",
+ICML 2021, arXiv 2005.00743, sections 3.1 to 3.3 and table 1.
+Departures: in factorized-dense, a times b is at least the number of positions; the paper divides that number, which
+may be prime. The parts of a mixture are weighted by the softmax of one number for each, the same for all heads. The
+cross role is an extension: its columns are positions of the source.
+Cost: O(T S) time and memory, without the fused kernel. Parameters per layer, for N positions: random H N², factorized-
+random 2 H N r, dense H N K besides D², factorized-dense H (a + b) K besides 2 D². A step costs O(t), where scores are
+predicted or factorised O(t K) or O(t r); keys are projected and kept only for a mixture with "dot".
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Site
+from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
+from mtkit.attention.engines.softmax.dot_product import scores_of, widened
+from mtkit.attention.options import OneOf, Positive, SomeOf, parts, refused
+from mtkit.attention.prior._synthetic_scores import (
+    DenseScores,
+    FactorizedDenseScores,
+    FactorizedRandomScores,
+    RandomScores,
+)
+from mtkit.errors import MtkitError
+
+BY_POSITION = ("random", "factorized-random")
+BY_TOKEN = ("dense", "factorized-dense")
+PARTS = (*BY_POSITION, *BY_TOKEN, "dot")
+VARIANTS = (*BY_POSITION, *BY_TOKEN, "mixture")
+
+
+class Synthesizer(ScoreAttention):
+    """Softmax attention whose scores do not compare tokens.
+
+    variant: "random" (a learned map of positions), "factorized-random" (one of rank factor_rank), "dense" (each token
+    predicts its scores), "factorized-dense" (it predicts factor_a numbers, and as many others as are needed for all
+    products), or "mixture" of the parts that mix names, "dot" for scaled products among them. factor_a: null: the
+    square root of the longest length, rounded up. fixed: whether random maps stay as they are drawn.
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Tay et al. 2021, arXiv 2005.00743"
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"alibi"}),
+        "projection": frozenset({"multi-query", "grouped-query"}),
+        "merge": None,
+        "regularizer": None,
+    }
+    small: ClassVar[Mapping[str, Any]] = {"factor_rank": 3, "factor_a": 5}
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"variant": "factorized-random"},
+        {"variant": "factorized-random", "fixed": True},
+        {"variant": "dense"},
+        {"variant": "factorized-dense"},
+        {"variant": "mixture"},
+        {"variant": "mixture", "mix": "factorized-random,factorized-dense"},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        variant: Annotated[str, OneOf(VARIANTS)] = "random",
+        factor_rank: Positive = 8,
+        factor_a: Positive | None = None,
+        fixed: bool = False,
+        mix: Annotated[str | Sequence[str], SomeOf(PARTS)] = "random,dense,dot",
+    ) -> None:
+        super().__init__(site)
+        names = parts(mix) if variant == "mixture" else [variant]
+        if len(set(names)) < len(names):
+            raise refused("mix", mix, "name each part once")
+        if fixed and not set(names) & set(BY_POSITION):
+            raise refused("fixed", fixed, f"be false where no part is {' or '.join(BY_POSITION)}")
+        self.longest: int = (site.memory_length or site.max_length) if site.role == "cross" else site.max_length
+        self.reads_query = site.role != "cross" or not set(names) <= set(BY_POSITION)
+        sizes = site.heads, site.max_length, self.longest
+        inner = math.ceil(math.sqrt(self.longest)) if factor_a is None else factor_a
+        if "factorized-dense" in names and inner > self.longest:
+            raise refused("factor_a", inner, f"be at most the {self.longest} positions")
+        made: dict[str, Callable[[], nn.Module]] = {
+            "random": lambda: RandomScores(*sizes, fixed),
+            "factorized-random": lambda: FactorizedRandomScores(*sizes, factor_rank, fixed),
+            "dense": lambda: DenseScores(site.d_model, site.heads, self.longest),
+            "factorized-dense": lambda: FactorizedDenseScores(site.d_model, site.heads, self.longest, inner),
+        }
+        self.synthetic = nn.ModuleDict({name: made[name]() for name in names if name != "dot"})
+        self.has_dot = "dot" in names
+        if not self.has_dot:
+            del self.q_proj, self.k_proj
+        self.mix_weight = nn.Parameter(torch.zeros(len(names))) if len(names) > 1 else None
+
+    def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
+        """The tokens (B, 1, T, D), of which each part makes its own."""
+        return query.unsqueeze(1)
+
+    def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
+        """Values alone, where there are no products."""
+        if self.has_dot:
+            return super().columns(memory, position)
+        return {"values": self.projection.values(self.projected(memory, self.v_proj)[0])}
+
+    def scores(self, pairs: Pairs) -> Tensor:
+        """The sum of the parts' scores (B or 1, H, T, S) under the softmax of `mix_weight`; "dot" is the last.
+
+        Raises: MtkitError beyond the positions that it was built for.
+        """
+        tokens, keys, step = pairs.q.squeeze(1), pairs.values.shape[2], pairs.state
+        reached = tokens.shape[1] if step is None else step["count"]
+        for count, most in ((reached, self.site.max_length), (keys, self.longest)):
+            if count > most:
+                raise MtkitError(f"synthesizer was built for {most} positions, not {count}: raise model.max_length")
+        position = None if step is None else pairs.query_position
+        scores = [part(tokens, position, keys) for part in self.synthetic.values()]
+        if self.has_dot:
+            scores.append(scores_of(super().queries(tokens), pairs.keys, self.scale))
+        if self.mix_weight is None:
+            return scores[0]
+        shares = widened(self.mix_weight).softmax(0)
+        return sum(share * widened(each) for share, each in zip(shares, scores, strict=True))
