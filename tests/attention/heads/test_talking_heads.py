@@ -169,7 +169,10 @@ def test_what_has_a_part_for_each_head_is_refused_where_the_numbers_differ(slot:
 @pytest.mark.peer
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_agrees_with_x_transformers(causal: bool) -> None:
-    """It adds the mixed scores to those before, and its softmax is in float32."""
+    """It adds the mixed scores to those before, and its softmax is in float32.
+
+    pip install --no-deps x-transformers torch-einops-utils einops einx frozendict loguru
+    """
     peer = pytest.importorskip("x_transformers.attend")
     talking, (x, _, masks) = stirred("decoder" if causal else "encoder"), given("encoder")
     theirs = peer.Attend(heads=4, causal=causal, pre_talking_heads=True, post_talking_heads=True).double().eval()
