@@ -34,7 +34,7 @@ class Lazy(ScoreAttention):
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         # without parameters that only a layer with scores would use
         "positions": frozenset({"rotary", "alibi"}),
-        "projection": frozenset({"multi-query", "grouped-query"}),
+        "projection": frozenset({"multi-query", "grouped-query", "fixed-head-size"}),
         "merge": None,
         "regularizer": None,
     }
