@@ -20,8 +20,8 @@ class Rotary(Positions):
 
     on_scores: ClassVar[bool] = False
 
-    def __init__(self, site: Site, width: int, *, half: bool = False) -> None:
-        super().__init__(site, width)
+    def __init__(self, site: Site, width: int, value_width: int | None = None, *, half: bool = False) -> None:
+        super().__init__(site, width, value_width)
         self.in_halves = half
         self.pairs = width // 2
 
@@ -48,8 +48,8 @@ class Alibi(Positions):
     symmetric form. The penalty is not divided by the square root of the head width.
     """
 
-    def __init__(self, site: Site, width: int) -> None:
-        super().__init__(site, width)
+    def __init__(self, site: Site, width: int, value_width: int | None = None) -> None:
+        super().__init__(site, width, value_width)
         self.some = range(site.heads)
 
     def of_heads(self, some: range) -> Positions:
@@ -75,11 +75,11 @@ class Shaw(Positions):
 
     on_values: ClassVar[bool] = True
 
-    def __init__(self, site: Site, width: int, *, clip: Natural = 16) -> None:
-        super().__init__(site, width)
+    def __init__(self, site: Site, width: int, value_width: int | None = None, *, clip: Natural = 16) -> None:
+        super().__init__(site, width, value_width)
         self.clip = clip
         self.keys = nn.Parameter(torch.zeros(2 * clip + 1, width))
-        self.value_table = nn.Parameter(torch.zeros(2 * clip + 1, width))
+        self.value_table = nn.Parameter(torch.zeros(2 * clip + 1, self.value_width))
 
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
         """scale * q . a_K of the distance, (B, H, ..., T, S), through one product with the table."""

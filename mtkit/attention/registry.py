@@ -183,6 +183,13 @@ def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
             able = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
             raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{able}")
         check(f"{slot} '{name}'", _slot_kind(slot, name), options)
+    held = {slot: _named(slot, value)[0] for slot, value in slots.items() if value is not None}
+    held |= {} if mechanism.slot is None else {mechanism.slot: mechanism.name}
+    for slot, name in held.items():
+        kind: Any = _slot_kind(slot, name)
+        for other, value in held.items():
+            if value in kind.apart_from:
+                raise MtkitError(f"{slot}={name} cannot combine with {other}={value}")
 
 
 def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:

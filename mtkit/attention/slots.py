@@ -13,6 +13,10 @@ from mtkit.attention.contract import Site
 from mtkit.attention.options import refused
 from mtkit.errors import MtkitError
 
+OWN_VECTORS = frozenset({"fixed-head-size", "grouped-query", "multi-query"})
+"""The projections in which a score is the product of a query and a key that mean something by themselves; mechanisms
+that transform each of the two take only these."""
+
 SLOTS = ("positions", "projection", "merge", "regularizer")
 
 
@@ -25,6 +29,8 @@ class Slot(nn.Module):
     complexity: ClassVar[str] = "O(T²)"
     growth: ClassVar[float] = 2
     weights: ClassVar[bool] = True
+    apart_from: ClassVar[frozenset[str]] = frozenset()
+    """Names of what it cannot combine with in other slots."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -173,11 +179,13 @@ class Positions(Slot):
     on_values: ClassVar[bool] = False
     """Whether `values` gives anything, so that weights must be computed."""
 
-    def __init__(self, site: Site, width: int) -> None:
+    def __init__(self, site: Site, width: int, value_width: int | None = None) -> None:
+        """Heads have queries and keys of `width`, and values of the same unless `value_width` says otherwise."""
         super().__init__(site)
         if site.role not in self.roles:
             raise MtkitError("relative positions need one axis for queries and keys: the cross role has none")
         self.width = width
+        self.value_width = value_width or width
 
     def of_heads(self, some: range) -> "Positions":
         """The same for some of the heads, whose queries alone are then passed in."""

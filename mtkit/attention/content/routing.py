@@ -43,6 +43,7 @@ from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
 from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, spread, widened
 from mtkit.attention.options import LossWeight, Natural, OneOf, Positive, Share, refused
 from mtkit.attention.recomputed import as_first
+from mtkit.attention.slots import OWN_VECTORS
 
 ASSIGN = ("argmax", "balanced")
 
@@ -65,7 +66,7 @@ class Routing(HeadAttention):
     growth = 1
     unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
+        "projection": OWN_VECTORS,
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
     }

@@ -25,6 +25,7 @@ from mtkit.attention.engines.sums.feature_sums import elu1
 from mtkit.attention.engines.sums.prefix_products import prefix_products, triangle_products
 from mtkit.attention.engines.sums.recurrence import Part, recur
 from mtkit.attention.options import OneOf, Positive, refused
+from mtkit.attention.slots import OWN_VECTORS
 
 FEATURE_MAPS = ("dpfp", "elu1")
 EPS = 1e-3
@@ -62,7 +63,7 @@ class Delta(HeadAttention):
     unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "positions": frozenset({"rotary"}),  # the others add to scores, of which there are none
-        "projection": None,
+        "projection": OWN_VECTORS,
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
     }

@@ -19,6 +19,7 @@ from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import scores_of, spread, weights_of, widened
 from mtkit.attention.options import OneOf, refused
 from mtkit.attention.positions import Rotary
+from mtkit.attention.slots import OWN_VECTORS
 from mtkit.errors import MtkitError
 
 WIDTHS = ("scalar", "per-head", "per-dim")
@@ -37,6 +38,7 @@ class NadarayaWatson(ScoreAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {**ScoreAttention.slots, "projection": OWN_VECTORS}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"width": "scalar"}, {"width": "per-dim"})
 
     def __init__(

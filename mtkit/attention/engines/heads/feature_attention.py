@@ -25,6 +25,7 @@ from mtkit.attention.engines.sums.feature_sums import (
     read,
     sums_of,
 )
+from mtkit.attention.slots import OWN_VECTORS
 
 
 class FeatureAttention(HeadAttention):
@@ -38,7 +39,7 @@ class FeatureAttention(HeadAttention):
 
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "positions": frozenset({"rotary"}),  # the others add to scores, of which there are none
-        "projection": None,
+        "projection": OWN_VECTORS,
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
     }

@@ -39,7 +39,8 @@ class HeadAttention(Attention):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
         self.projection.initialize(self.q_proj, self.k_proj)
-        self.positions: Positions | None = fill("positions", site, self.projection.key_width)
+        widths = self.projection.key_width, self.projection.value_width
+        self.positions: Positions | None = fill("positions", site, *widths)
         self.merge: Merge | None = fill("merge", site, self.projection.value_width)
         self.regularizer: Regularizer | None = fill("regularizer", site)
         if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
