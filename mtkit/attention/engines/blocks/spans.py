@@ -69,17 +69,17 @@ def mean(rows: Tensor, there: Tensor | None = None) -> Tensor:
     return (total / there.sum(-1, keepdim=True).clamp(min=1)).type_as(rows)
 
 
-def convolution(weight: Tensor, bias: Tensor) -> Pool:
+def convolution(weight: Tensor, bias: Tensor | None = None) -> Pool:
     """The sum over the places of a span of row times the matrix of its place; the kernel is per head or one for all.
 
-    weight (G or 1, size, K, V), bias (G or 1, V). Rows that do not count are taken as zero.
+    weight (G or 1, size, K, V), bias (G or 1, V) if any. Rows that do not count are taken as zero.
     """
 
     def pool(rows: Tensor, there: Tensor | None) -> Tensor:
         if there is not None:
             rows = rows.masked_fill(~there.unsqueeze(-1), 0.0)
         summed: Tensor = rows.flatten(-2) @ weight.flatten(1, 2)  # (B, G, P, size * K) with (G, size * K, V)
-        return summed + bias.unsqueeze(-2).type_as(summed)
+        return summed if bias is None else summed + bias.unsqueeze(-2).type_as(summed)
 
     return pool
 

@@ -1,0 +1,227 @@
+"""Memory-compressed attention: a strided convolution makes one key and value of every few neighbouring tokens.
+
+Paper: Liu, Saleh, Pot, Goodrich, Sepassi, Kaiser and Shazeer, "Generating Wikipedia by Summarizing Long Sequences",
+ICLR 2018, arXiv 1801.10198, section 4.2.3.
+In the decoder a query sees the blocks that have ended at or before its own position, and, so that the first queries see
+something, the first token as it is, or a learned pair. With factor 1 every query has a block, and there is neither.
+Departures: padded rows are zeroed before the convolution, and a block counts if a real token lies in it, so that the
+result of a segment is independent of its batch. The authors' code hides a block from its last token, which here sees
+it. The kernels start as the average of a block, so that attention starts near that of uncompressed keys. The
+convolution of the keys has no bias: it is the same in every block, and `k_proj` has one. The paper alternates these
+layers with block-local ones.
+Cost: O(T S / f) time; the keys and values of S / f blocks. A step costs O(t / f), and O(S / f) over a source.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.spans import Pool, Spans, convolution, pooled, spans_seen, spans_valid
+from mtkit.attention.engines.cache.open_span import append_row, start_spans
+from mtkit.attention.engines.cache.step_cache import append, written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, spread
+from mtkit.attention.engines.softmax.fused import fused_attention
+from mtkit.attention.options import OneOf, Positive
+
+FIRST = ("token", "null")
+GROUPS = ("heads", "full")
+
+
+class MemoryCompressed(HeadAttention):
+    """Softmax attention to blocks of tokens, each compressed to one key and value by a learned convolution.
+
+    factor: tokens per block, the convolution's kernel and stride. first: what every query of the decoder role sees
+    besides, the first token ("token") or a learned pair ("null"). groups: whether the convolution mixes the channels of
+    each head ("heads") or those of all heads ("full").
+    """
+
+    roles = frozenset({"encoder", "decoder", "cross"})
+    published = frozenset({"encoder", "decoder", "cross"})
+    paper = "Liu et al. 2018, arXiv 1801.10198"
+    complexity = "O(T² / f)"
+    growth = 2
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"factor": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"factor": 1},
+        {"factor": 5},
+        {"first": "null"},
+        {"groups": "full"},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        factor: Positive = 3,
+        first: Annotated[str, OneOf(FIRST)] = "token",
+        groups: Annotated[str, OneOf(GROUPS)] = "heads",
+    ) -> None:
+        super().__init__(site)
+        self.spans = Spans(factor, factor)
+        self.full = groups == "full"
+        self.first = first if site.causal and factor > 1 else None
+        p = self.projection
+        self.key_kernel = self._average(p.key_heads, p.key_width)
+        self.value_kernel = self._average(p.value_heads, p.value_width)
+        self.value_bias = nn.Parameter(torch.zeros(self.value_kernel.shape[0], self.value_kernel.shape[-1]))
+        if self.first == "null":
+            self.null_key = nn.Parameter(torch.zeros(p.key_heads, p.key_width))
+            self.null_value = nn.Parameter(torch.zeros(p.value_heads, p.value_width))
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """softmax(Q conv(K)^T / sqrt(K)) conv(V)."""
+        valid = query_valid if memory is None else memory_valid
+        q, (k, v) = self.queries(query), self.keys_values(query if memory is None else memory)
+        keys, values = (pooled(x, self.spans, self.pools[name], valid) for name, x in (("keys", k), ("values", v)))
+        if self.site.causal:
+            heads = self._causal(q, *self._with_first(k, v, keys, values))
+        else:
+            there = None if valid is None else spans_valid(valid, self.spans)
+            heads, _ = attend(q, keys, values, scale=self.scale, valid=there, dropout=self.dropout)
+        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        return Attended(self.joined(heads), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """No blocks yet, the learned pair apart; in the cross role the compressed source, for all hypotheses."""
+        if memory is not None:
+            rows = zip(("keys", "values"), self.keys_values(memory), strict=True)
+            shared = {name: pooled(x, self.spans, self.pools[name], memory_valid) for name, x in rows}
+            there = None if memory_valid is None else spans_valid(memory_valid, self.spans)
+            return {"shared": {**shared, "valid": there}}, None
+        state = start_spans(batch_size, hypotheses, self.q_proj.weight, rows=self.cache_shapes)
+        if self.first == "null":
+            k, v = (x.expand(batch_size, hypotheses, -1, -1) for x in (self.null_key, self.null_value))
+            state["spans"] = append(state["spans"], keys=k, values=v)
+        return {**state, "count": 0}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The same for the newest token of each hypothesis, over the blocks that have ended."""
+        visible = None
+        if self.site.role == "cross":
+            q, blocks = self.queries(query).transpose(1, 2), state["shared"]
+            keys, values = blocks["keys"], blocks["values"]
+            visible = None if blocks["valid"] is None else blocks["valid"][:, None, None]
+        else:
+            rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+            q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows))
+            first = state["count"] == 0
+            state = append_row({**state, "count": state["count"] + 1}, self.spans, self.pools, keys=k, values=v)
+            if first and self.first == "token":  # in the place before all blocks, none of which has ended yet
+                state["spans"] = append(state["spans"], keys=k, values=v)
+            keys, values = (written(state["spans"], name) for name in ("keys", "values"))
+        heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible)
+        return Attended(self.joined(heads.transpose(1, 2))), state
+
+    def naive(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        **_: Any,
+    ) -> Attended:
+        """The same, block by block and token by token, with one matrix over all channels, and head by head."""
+        memory, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        k, v = self.keys_values(memory)
+        real = memory.new_ones(memory.shape[:2]) if valid is None else valid.type_as(memory)
+        compressed = []
+        for x, kernel, bias in ((k, self.key_kernel, None), (v, self.value_kernel, self.value_bias)):
+            tokens, blocks = x.transpose(1, 2).flatten(2), []
+            for start in range(0, x.shape[2], self.spans.size):
+                block = torch.zeros_like(tokens[:, 0]) if bias is None else bias.flatten().expand(len(x), -1)
+                for place, token in enumerate(range(start, min(start + self.spans.size, x.shape[2]))):
+                    matrix = torch.block_diag(*kernel[:, place])
+                    block = block + (tokens[:, token] * real[:, token, None]) @ matrix
+                blocks.append(block)
+            compressed.append(torch.stack(blocks, 1).unflatten(-1, (x.shape[1], -1)).transpose(1, 2))
+        keys, values = self._with_first(k, v, *compressed)
+        i, s = torch.arange(query.shape[1]).unsqueeze(-1), torch.arange(compressed[0].shape[2])
+        if self.site.causal:
+            seen = F.pad((s + 1) * self.spans.size - 1 <= i, (int(self.first is not None), 0), value=True)
+        else:
+            seen = real[:, None, :: self.spans.size] > 0
+        heads = [
+            safe_softmax(q @ key.transpose(-1, -2) * self.scale, seen) @ value
+            for q, key, value in zip(
+                *(spread(x, self.site.heads).unbind(1) for x in (self.queries(query), keys, values)), strict=True
+            )
+        ]
+        return Attended(self.joined(torch.stack(heads, dim=1)))
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """What makes a key or value of a block."""
+        pools = {"keys": convolution(self.key_kernel), "values": convolution(self.value_kernel, self.value_bias)}
+        return {name: _across_heads(pool) for name, pool in pools.items()} if self.full else pools
+
+    def _average(self, heads: int, width: int) -> nn.Parameter:
+        """The kernel (G, f, K, K), or (1, f, G*K, G*K) over all channels, that gives the average of a block."""
+        groups, width = (1, heads * width) if self.full else (heads, width)
+        kernel = torch.zeros(groups, self.spans.size, width, width)
+        kernel.diagonal(dim1=-2, dim2=-1).fill_(1 / self.spans.size)
+        return nn.Parameter(kernel)
+
+    def _with_first(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The blocks' keys and values (B, G, P, K), behind what every causal query sees, of those of the tokens."""
+        if self.first is None:
+            return keys, values
+        first = (k[:, :, :1], v[:, :, :1])
+        if self.first == "null":
+            first = self.null_key.unsqueeze(1).expand_as(first[0]), self.null_value.unsqueeze(1).expand_as(first[1])
+        one, other = (
+            torch.cat([x.type_as(blocks), blocks], dim=2) for x, blocks in zip(first, (keys, values), strict=True)
+        )
+        return one, other
+
+    def _causal(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The heads' outputs (B, H, T, V) over the blocks that have ended, and what stands before them."""
+        before = int(self.first is not None)
+        position, number = (torch.arange(n, device=q.device) for n in (q.shape[2], keys.shape[2] - before))
+        seen = F.pad(spans_seen(self.spans, position, number, causal=True), (before, 0), value=True)
+        keys, values = (spread(x, q.shape[1]) for x in (keys, values))
+        return fused_attention(q, keys, values, scale=self.scale, mask=seen, dropout=self.dropout)
+
+
+def _across_heads(pool: Pool) -> Pool:
+    """A pool of rows with the channels of all heads side by side, for those of heads apart."""
+
+    def whole(rows: Tensor, there: Tensor | None) -> Tensor:
+        heads = rows.shape[1]
+        made = pool(rows.movedim(1, -2).flatten(-2).unsqueeze(1), there)  # (B, 1, P, G*V)
+        return made.squeeze(1).unflatten(-1, (heads, -1)).movedim(-2, 1)
+
+    return whole
