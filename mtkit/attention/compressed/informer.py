@@ -1,0 +1,236 @@
+"""Informer: the few queries whose attention is farthest from uniform attend; all others get the mean of the values.
+
+Paper: Zhou, Zhang, Peng, Zhang, Li, Xiong and Zhang, "Informer: Beyond Efficient Transformer for Long Sequence
+Time-Series Forecasting", AAAI 2021, arXiv 2012.07436, section 3 (ProbSparse self-attention). The measure of a query,
+over U keys sampled for it, is
+    M_i = max_j q_i . k_j / sqrt(K) - mean_j q_i . k_j / sqrt(K).
+Of T queries the u = c ceil(ln T) of largest M are active, with y_i = softmax(q_i K^T / sqrt(K)) V; U is c ceil(ln S),
+both at least 1. For all others y_i is the mean of V.
+Departures: keys are sampled without repeats, and by a fixed table; the paper draws anew in every pass. The mean in M is
+over the sample; the authors' code divides by S. Real tokens alone are ranked, sampled and averaged.
+In the decoder the paper ranks over the whole sequence and samples later keys. There (an extension) a query samples keys
+up to its own, is active if fewer than c ceil(ln(i + 1)) of the queries before it have a larger M, and otherwise gets
+the mean over its prefix. (The authors' code sums there instead.) Ties: the encoder prefers the earlier token.
+Equal measures never keep a decoder's query from being active. Queries and keys are projected in float32, under autocast
+too, and a decoder's cache holds keys in float32, so that rounding changes no choice.
+Cost: O(T log T) time in the encoder. In the decoder about c ln² T / 2 queries are active where M has no trend, all
+where it rises throughout, and each sees O(T) keys; forward waits for their number. Memory O(T). A step costs O(U K), t
+comparisons, and O(t K) for each active head; an accelerator, which cannot branch without waiting, pays that for all.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from mtkit.attention.compressed._sparsity import Samples, earlier_larger, spikiness
+from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.engines.blocks.block_layout import rows_at
+from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
+from mtkit.attention.engines.cache.step_cache import append, picked, start_cache, written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.softmax.dot_product import attend, attend_step, spread, widened
+from mtkit.attention.engines.softmax.fused import fused_attention
+from mtkit.attention.hashing import random_key
+from mtkit.attention.options import Positive
+from mtkit.attention.recomputed import as_first
+
+CHUNK = 32
+"""Active queries of a decoder whose masks are held at a time."""
+
+
+class Informer(HeadAttention):
+    """Softmax attention of the most selective queries; the mean of the values for the others.
+
+    factor: c, which the logarithm of the length is multiplied by for the numbers of active queries and sampled keys.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder"})
+    paper = "Zhou et al. 2021, arXiv 2012.07436"
+    complexity = "O(T log² T)"  # in the decoder; O(T log T) in the encoder
+    growth = 1
+    unrounded = True
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": frozenset({"rotary"}),  # the others add to scores, of which active queries have different ones
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"factor": 1}
+
+    def __init__(self, site: Site, *, factor: Positive = 5) -> None:
+        super().__init__(site)
+        self.samples = Samples(site.heads, factor, random_key(site.seed, ROLES.index(site.role), site.layer))
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Active queries are gathered and attend; every query then reads its row, or the mean."""
+        q, k, v = self._exact(query)
+        active = as_first(self._active(q.detach(), k.detach(), query_valid), 2)
+        if self.site.causal:
+            heads = self._attend_past(q.type_as(v), k.type_as(v), v, active)
+            others = prefix_means(v)
+        else:
+            place = _places(active, self.samples.most(query.shape[1]))
+            how: dict[str, Any] = {"scale": self.scale, "valid": query_valid, "dropout": self.dropout}
+            heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
+            others = _mean(v, query_valid)
+        own = (active.cumsum(-1) - 1).clamp(min=0).unsqueeze(2)
+        rows = rows_at(heads, own).squeeze(2)
+        heads = torch.where(active.unsqueeze(-1), rows, spread(others, self.site.heads).type_as(v))
+        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """An empty cache, the sum of no values, and the measures of no queries."""
+        like = self.q_proj.weight
+        state = start_cache(batch_size, hypotheses, like, **self.cache_shapes)
+        past = start_cache(batch_size, hypotheses, like, measures=(self.site.heads, 1))
+        return {**state, "past": past, "sums": start_sums("values")}, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token of each hypothesis samples its keys, is ranked among those before it, and may attend."""
+        here = torch.full((1,), state["count"], device=query.device)
+        tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self._exact(tokens, here))
+        past, sums = state["past"], add_rows(state["sums"], values=v)
+        state = {**append(state, keys=k, values=v), "sums": sums}
+        number: int = state["count"]
+        with torch.autocast(query.device.type, enabled=False):
+            picks, there = self.samples.picks(here, (here + 1).view(1, 1, 1), self.samples.most(number))
+            sampled = picked(state["keys"], picks.squeeze(2))  # (B, N, H, U, K)
+            measure = spikiness((sampled @ q.unsqueeze(-1)).squeeze(-1), there.squeeze(2)).unsqueeze(-1)
+            larger = (written(past, "measures").squeeze(-1) > measure).sum(-1)
+            active = larger < self.samples.most(number)  # (B, N, H)
+            others = (sums["values"] / number).type_as(v)
+            heads = others.repeat_interleave(self.site.heads // others.shape[2], dim=2)
+            heads = self._attend_active(q, state, active, heads)
+        state["past"] = append(past, measures=measure)
+        return Attended(self.joined(heads.transpose(1, 2))), state
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
+    ) -> Attended:
+        """The same query by query: measures and ranks in lists, and a softmax for each query that is active."""
+        q, k, v = self._exact(query)
+        k, v = spread(k, self.site.heads), spread(v, self.site.heads)
+        lengths = [query.shape[1]] * len(query) if query_valid is None else query_valid.sum(1).tolist()
+        rows = []
+        for b, length in enumerate(lengths):
+            i = torch.arange(length, device=query.device)
+            seen = i + 1 if self.site.causal else torch.full_like(i, length)
+            picks, there = self.samples.picks(i, seen.view(1, 1, -1), self.samples.most(length or 1))
+            for h in range(self.site.heads):
+                scores = [q[b, h, j] @ k[b, h, picks[0, h, j][there[0, h, j]]].T for j in range(length)]
+                measure = [(each.max() - each.mean()).item() for each in scores]
+                row = [v.new_zeros(v.shape[-1])] * query.shape[1]
+                for j, keys in enumerate(seen.tolist()):
+                    before = sum(other > measure[j] for other in measure[:j])
+                    if not self.site.causal:
+                        before += sum(other == measure[j] for other in measure[:j])
+                        before += sum(other > measure[j] for other in measure[j:])
+                    weights = (k[b, h, :keys] @ q[b, h, j] * self.scale).softmax(-1)
+                    uniform = torch.full_like(weights, 1 / keys)
+                    row[j] = (weights if before < self.samples.most(keys) else uniform) @ v[b, h, :keys]
+                rows.append(torch.stack(row))
+        return Attended(self.joined(torch.stack(rows).unflatten(0, (len(query), -1))))
+
+    def _exact(self, query: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys in float32 at least, and values."""
+        v = self.projection.values(self.v_proj(query))
+        with torch.autocast(query.device.type, enabled=False):
+            tokens = query.type_as(self.q_proj.weight)
+            q, k = self.queries(tokens, position), self.projection.keys(self.k_proj(tokens))
+            k = self._rotated(k, position)
+        return widened(q), widened(k), v
+
+    def _active(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
+        """Whether each query attends, (B, H, T); no padding does."""
+        i = torch.arange(q.shape[2], device=q.device)
+        if self.site.causal:
+            keys = (i + 1).view(1, 1, -1)
+        else:
+            keys = i.new_full((1, 1, 1), q.shape[2]) if valid is None else valid.sum(-1).view(-1, 1, 1)
+        with torch.autocast(q.device.type, enabled=False):
+            measures = self.samples.measures(q, k, keys)
+        real = None if valid is None else valid.unsqueeze(1)
+        if self.site.causal:
+            rank = earlier_larger(measures)
+        else:
+            measures = measures if real is None else measures.masked_fill(~real, -torch.inf)
+            rank = measures.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        active = rank < self.samples.size(keys)
+        return active if real is None else active & real
+
+    def _attend_past(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
+        """The outputs (B, H, A, V) of active queries in a decoder, in order; A is the most that a head has."""
+        k, v = (spread(x, self.site.heads) for x in (k, v))
+        place = _places(active, max(int(active.sum(-1).amax()), 1))
+        parts, rows_of = [], rows_at(q, place.unsqueeze(2)).squeeze(2)
+        for rows, at in zip(rows_of.split(CHUNK, dim=2), place.split(CHUNK, dim=2), strict=True):
+            if torch.is_grad_enabled():  # masks are made again in the backward pass
+                parts.append(checkpoint(self._attend_up_to, rows, k, v, at, use_reentrant=False))
+            else:
+                parts.append(self._attend_up_to(rows, k, v, at))
+        return torch.cat(parts, dim=2)
+
+    def _attend_up_to(self, q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
+        """Each of some queries (B, H, c, K) sees the keys up to its `last` (B, H, c)."""
+        mask = torch.arange(k.shape[2], device=q.device) <= last.unsqueeze(-1)
+        return fused_attention(q, k, v, mask=mask, scale=self.scale, dropout=self.dropout)
+
+    def _attend_active(self, q: Tensor, state: State, active: Tensor, others: Tensor) -> Tensor:
+        """The outputs (B, N, H, V) of a step: those of attention where active (B, N, H), else `others`."""
+        keys, values = written(state, "keys"), written(state, "values")
+        if not self._branches(active):
+            heads, _ = attend_step(q, keys, values, scale=self.scale)
+            return torch.where(active.unsqueeze(-1), heads, others)
+        some = active.flatten().nonzero().squeeze(1)
+        row, head = some // self.site.heads, some % self.site.heads
+        k, v = (
+            x.flatten(0, 2)[row * x.shape[2] + head * x.shape[2] // self.site.heads].unsqueeze(1)
+            for x in (keys, values)
+        )  # (A, 1, t, K)
+        heads, _ = attend(q.flatten(0, 2)[some, None, None].type_as(v), k.type_as(v), v, scale=self.scale)
+        return others.flatten(0, 2).index_copy(0, some, heads[:, 0, 0]).view_as(others)
+
+    def _branches(self, active: Tensor) -> bool:
+        """Whether only active heads attend in a step: on a CPU, but not on an accelerator, which would wait for it."""
+        return active.device.type == "cpu"
+
+
+def _places(active: Tensor, count: int) -> Tensor:
+    """The positions (B, H, count) of active queries, in order; then, where a head has fewer, others."""
+    return (~active).byte().argsort(dim=-1, stable=True)[..., :count]
+
+
+def _mean(v: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean (B, G, 1, V) of the values of real tokens, in float32 at least; zero over none."""
+    if valid is None:
+        return widened(v).mean(2, keepdim=True)
+    real = valid[:, None, :, None]
+    return widened(v).masked_fill(~real, 0.0).sum(2, keepdim=True) / real.sum(2, keepdim=True).clamp(min=1)
