@@ -164,9 +164,9 @@ class Attention(nn.Module):
 
 
 def unrounded_parts(model: nn.Module) -> set[nn.Module]:
-    """The modules of attentions whose weights must not be rounded."""
-    attentions = (each for each in model.modules() if isinstance(each, Attention) and each.unrounded)
-    return {part for each in attentions for part in each.modules()}
+    """The modules of attentions, and of other parts that say so, whose weights must not be rounded."""
+    unrounded = (each for each in model.modules() if getattr(each, "unrounded", False))
+    return {part for each in unrounded for part in each.modules()}
 
 
 def reorder(state: State, index: Tensor) -> State:

@@ -20,11 +20,15 @@ def train(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the run: its folder in mtkit-runs.  [default: the attention's name]")
+        str | None,
+        typer.Option(help="Name of the run: its folder in mtkit-runs.  [default: the attention's name, or rnn]"),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Architecture: transformer, or rnn (recurrent).  [default: transformer]")
+    ] = None,
     attention: Annotated[
-        str | None, typer.Option(help="Mechanism, in the roles of its paper.  [default: full]")
+        str | None, typer.Option(help="Mechanism, in the roles of its paper.  [default: full; additive in the rnn]")
     ] = None,
     encoder_attention: Annotated[
         str | None, typer.Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band,band.")
@@ -78,6 +82,7 @@ def train(
     Examples:
       mtkit train --attention longformer
       mtkit train --preset small --max-minutes 10
+      mtkit train --model rnn
       torchrun --nproc-per-node 8 -m mtkit train --preset base
     """
     from mtkit.recipe import load_recipe
@@ -88,7 +93,7 @@ def train(
             preset=preset,
             seed=seed,
             data=_given(folder=data),
-            model=_given(reversible=reversible or None),
+            model=_given(architecture=model, reversible=reversible or None),
             attention=_attention(
                 attention,
                 parse_options(attention_option or []),

@@ -42,14 +42,15 @@ def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 
 
 def describe(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
     """One line saying which mechanism went where: "encoder longformer, decoder longformer, cross full"."""
-    return ", ".join(f"{role} {' + '.join(_short(choices))}" for role, choices in choose(settings, layers).items())
+    chosen = choose(settings, layers).items()
+    return ", ".join(f"{role} {' + '.join(_short(choices))}" for role, choices in chosen if choices)
 
 
 def label(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
     """A name for a run with these attentions: that of the mechanism, or "linformer-average-full" by role."""
     chosen = choose(settings, layers).values()
     if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
-        return settings.name
+        return settings.name or "full"
     return "-".join("+".join(name for name, _ in groupby(choice.name for choice in choices)) for choices in chosen)
 
 
@@ -67,31 +68,34 @@ def build_stack(
     shared = {} if shared is None else shared
     built: list[Attention] = []
     for choice, run in groupby(choices):
-        members = list(run)
-        for layer in range(len(members)):
-            built.append(
-                build(
-                    choice.name,
-                    role=role,
-                    d_model=model.d_model,
-                    heads=model.heads,
-                    layer=layer,
-                    layers=len(members),
-                    max_length=model.max_length,
-                    dropout=model.attention_dropout,
-                    seed=seed,
-                    shared=shared,
-                    **choice.options,
-                )
-            )
+        layers = len(list(run))
+        built += [
+            build_attention(choice, role, model, seed, layer=layer, layers=layers, shared=shared)
+            for layer in range(layers)
+        ]
     return built
+
+
+def build_attention(choice: Choice, role: str, model: ModelSettings, seed: int, **site: Any) -> Attention:
+    """One attention in a model of these settings; `site` says more of its place (`mtkit.attention.build`)."""
+    return build(
+        choice.name,
+        role=role,
+        d_model=model.d_model,
+        heads=model.heads,
+        max_length=model.max_length,
+        dropout=model.attention_dropout,
+        seed=seed,
+        **site,
+        **choice.options,
+    )
 
 
 def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
     given: str | list[str] | None = getattr(settings, role)
     if given is None:
-        mechanism = find(settings.name)
-        given = settings.name if role in mechanism.published else "full"
+        given = settings.name or "full"
+        given = given if role in find(given).published else "full"
     if isinstance(given, str):
         given = [given] * layers
     if len(given) != layers:

@@ -6,11 +6,13 @@ from mtkit.allocation import in_words, machine_bytes
 from mtkit.attention import ROLES
 from mtkit.errors import RecipeError
 from mtkit.model.attentions import Choice, choose, describe, label
+from mtkit.model.network import Network
+from mtkit.model.recurrent.network import Recurrent
 from mtkit.model.transformer import Transformer
-from mtkit.recipe import ModelSettings, Recipe
+from mtkit.recipe import AttentionSettings, ModelSettings, Recipe
 
 
-def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Transformer:
+def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Network:
     """The recipe's model, freshly initialised from its seed, without touching the global random state.
 
     `tasks` is how many tasks the model is given, for attentions that are conditioned on one.
@@ -23,33 +25,35 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
         raise RecipeError("model.tie = all needs one vocabulary: set data.tokenizer.joint or take model.tie = decoder")
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU; its generator alone draws
         torch.default_generator.manual_seed(recipe.seed)
-        return Transformer(
-            recipe.model,
-            choose(recipe.attention, _layers(recipe), tasks),
-            source_vocabulary=source_vocabulary,
-            target_vocabulary=target_vocabulary,
-            seed=recipe.seed,
-        )
+        chosen = choose(_attention(recipe), _layers(recipe), tasks)
+        sizes = {"source_vocabulary": source_vocabulary, "target_vocabulary": target_vocabulary, "seed": recipe.seed}
+        if recipe.model.architecture == "rnn":
+            return Recurrent(recipe.model, chosen["cross"][0], **sizes)
+        return Transformer(recipe.model, chosen, **sizes)
 
 
 def choose_attention(recipe: Recipe) -> dict[str, list[Choice]]:
     """For each role the choice of each layer. Raises: MtkitError as `build_model` would."""
-    return choose(recipe.attention, _layers(recipe))
+    return choose(_attention(recipe), _layers(recipe))
 
 
 def describe_attention(recipe: Recipe) -> str:
     """One line saying which mechanism plays which role. Raises: MtkitError as `build_model` would."""
-    return describe(recipe.attention, _layers(recipe))
+    return describe(_attention(recipe), _layers(recipe))
 
 
 def label_attention(recipe: Recipe) -> str:
-    """A name for a run by its attentions. Raises: MtkitError as `build_model` would."""
-    return label(recipe.attention, _layers(recipe))
+    """A name for a run by its attentions, or rnn. Raises: MtkitError as `build_model` would."""
+    if recipe.model.architecture == "rnn":
+        named = choose_attention(recipe)["cross"][0].name
+        return "rnn" if named == "additive" else f"rnn-{named}"
+    return label(_attention(recipe), _layers(recipe))
 
 
 def _check_memory(model: ModelSettings, vocabulary: int) -> None:
-    """Raises: RecipeError where the feed-forward sub-layers and embeddings alone are more than this machine holds."""
-    layers = 2 * model.feed_forward * model.d_model * (model.encoder_layers + model.decoder_layers)
+    """Raises: RecipeError where the layers' largest matrices and the embeddings are more than this machine holds."""
+    inner = 3 * model.d_model if model.architecture == "rnn" else model.feed_forward
+    layers = 2 * inner * model.d_model * (model.encoder_layers + model.decoder_layers)
     embeddings = model.d_model * (vocabulary // (2 if model.tie == "all" else 1) + model.max_length)
     needed = 4 * (layers + embeddings)
     if needed > machine_bytes():
@@ -60,6 +64,19 @@ def _check_memory(model: ModelSettings, vocabulary: int) -> None:
         )
 
 
+def _attention(recipe: Recipe) -> AttentionSettings:
+    """The recipe's attentions, the default name filled in; those of the rnn are all in the cross role."""
+    settings = recipe.attention
+    if recipe.model.architecture == "transformer":
+        return settings if settings.name else settings.model_copy(update={"name": "full"})
+    for role in ("encoder", "decoder"):
+        if getattr(settings, role) is not None:
+            raise RecipeError(f"the rnn has attention to the source alone: leave attention.{role} out")
+    return settings.model_copy(update={"name": "full", "cross": settings.cross or settings.name or "additive"})
+
+
 def _layers(recipe: Recipe) -> dict[str, int]:
     model = recipe.model
+    if model.architecture == "rnn":
+        return {"encoder": 0, "decoder": 0, "cross": 1}
     return dict(zip(ROLES, (model.encoder_layers, model.decoder_layers, model.decoder_layers), strict=True))

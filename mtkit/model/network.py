@@ -45,6 +45,8 @@ class Encoded:
     """(B,) the direction of each segment."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     log_prob: Tensor | None = None
+    states: Any = None
+    """The first states of a recurrent decoder."""
 
 
 @dataclass

@@ -27,8 +27,16 @@ Metric = Literal["BLEU", "chrF", "TER", "exact"]
 
 
 class ModelSettings(Settings):
-    """The encoder-decoder Transformer."""
+    """The encoder-decoder: a Transformer, or a recurrent network with attention to the source."""
 
+    architecture: Literal["transformer", "rnn"] = "transformer"
+    """The Transformer, or the recurrent encoder-decoder of Bahdanau et al. (rnn). The rnn has no use for heads of
+    self-attention, feed_forward, norm, activation and positions."""
+    cell: Literal["gru", "lstm"] = "gru"
+    """Recurrent unit of the rnn."""
+    form: Literal["paper", "textbook"] = "paper"
+    """Form of the rnn. paper: an encoder in both directions, a maxout layer before the output. textbook: an encoder in
+    one direction, whose last states are the decoder's first ones; the output reads the top layer."""
     d_model: PositiveInt = 128
     """Model width: length of a token's vector."""
     heads: PositiveInt = 4
@@ -72,6 +80,21 @@ class ModelSettings(Settings):
             raise ValueError("model.reversible = true needs model.norm = pre: a norm after the sum cannot be inverted")
         return self
 
+    @model_validator(mode="after")
+    def _the_rnn_is_whole(self) -> Self:
+        if self.architecture != "rnn":
+            return self
+        if self.reversible:
+            raise ValueError("model.reversible = true needs model.architecture = transformer")
+        if self.attention_dropout:
+            raise ValueError("the rnn has no dropout of attention weights: leave model.attention_dropout out")
+        if self.form == "textbook" and self.encoder_layers != self.decoder_layers:
+            raise ValueError(
+                "model.form = textbook needs model.encoder_layers = model.decoder_layers: each layer of the decoder "
+                "starts from one of the encoder"
+            )
+        return self
+
 
 AttentionNames = str | list[str] | None
 
@@ -79,8 +102,9 @@ AttentionNames = str | list[str] | None
 class AttentionSettings(Settings):
     """Attention mechanisms per role and layer."""
 
-    name: str = "full"
-    """Mechanism in the roles that its paper gives it. The other roles stay `full`."""
+    name: str | None = None
+    """Mechanism in the roles that its paper gives it. The other roles stay `full`. The default is `full`, and in the
+    rnn, which has attention to the source alone, `additive`."""
     encoder: AttentionNames = None
     """Encoder self-attention: one name, or a list with one name per layer. Extensions beyond the paper are allowed."""
     decoder: AttentionNames = None

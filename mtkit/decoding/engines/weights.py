@@ -21,6 +21,8 @@ def unlike_plain(recipe: Recipe, *, grouped: bool = False) -> str | None:
 
     Regularisers add nothing but a loss. `grouped`: heads that share keys and values count as plain.
     """
+    if recipe.model.architecture != "transformer":
+        return f"model.architecture {recipe.model.architecture}"
     if recipe.model.reversible:
         return "model.reversible"
     for role, choices in choose_attention(recipe).items():

@@ -1,0 +1,155 @@
+"""The recurrent encoder-decoder with attention, in the form of its paper and in that of textbooks.
+
+Paper: Bahdanau, Cho and Bengio, "Neural Machine Translation by Jointly Learning to Align and Translate", ICLR 2015,
+arXiv 1409.0473, appendix A.
+Departures: embeddings, states and the maxout layer have one width, so that the output projection can be the
+embedding. There may be several layers; the first reads the context. The attention is a sub-layer as in the
+Transformer, with projections of values and output, and any mechanism that has a cross role.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention import Attention, State
+from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.registry import find
+from mtkit.errors import MtkitError
+from mtkit.model.attentions import Choice, build_attention
+from mtkit.model.dropout import Dropout
+from mtkit.model.embedding import Embedding, token_table
+from mtkit.model.network import Encoded, Network, Output, Shortlist
+from mtkit.model.recurrent.cells import CELLS, CellState
+from mtkit.model.recurrent.encoder import RecurrentEncoder
+from mtkit.recipe import ModelSettings
+
+
+class Recurrent(Network):
+    """A recurrent decoder that looks at the source once per token, with the state before it as the query.
+
+    Paper's form: the encoder reads both ways, the decoder starts from the backward state at the first word, and a
+    maxout layer over state, token and context predicts. Textbook form: the encoder reads one way, each layer of the
+    decoder starts from the last state of the encoder's, and the top layer's new state predicts.
+    """
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        attention: Choice,
+        *,
+        source_vocabulary: int,
+        target_vocabulary: int,
+        seed: int = 1,
+    ) -> None:
+        """`attention` is that to the source (`mtkit.model.attentions.choose`).
+
+        Raises: MtkitError for an attention that learns from more than its output.
+        """
+        width, layers = settings.d_model, settings.decoder_layers
+        target = token_table(target_vocabulary, width)
+        source = target if settings.tie == "all" else token_table(source_vocabulary, width)
+        super().__init__(settings, Embedding(source, None, settings.dropout), Embedding(target, None, settings.dropout))
+        self.as_in_paper = settings.form == "paper"
+        kind = CELLS[settings.cell]
+        self.encoder = RecurrentEncoder(
+            settings.cell, width, settings.encoder_layers, settings.dropout, both_ways=self.as_in_paper
+        )
+        annotation = width * (2 if self.as_in_paper else 1)
+        self.attention = build_attention(attention, "cross", settings, seed, memory_width=annotation)
+        _check_steps_suffice(attention.name, self.attention)
+        self.cells = nn.ModuleList(kind(width) for _ in range(layers))
+        self.from_token = nn.Linear(width, kind.parts * width)
+        self.from_context = nn.Linear(width, kind.parts * width, bias=False)
+        self.from_below = nn.ModuleList(nn.Linear(width, kind.parts * width) for _ in range(layers - 1))
+        for each in (self.from_token, *self.from_below):
+            kind.start_bias(each.bias)
+        self.first_states = nn.Linear(width, kind.states * layers * width) if self.as_in_paper else None
+        self.maxout = nn.Linear(3 * width, 2 * width) if self.as_in_paper else None
+        self.dropout = Dropout(settings.dropout)
+        self.longest_source = min(settings.max_length, self.attention.longest or settings.max_length)
+        self.has_weights = find(attention.name).weights
+
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
+        annotations, last = self.encoder(self.source_embedding(source), source_valid)
+        return Encoded(annotations, source_valid, task=task, states=self._first(annotations, last))
+
+    def forward(
+        self,
+        source: Tensor,
+        target_in: Tensor,
+        *,
+        source_valid: Tensor | None = None,
+        target_valid: Tensor | None = None,
+        task: Tensor | None = None,
+    ) -> Output:
+        state = self.start(self.encode(source, source_valid, task=task))
+        tokens = self.target_embedding(target_in)
+        read: list[tuple[Tensor, Tensor]] = []
+        for inputs in self.from_token(tokens).split(1, dim=1):  # the query of a position is the state before it
+            before, context, state, _ = self._advanced(inputs, state)
+            read.append((self._top(state) if self.maxout is None else before, context))
+        tops, contexts = (torch.cat(each, dim=1) for each in zip(*read, strict=True))
+        return Output(self._hidden(tops, tokens, contexts))
+
+    def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
+        attention, _ = self.attention.start(
+            encoded.memory.shape[0], encoded.memory, encoded.valid, hypotheses=hypotheses, task=encoded.task
+        )
+        cells = [tuple(each[:, None].expand(-1, hypotheses, -1) for each in states) for states in encoded.states]
+        shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
+        return {"cells": cells, "attention": attention, "shortlist": shortlist}
+
+    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Tensor, State, Tensor | None]:
+        shortlist: Shortlist | None = state["shortlist"]
+        token, logits = (token, self.logits) if shortlist is None else (shortlist.pieces[token], shortlist.logits)
+        embedded = self.target_embedding.at(token, 0)
+        before, context, state, weights = self._advanced(self.from_token(embedded), state, need_weights=need_weights)
+        hidden = self._hidden(self._top(state) if self.maxout is None else before, embedded, context)
+        return logits(hidden), state, None if weights is None else weights.mean(1)
+
+    def _first(self, annotations: Tensor, last: Sequence[CellState]) -> list[CellState]:
+        """The decoder's first states, (B, D) each: tanh(W_s b_0) with b_0 the backward state at the first word."""
+        if self.first_states is None:
+            return list(last)
+        backward = annotations[:, 0, self.settings.d_model :]
+        layers = widened(self.first_states(backward)).tanh().chunk(len(self.cells), -1)
+        return [each.chunk(each.shape[-1] // backward.shape[-1], -1) for each in layers]
+
+    def _advanced(
+        self, inputs: Tensor, state: State, *, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor, State, Tensor | None]:
+        """The top state before, the context that it attends to, the state after, and the weights of the context.
+
+        inputs (B, N, P*D) is what the first layer's unit has of the token.
+        """
+        before = self._top(state)
+        attended, attention = self.attention.step(before, state["attention"], need_weights=need_weights)
+        inputs = inputs + self.from_context(attended.output)
+        cells: list[CellState] = []
+        for number, (cell, old) in enumerate(zip(self.cells, state["cells"], strict=True)):
+            if number:
+                inputs = self.from_below[number - 1](self.dropout(cells[-1][0]))
+            cells.append(cell(inputs, old))
+        return before, attended.output, {**state, "cells": cells, "attention": attention}, attended.weights
+
+    def _hidden(self, top: Tensor, token: Tensor, context: Tensor) -> Tensor:
+        """(B, T, D) of top states, token vectors and contexts (B, T, D) each."""
+        if self.maxout is None:
+            return self.dropout(top)
+        first, second = self.maxout(torch.cat([each.type_as(token) for each in (top, token, context)], -1)).chunk(2, -1)
+        return self.dropout(torch.maximum(first, second))
+
+    @staticmethod
+    def _top(state: State) -> Tensor:
+        top: Tensor = state["cells"][-1][0]
+        return top
+
+
+def _check_steps_suffice(name: str, attention: Attention) -> None:
+    """Raises: MtkitError for an attention whose losses or samples only a pass over whole sequences has."""
+    if name == "sac" or getattr(attention, "regularizer", None) is not None:
+        raise MtkitError(
+            f"the rnn attends step by step, and attention '{name}' learns from losses of whole sequences: "
+            "take another, or a regularizer out"
+        )
