@@ -1,0 +1,223 @@
+"""Poolingformer: a sliding window, and on its output attention to pooled spans of a wider window.
+
+Paper: Zhang, Gong, Shen, Li, Lv, Duan and Chen, "Poolingformer: Long Document Modeling with Pooling Attention", ICML
+2021, arXiv 2105.04371, section 3. The first level gives Y, attention within a sliding window; the second, with
+projections of its own (`pooled`), reads Y alone and gives Z; the result is Y + Z.
+Departures: windows are given as a radius on each side. A span is seen if it lies in the wider window as a whole. Spans
+pool real tokens only. ldconv weighs the tokens of a span by a linear map of its middle token, here without a bias and
+from zero, which is the mean; where a span's middle lies behind the end, it is the mean of those there are. The decoder
+role is an extension: windows end at the query's own position, a span is seen from its last position on, and a query
+that sees none has Z = 0 before the second output projection. The paper's layers without the second level are `band`.
+Relative positions are those of the first level; the other slots stand around both, in each with weights of its own.
+Cost: O(T (r1 + r2 / stride)). A step costs O(r1 + r2 / stride + kernel), at any position, and keeps as many rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.engines.blocks.listed import attend_listed
+from mtkit.attention.engines.blocks.pattern import Band
+from mtkit.attention.engines.blocks.spans import Pool, Spans, mean, pooled, span_lists, spans_valid
+from mtkit.attention.engines.cache.open_span import append_row, kept_spans, start_spans
+from mtkit.attention.engines.cache.step_cache import written
+from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.engines.heads.head_groups import by_head
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, scores_of, spread, weighted, widened
+from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer, refused
+from mtkit.device import to_device
+
+POOLS = ("ldconv", "mean", "max")
+
+
+class Poolingformer(PatternAttention):
+    """A sliding window, then a second attention to pooled keys and values of the first one's output, added to it.
+
+    window_radius: tokens seen on each side by the first level, one number or one per layer. pool_radius: positions on
+    each side within which the second level sees spans. pool_kernel: tokens per span. pool_stride: positions from one
+    span to the next. pool_type: how the keys and values of a span become one, by learned weights that depend on its
+    middle token ("ldconv"), by their mean ("mean") or their maximum in each channel ("max").
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder"})
+    paper = "Zhang et al. 2021, arXiv 2105.04371"
+    complexity = "O(T (r1 + r2 / s))"
+    growth = 1
+    weights = False
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": frozenset({"disagreement"}),
+    }
+    small: ClassVar[dict[str, Any]] = {"window_radius": 3, "pool_radius": 5, "pool_kernel": 3, "pool_stride": 2}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"pool_type": "mean"},
+        {"pool_type": "max"},
+        {"pool_stride": 3},
+        {"pool_kernel": 4, "pool_stride": 1},
+    )
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        window_radius: NaturalByLayer = 64,
+        pool_radius: Natural = 256,
+        pool_kernel: Positive = 5,
+        pool_stride: Positive = 4,
+        pool_type: Annotated[str, OneOf(POOLS)] = "ldconv",
+    ) -> None:
+        super().__init__(site)
+        if pool_kernel > pool_radius + 1:
+            raise refused("pool_kernel", pool_kernel, "be at most pool_radius + 1, or no span is ever seen")
+        if pool_stride > pool_kernel:
+            raise refused("pool_stride", pool_stride, "be at most pool_kernel, or tokens between spans are never seen")
+        self.radius = of_layer("window_radius", window_radius, site)
+        self.groups = by_head([Band(self.radius, self.radius)] * site.heads)
+        self.spans, self.pool_radius, self.pool_type = Spans(pool_kernel, pool_stride), pool_radius, pool_type
+        self.pooled = HeadAttention(replace(site, positions=None))  # a span has no position of its own
+        if pool_type == "ldconv":
+            p = self.pooled.projection
+            self.key_taps = nn.Parameter(torch.zeros(p.key_heads, p.key_width, pool_kernel))
+            self.value_taps = nn.Parameter(torch.zeros(p.value_heads, p.value_width, pool_kernel))
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """What makes a key or value of a span."""
+        if self.pool_type == "ldconv":
+            return {"keys": partial(_weighed, self.key_taps), "values": partial(_weighed, self.value_taps)}
+        pool = mean if self.pool_type == "mean" else _largest
+        return {"keys": pool, "values": pool}
+
+    @property
+    def most(self) -> int:
+        """The number of spans that a causal query can see."""
+        return (self.pool_radius + 1 - self.spans.size) // self.spans.stride + 1
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """|i - j| <= r1, of the first level."""
+        return (i - j).abs() <= self.radius
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Y + Z: the window's attention, and that to the pooled spans of Y."""
+        first = super().forward(query, query_valid=query_valid)
+        second, y = self.pooled, first.output
+        q, k, v = second.queries_keys_values(y)
+        keys, values = (
+            pooled(x, self.spans, self.pools[name], query_valid) for name, x in (("keys", k), ("values", v))
+        )
+        keys, values = (spread(x, q.shape[1]) for x in (keys, values))
+        how: dict[str, Any] = {"causal": self.site.causal, "radius": self.pool_radius, "device": q.device}
+        lists = span_lists(self.spans, q.shape[2], **how)
+        hidden = None if query_valid is None or self.site.causal else ~spans_valid(query_valid, self.spans)
+        heads = attend_listed(q, keys, values, None, lists, missing=hidden, scale=second.scale, dropout=self.dropout)
+        losses = {name: loss + first.losses[name] for name, loss in second.losses(heads, v, None, query_valid).items()}
+        return Attended(y + second.joined(heads), losses=losses)
+
+    def start(
+        self,
+        batch_size: int,
+        memory: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        *,
+        hypotheses: int = 1,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+    ) -> tuple[State, Any]:
+        """The window's empty caches, and those of the second level's rows and spans."""
+        state, _ = super().start(batch_size, hypotheses=hypotheses)
+        second = self.pooled
+        state["pooled"] = start_spans(batch_size, hypotheses, second.q_proj.weight, rows=second.cache_shapes)
+        return state, None
+
+    def step(
+        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
+    ) -> tuple[Attended, State]:
+        """The newest token sees its window, then the spans that have ended within reach."""
+        second, t = self.pooled, state["count"]
+        heads, _, state = self.heads_of_step(query, state)
+        y = self.joined(heads.transpose(1, 2))
+        rows = y.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
+        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in second.queries_keys_values(rows))
+        spans = append_row(state["pooled"], self.spans, self.pools, window=self.most, keys=k, values=v)
+        keys, values = (written(spans["spans"], name, window=self.most) for name in ("keys", "values"))
+        near = [number * self.spans.stride >= t - self.pool_radius for number in kept_spans(spans, self.most)]
+        if near:
+            visible = None if all(near) else to_device(torch.tensor(near), q.device).view(1, 1, 1, -1)
+            heads, _ = attend_step(q, keys, values, scale=second.scale, visible=visible)
+        else:
+            heads = torch.zeros_like(heads)
+        z = second.joined(heads.transpose(1, 2))
+        return Attended(y + z), {**state, "pooled": spans}
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
+    ) -> Attended:
+        """The same with all scores under a mask; spans are pooled one by one, in segments one by one."""
+        second, y = self.pooled, super().naive(query, query_valid=query_valid).output
+        length, size = query.shape[1], self.spans.size
+        lengths = [length] * len(y) if query_valid is None else query_valid.sum(1).tolist()
+        starts = range(0, length, self.spans.stride)
+        q, k, v = second.queries_keys_values(y)
+        summaries = []
+        for x, taps in ((k, getattr(self, "key_taps", None)), (v, getattr(self, "value_taps", None))):
+            made = [[self._summary(own[:, s : min(s + size, n)], own[:, s + size // 2 : n], taps) for s in starts]
+                    for own, n in zip(x, lengths, strict=True)]  # fmt: skip
+            summaries.append(torch.stack([torch.stack(each, 1) for each in made]))
+        first = torch.tensor(starts, device=y.device)
+        last, i = first + size - 1, torch.arange(length, device=y.device).unsqueeze(-1)
+        seen = (i - first <= self.pool_radius) & (last <= (i if self.site.causal else i + self.pool_radius))
+        real = first < torch.tensor(lengths, device=y.device).view(-1, 1, 1, 1)
+        weights = safe_softmax(scores_of(q, summaries[0], second.scale), seen & real)
+        return Attended(y + second.joined(weighted(weights, summaries[1])))
+
+    def _summary(self, rows: Tensor, middle: Tensor, taps: Tensor | None) -> Tensor:
+        """What (G, K) stands for the real rows (G, n, K) of a span; middle (G, m, K): those from its middle on."""
+        if not rows.shape[1]:
+            return rows.sum(1)
+        if taps is None:
+            return rows.mean(1) if self.pool_type == "mean" else rows.amax(1)
+        logits = torch.zeros_like(taps[:, 0]) if not middle.shape[1] else torch.einsum("gk,gkt->gt", middle[:, 0], taps)
+        return torch.einsum("gt,gtk->gk", logits[:, : rows.shape[1]].softmax(-1), rows)
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Tells the slots of both levels."""
+        super().after_update(update, total_updates)
+        self.pooled.after_update(update, total_updates)
+
+
+def _largest(rows: Tensor, there: Tensor | None) -> Tensor:
+    """The largest number in each channel of the rows that count; zero if none counts."""
+    if there is None:
+        return rows.amax(-2)
+    largest = rows.masked_fill(~there.unsqueeze(-1), float("-inf")).amax(-2)
+    return largest.masked_fill(~there.any(-1, keepdim=True), 0.0)
+
+
+def _weighed(taps: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
+    """The rows (B, G, P, size, K) weighed by a softmax of the middle one times taps (G, K, size), over those there."""
+    if there is not None:
+        rows = rows.masked_fill(~there.unsqueeze(-1), 0.0)
+    logits = rows[..., rows.shape[-2] // 2, :] @ taps
+    shares = safe_softmax(logits, there)
+    return (widened(rows) * shares.unsqueeze(-1)).sum(-2).type_as(rows)
