@@ -12,7 +12,8 @@ from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 from mtkit.recipe.data import DataSettings
 
 OPTIONS = {
-    "recipe", "data", "name", "preset", "attention", "encoder-attention", "decoder-attention", "cross-attention",
+    "recipe", "data", "name", "preset", "model",
+    "attention", "encoder-attention", "decoder-attention", "cross-attention",
     "attention-option", "init-from", "max-updates", "max-epochs", "max-minutes", "batch-tokens", "accumulate",
     "peak-rate", "tokenize", "seed", "precision", "device", "threads", "reversible", "help",
 }  # fmt: skip
@@ -98,7 +99,7 @@ def test_an_attention_given_fills_the_roles_that_the_recipe_filled(call: Any, tm
     ].attention
     assert (attention.encoder, attention.decoder) == (None, "full")
     attention = call("--recipe", "r.yaml", "--encoder-attention", "linear")[1]["recipe"].attention
-    assert (attention.name, attention.encoder, attention.decoder) == ("full", "linear", "average")
+    assert (attention.name, attention.encoder, attention.decoder) == (None, "linear", "average")
 
 
 @pytest.mark.parametrize(("number", "code"), [(2, 130), (15, 143)])

@@ -49,6 +49,7 @@ def make_run(
     documents: int | None = None,
     sides: tuple[str, ...] = ("test",),
     attention: str = "full",
+    architecture: str = "transformer",
     feed_forward: int = 32,
     vocabulary: int = 400,
     text: int = 0,
@@ -57,6 +58,7 @@ def make_run(
 
     Each of `directions` has training, validation and test text of its own. `documents` is the piece budget of rows of
     lines that blank lines part. `sides` are the test sides. Another `text` draws other lines.
+    `attention` is the encoder's, and in an rnn that to the source.
     """
     folder.mkdir(exist_ok=True)
     how = (directions, documents is not None, text)
@@ -73,13 +75,14 @@ def make_run(
                 "documents": documents and {"pieces": documents},
             },
             "model": {
+                "architecture": architecture,
                 "d_model": 32,
                 "heads": 2,
                 "feed_forward": feed_forward,
                 "max_length": LONGEST,
                 "dropout": 0.0,
             },
-            "attention": {"encoder": attention},
+            "attention": {"encoder" if architecture == "transformer" else "cross": attention},
             "decoding": {"beam": 3},
         }
     )

@@ -179,6 +179,20 @@ def test_a_resumed_run_draws_the_pieces_that_an_unbroken_one_does(
     assert whole.progress.batch == plain.batch, "of the same batches"
 
 
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_resumed_recurrent_model_is_the_unbroken_one(prepared: Prepared, tmp_path: Path, cell: str) -> None:
+    recipe = tiny(model={"architecture": "rnn", "cell": cell}, training={"validate_segments": 1})
+    run(recipe, prepared, tmp_path / "whole")
+
+    def say(line: str) -> None:
+        if line.startswith("update 12/24"):
+            signal.raise_signal(signal.SIGTERM)
+
+    assert run(recipe, prepared, tmp_path / "broken", say=say).trained == 12
+    assert run(recipe, prepared, tmp_path / "broken").trained == 12
+    assert_same_numbers(tmp_path / "whole", tmp_path / "broken")
+
+
 def test_a_signal_during_validation_is_obeyed_and_the_validation_made_up_for(
     finished: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

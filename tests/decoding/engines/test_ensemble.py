@@ -19,9 +19,13 @@ from tests.decoding.trained import make_run, sentences
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Two runs on the same data with other weights and other attentions."""
+    """Runs on the same data with other weights and other attentions, one of them recurrent."""
     folder = tmp_path_factory.mktemp("runs")
-    return [make_run(folder).run, make_run(folder, name="two", seed=2, attention="linear").run]
+    return [
+        make_run(folder).run,
+        make_run(folder, name="two", seed=2, attention="linear").run,
+        make_run(folder, name="three", seed=3, attention="additive", architecture="rnn").run,
+    ]
 
 
 def log_prob_of(models: list[TinyModel], source: list[int], pieces: list[int]) -> float:
