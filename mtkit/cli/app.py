@@ -10,7 +10,7 @@ import typer
 from mtkit import __version__
 from mtkit.errors import MtkitError
 
-COMMANDS = ("prepare", "train", "translate", "score", "attentions", "benchmark", "compare", "recipes")
+COMMANDS = ("prepare", "train", "translate", "score", "align", "attentions", "benchmark", "compare", "recipes")
 """In the order of the work; each is the function, or the group of commands, of that name in the module of that name."""
 
 app = typer.Typer(

@@ -1,0 +1,75 @@
+"""`mtkit align`: which source pieces a run attends to for each piece of a translation, as a table and a picture."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from mtkit.decoding.alignment import Alignment
+
+SHOWN = 3
+"""Source pieces in a row of the table, those with the largest weights."""
+
+
+def align(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Source text: one line.")],
+    target: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its translation.  [default: the one that the run finds]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run in mtkit-runs.  [default: the latest run]")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder.")] = None,
+    direction: Annotated[
+        str | None, typer.Option(metavar="EN-FR", help="Direction; required for runs with several.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Picture (PNG); needs the extra `plots`.")] = Path(
+        "alignment.png"
+    ),
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Show what a run attends to for each piece.
+
+    The table shows the source pieces with the largest weights; the picture shows all weights. Weights are those of the
+    last layer, averaged over its heads.
+
+    \b
+    Examples:
+      mtkit align "The boy sleeps."
+      mtkit align "The boy sleeps." --target "Der Junge schläft." --name rnn --output boy.png
+    """
+    from importlib.util import find_spec
+
+    from mtkit.decoding import alignment
+    from mtkit.decoding.translator import Translator
+    from mtkit.evaluation.alignment_plot import draw_alignment
+    from mtkit.runs import find_run
+
+    if "\n" in text.strip() or "\n" in (target or "").strip():
+        raise MtkitError("give one line of text")
+    found = find_run(run, name)
+    translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
+    directions = translator.directions(direction, 1)
+    if target is None:
+        target = translator.lines([text], direction=direction)[0][0].text
+    aligned = alignment.align(translator.model, found.tokenizers, text, target, directions=directions)
+    typer.echo(_table(aligned))
+    if find_spec("matplotlib") is None:
+        raise MtkitError("the picture needs matplotlib: pip install 'mtkit[plots]'")
+    whole = draw_alignment(aligned.source, aligned.target, aligned.weights.tolist(), output)
+    typer.echo(f"\n{output}" + ("" if whole else " (letters without an installed font are boxes)"))
+
+
+def _table(aligned: "Alignment") -> str:
+    """A line for each piece of the translation."""
+    width = max(map(len, aligned.target))
+    lines = [f"{'piece'.ljust(width)}  source pieces and their weights"]
+    for piece, row in zip(aligned.target, aligned.weights, strict=True):
+        weights, places = row.topk(min(SHOWN, len(row)))
+        pairs = zip(places.tolist(), weights.tolist(), strict=True)
+        lines.append(
+            f"{piece.ljust(width)}  " + "  ".join(f"{aligned.source[at]} {weight:.2f}" for at, weight in pairs)
+        )
+    return "\n".join(lines)

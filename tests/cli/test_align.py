@@ -1,0 +1,51 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mtkit.cli.app import app
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.translate import Translation
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from tests.decoding.trained import make_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("matplotlib")
+    return make_run(tmp_path_factory.mktemp("runs"), attention="additive", architecture="rnn").run.folder
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["align", *arguments])
+
+
+def test_a_table_and_a_picture(folder: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "boy.png"
+    result = call("the boy sleeps", "--run", str(folder), "--target", "der Junge", "--output", str(picture))
+    assert result.exit_code == 0, result.output
+    head, *rows, blank, last = result.output.splitlines()
+    assert head.split() == ["piece", "source", "pieces", "and", "their", "weights"]
+    assert rows[-1].startswith("</s>")
+    assert (blank, last) == ("", str(picture))
+    assert picture.exists()
+
+
+def test_without_a_target_the_runs_own_translation_is_aligned(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # an untrained model's own translations are too long for it once they are cut into pieces again
+    monkeypatch.setattr(
+        Translator, "lines", lambda self, lines, direction: [[Translation("der Junge", 0.0, 0.0, (EOS,))]]
+    )
+    result = call("the boy sleeps", "--run", str(folder), "--output", str(tmp_path / "boy.png"))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("text", ["", "two\nlines"])
+def test_what_is_not_one_line_is_refused(folder: Path, text: str, tmp_path: Path) -> None:
+    result = call(text, "--run", str(folder), "--output", str(tmp_path / "boy.png"))
+    assert isinstance(result.exception, MtkitError)
+    assert not list(tmp_path.iterdir())
