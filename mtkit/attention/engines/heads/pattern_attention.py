@@ -10,6 +10,7 @@ from mtkit.attention.contract import Attended, State
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup, together
+from mtkit.attention.slots import Positions
 
 
 class PatternAttention(HeadAttention):
@@ -29,6 +30,11 @@ class PatternAttention(HeadAttention):
         (H, ...) where heads differ.
         """
         raise NotImplementedError
+
+    @property
+    def by_position(self) -> Positions | None:
+        """What changes scores and outputs by position: the slot, unless a mechanism adds to it."""
+        return self.positions
 
     def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
         """The groups for segments whose keys are `lengths` (B or 1,) real ones."""
@@ -65,7 +71,7 @@ class PatternAttention(HeadAttention):
         visible = self._visible(q, k, valid)
         if visible.dim() > 2 and visible.shape[-3] > 1:
             [visible] = group.of(visible, axis=visible.dim() - 3)
-        weights = group.weights(q, k, scale=self.scale, visible=visible, positions=self.positions)
+        weights = group.weights(q, k, scale=self.scale, visible=visible, positions=self.by_position)
         return weights, visible
 
     def attended(
@@ -78,7 +84,7 @@ class PatternAttention(HeadAttention):
                 scale=self.scale,
                 causal=self.site.causal,
                 valid=valid,
-                positions=self.positions,
+                positions=self.by_position,
                 dropout=self.dropout,
                 need_weights=need_weights,
             )
@@ -123,7 +129,7 @@ class PatternAttention(HeadAttention):
                 before,
                 *group.of(*own, axis=2),
                 scale=self.scale,
-                positions=self.positions,
+                positions=self.by_position,
                 need_weights=need_weights,
             )
             outputs.append((heads, weights))
@@ -144,7 +150,7 @@ class PatternAttention(HeadAttention):
         k, v = self.keys_values(query if memory is None else memory)
         valid = query_valid if memory is None else memory_valid
         q = self.queries(query)
-        heads, weights = dense_attend(q, k, v, self._visible(q, k, valid), self.scale, self.positions)
+        heads, weights = dense_attend(q, k, v, self._visible(q, k, valid), self.scale, self.by_position)
         return Attended(self.joined(heads), weights=weights)
 
     def _visible(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:

@@ -1,0 +1,117 @@
+"""Adaptive span: each head learns how far back it looks; beyond its span keys fade out, and then cost nothing.
+
+Paper: Sukhbaatar, Grave, Bojanowski and Joulin, "Adaptive Attention Span in Transformers", ACL 2019, arXiv 1905.07799,
+section 2. A key at distance x has the weight m_z(x) exp(score), made to sum to one, with span z, ramp R and
+m_z(x) = clamp((R + z - x) / R, 0, 1). The loss is span_loss times the mean span of the heads, summed over layers, as in
+the authors' code; it stands beside the cross-entropy per token. Spans are clamped to [0, max_span] after each update.
+Departures: a token sees itself, where the authors' code begins at the one before. Positions are those of the slot,
+where the paper adds relative keys. The encoder takes the symmetric form, |i - j| for x. Keys beyond the widest span of
+a layer's heads are left out exactly, not in steps of 64. A span of 0 still has its ramp, which is no window of one.
+Cost: O(T (z + R)) time and memory for the widest span z of the layer, as it is now; a step costs O(z + R), and keeps as
+many keys and values.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import Attended, Site
+from mtkit.attention.engines.blocks.pattern import Band
+from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
+from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.engines.softmax.dot_product import outputs_of, scores_of
+from mtkit.attention.heads._span_ramp import SpanRamp
+from mtkit.attention.options import LossWeight, OneOf, Positive, Share, Within
+from mtkit.attention.slots import Positions
+
+PER = ("head", "layer")
+
+
+class AdaptiveSpan(PatternAttention):
+    """Softmax attention within a learned span, one for each head or for each layer.
+
+    max_span: the longest span, in positions before the ramp. ramp: positions over which keys fade out behind the span.
+    span_init: the spans at first, as a fraction of max_span. span_loss: weight of the training loss, per position of
+    span. span_per: whether each head has a span of its own, or the layer one for all.
+    """
+
+    roles = frozenset({"encoder", "decoder"})
+    published = frozenset({"encoder", "decoder"})
+    paper = "Sukhbaatar et al. 2019, arXiv 1905.07799"
+    complexity = "O(T (z + R))"
+    growth = 1
+    small: ClassVar[dict[str, Any]] = {"max_span": 10, "ramp": 3, "span_init": 0.3}
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"span_per": "layer"}, {"span_init": 0.0}, {"ramp": 5})
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        max_span: Positive = 256,
+        ramp: Annotated[int, Within(2)] = 32,  # a ramp of 1 has no slope at a span of 0, which could not grow
+        span_init: Share = 0.0,
+        span_loss: LossWeight = 2e-6,
+        span_per: Annotated[str, OneOf(PER)] = "head",
+    ) -> None:
+        super().__init__(site)
+        self.loss_weight = span_loss
+        self.span = SpanRamp(
+            site,
+            self.projection.key_width,
+            longest=max_span,
+            ramp=ramp,
+            start=span_init,
+            spans=site.heads if span_per == "head" else 1,
+            beside=self.positions,
+        )
+
+    @property
+    def by_position(self) -> Positions | None:
+        """The ramp, beside the slot."""
+        return self.span
+
+    @property
+    def groups(self) -> Sequence[PatternGroup]:  # type: ignore[override]
+        """All heads over the window that the widest span needs."""
+        reach = self.span.reach
+        return by_head([Band(reach, reach)] * self.site.heads)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """m_z(|i - j|) > 0, by head."""
+        return self.span.factor((i - j).abs()) > 0.0
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor | None = None,
+        *,
+        query_valid: Tensor | None = None,
+        memory_valid: Tensor | None = None,
+        carry: Any = None,
+        memory_carry: Any = None,
+        task: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Attended:
+        """Softmax over the window, with the logarithm of the ramp added to scores; in training its loss, "span"."""
+        attended = super().forward(query, query_valid=query_valid, need_weights=need_weights)
+        if self.training:
+            attended.losses = {**attended.losses, "span": self.loss_weight * self.span.lengths.mean()}
+        return attended
+
+    def naive(
+        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
+    ) -> Attended:
+        """m_z exp(score) over its sum, from all pairs."""
+        q, (k, v) = self.queries(query), self.keys_values(query)
+        i = torch.arange(query.shape[1], device=query.device)
+        scores, slot = scores_of(q, k, self.scale), self.positions
+        bias = None if slot is None else slot.bias(q, i, i, self.scale)
+        scores = scores if bias is None else scores + bias
+        ramp = self.span.factor((i.unsqueeze(-1) - i).abs()) * self._visible(q, k, query_valid)
+        shown = scores.masked_fill(ramp == 0, -torch.inf)
+        parts = ramp * (scores - shown.amax(-1, keepdim=True).nan_to_num(neginf=0.0)).masked_fill(ramp == 0, 0.0).exp()
+        weights = parts / parts.sum(-1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
+        heads = outputs_of(weights, v, positions=slot, query_position=i, key_position=i)
+        return Attended(self.joined(heads), weights=weights)
