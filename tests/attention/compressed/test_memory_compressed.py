@@ -164,7 +164,8 @@ def test_options_that_cannot_be_are_refused() -> None:
 def test_it_agrees_with_memory_compressed_attention() -> None:
     """Causal, with the learned pair and without a mask, in whole blocks, as theirs begin elsewhere otherwise.
 
-    Theirs has one kernel for keys and values, and divides by the square root of all channels.
+    Theirs has one kernel for keys and values, and divides by the square root of all channels. To install it:
+    pip install --no-deps memory-compressed-attention
     """
     peer = pytest.importorskip("memory_compressed_attention")
     ours = make("decoder", factor=3, first="null").double()
