@@ -22,11 +22,12 @@ class _Through(nn.Module):
 
     def __init__(self, projection: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = projection.weight, projection.bias  # whose type and device mechanisms ask for
-        self.width = projection.out_features
+        # what mechanisms ask of it: type, device and shape
+        self.weight, self.bias = projection.weight, projection.bias
+        self.in_features, self.out_features = projection.in_features, projection.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[..., : self.width]
+        return x[..., : self.out_features]
 
 
 def without_projections(attention: Attention) -> Attention:

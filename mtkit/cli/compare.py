@@ -87,20 +87,23 @@ def compare(
 
 
 def _write(folder: "Folder") -> str:
-    """Writes table, JSON and picture of what there is so far; gives the words that say where."""
+    """Writes table, JSON and pictures of what there is so far; gives the words that say where."""
     from mtkit.comparison.plot import draw_comparison
     from mtkit.comparison.report import as_object, markdown
+    from mtkit.comparison.scatter import draw_scatter
     from mtkit.files import write_json, write_text
 
     settings, results = folder.settings(), folder.results()
     stem = folder.path / "compare"
     write_text(stem.with_suffix(".md"), markdown(settings, results))
     write_json(stem.with_suffix(".json"), as_object(settings, results))
+    speed = folder.path / "compare-speed.png"
     try:
         draw_comparison(results, stem.with_suffix(".png"))
+        draw_scatter(results, speed)
     except ModuleNotFoundError:
-        return f"{stem}.md, {stem}.json (no picture: matplotlib is not installed)"
-    return f"{stem}.md, {stem}.json, {stem}.png"
+        return f"{stem}.md, {stem}.json (no pictures: matplotlib is not installed)"
+    return f"{stem}.md, {stem}.json, {stem}.png, {speed}"
 
 
 def _in_short(result: dict[str, Any]) -> str:

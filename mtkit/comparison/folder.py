@@ -4,7 +4,7 @@ settings.json           what all mechanisms have in common, and the options of e
 runs/longformer/        a run folder like any other: mtkit translate --run mtkit-compare/runs/longformer
 results/longformer.json written last: with it the mechanism is done, or is known to fail
 logs/longformer.log     what training and decoding had to say
-compare.md, compare.json, compare.png
+compare.md, compare.json, compare.png, compare-speed.png
 """
 
 from collections.abc import Mapping
