@@ -100,6 +100,9 @@ class Attention(nn.Module):
 
     reads_query: bool = True
     """Whether outputs depend on what the query holds; not where weights follow positions alone, in the cross role."""
+    learns_by_steps: bool = True
+    """Whether steps alone can train it; not where only a pass over whole sequences has its losses, its samples or the
+    statistics that it gathers."""
     longest: int | None = None
     """Maximum sequence length T; None where there is no limit."""
 

@@ -25,7 +25,7 @@ def align(
         str | None, typer.Option(metavar="EN-FR", help="Direction; required for runs with several.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Picture (PNG); needs the extra `plots`.")] = Path(
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Picture (PNG), where matplotlib is installed.")] = Path(
         "alignment.png"
     ),
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
@@ -40,8 +40,6 @@ def align(
       mtkit align "The boy sleeps."
       mtkit align "The boy sleeps." --target "Der Junge schläft." --name rnn --output boy.png
     """
-    from importlib.util import find_spec
-
     from mtkit.decoding import alignment
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_alignment
@@ -56,10 +54,12 @@ def align(
         target = translator.lines([text], direction=direction)[0][0].text
     aligned = alignment.align(translator.model, found.tokenizers, text, target, directions=directions)
     typer.echo(_table(aligned))
-    if find_spec("matplotlib") is None:
-        raise MtkitError("the picture needs matplotlib: pip install 'mtkit[plots]'")
-    whole = draw_alignment(aligned.source, aligned.target, aligned.weights.tolist(), output)
-    typer.echo(f"\n{output}" + ("" if whole else " (letters without an installed font are boxes)"))
+    try:
+        whole = draw_alignment(aligned.source, aligned.target, aligned.weights.tolist(), output)
+    except ModuleNotFoundError:
+        typer.echo("\nno picture: matplotlib is not installed")
+    else:
+        typer.echo(f"\n{output}" + ("" if whole else " (letters without an installed font are boxes)"))
 
 
 def _table(aligned: "Alignment") -> str:

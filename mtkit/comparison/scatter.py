@@ -29,8 +29,7 @@ def draw_scatter(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
 
     scored = [each for each in results if "bleu" in each]
-    known = mechanisms()
-    families = [known[each["attention"]].family if each["attention"] in known else "" for each in scored]
+    families = [mechanisms()[each["attention"]].family for each in scored]
     figure = Figure(figsize=(11, 8.5), dpi=DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -62,7 +61,7 @@ def draw_scatter(results: Results, path: Path) -> None:
     for text, family, dot, box in zip(
         texts, families, dots, label_places(dots, sizes, frame, DOT * DPI / 72), strict=True
     ):
-        color = COLORS.get(family, "black")
+        color = COLORS[family]
         text.set(position=back.transform((box.left, box.bottom)), color=color, verticalalignment="bottom")
         end = min(max(dot[0], box.left), box.left + box.width), min(max(dot[1], box.bottom), box.bottom + box.height)
         line = back.transform([dot, end])

@@ -14,7 +14,7 @@ from mtkit.attention.compressed._hamming import HammingClusters, cluster_means
 from mtkit.attention.contract import Attended, Site
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import spread, widened
+from mtkit.attention.engines.softmax.dot_product import spread
 from mtkit.attention.options import Within
 from mtkit.attention.recomputed import as_first
 
@@ -65,7 +65,7 @@ class ClusteredQueries(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """Attention by clusters, which padding is not in."""
-        q, k, v = self.exact(query)
+        q, k, v = self.exact_queries_keys_values(query)
         heads = self.attended(q, k, v, query_valid)
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
 
@@ -78,7 +78,7 @@ class ClusteredQueries(HeadAttention):
         self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
     ) -> Attended:
         """The same query by query: codes as whole numbers, clusters and means by lists, a softmax for each query."""
-        q, k, v = self.exact(query)
+        q, k, v = self.exact_queries_keys_values(query)
         k, v = spread(k, self.site.heads), spread(v, self.site.heads)
         codes = self.clusters.codes(q)
         lengths = [query.shape[1]] * len(query) if query_valid is None else query_valid.sum(1).tolist()
@@ -92,14 +92,6 @@ class ClusteredQueries(HeadAttention):
                     row[i] = self.weights_of(q[b, h, i], mean, k[b, h, :length]) @ v[b, h, :length]
                 rows.append(torch.stack(row))
         return Attended(self.joined(torch.stack(rows).unflatten(0, (len(query), -1))))
-
-    def exact(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys in float32 at least, and values."""
-        v = self.projection.values(self.v_proj(query))
-        with torch.autocast(query.device.type, enabled=False):
-            tokens = query.type_as(self.q_proj.weight)
-            q, k = self.queries(tokens), self._rotated(self.projection.keys(self.k_proj(tokens)), None)
-        return widened(q), widened(k), v
 
     def clustered(self, q: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """The mean queries (B, H, C, K), and the cluster of each query (B, H, T), C at padding."""

@@ -78,7 +78,7 @@ class Informer(HeadAttention):
         need_weights: bool = False,
     ) -> Attended:
         """Active queries are gathered and attend; every query then reads its row, or the mean."""
-        q, k, v = self._exact(query)
+        q, k, v = self.exact_queries_keys_values(query)
         active = as_first(self._active(q.detach(), k.detach(), query_valid), 2)
         if self.site.causal:
             heads = self._attend_past(q.type_as(v), k.type_as(v), v, active)
@@ -116,7 +116,7 @@ class Informer(HeadAttention):
         """The newest token of each hypothesis samples its keys, is ranked among those before it, and may attend."""
         here = torch.full((1,), state["count"], device=query.device)
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self._exact(tokens, here))
+        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.exact_queries_keys_values(tokens, here))
         past, sums = state["past"], add_rows(state["sums"], values=v)
         state = {**append(state, keys=k, values=v), "sums": sums}
         number: int = state["count"]
@@ -136,7 +136,7 @@ class Informer(HeadAttention):
         self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
     ) -> Attended:
         """The same query by query: measures and ranks in lists, and a softmax for each query that is active."""
-        q, k, v = self._exact(query)
+        q, k, v = self.exact_queries_keys_values(query)
         k, v = spread(k, self.site.heads), spread(v, self.site.heads)
         lengths = [query.shape[1]] * len(query) if query_valid is None else query_valid.sum(1).tolist()
         rows = []
@@ -158,15 +158,6 @@ class Informer(HeadAttention):
                     row[j] = (weights if before < self.samples.most(keys) else uniform) @ v[b, h, :keys]
                 rows.append(torch.stack(row))
         return Attended(self.joined(torch.stack(rows).unflatten(0, (len(query), -1))))
-
-    def _exact(self, query: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys in float32 at least, and values."""
-        v = self.projection.values(self.v_proj(query))
-        with torch.autocast(query.device.type, enabled=False):
-            tokens = query.type_as(self.q_proj.weight)
-            q, k = self.queries(tokens, position), self.projection.keys(self.k_proj(tokens))
-            k = self._rotated(k, position)
-        return widened(q), widened(k), v
 
     def _active(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
         """Whether each query attends, (B, H, T); no padding does."""

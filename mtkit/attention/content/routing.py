@@ -65,6 +65,7 @@ class Routing(HeadAttention):
     complexity = "O(T (C + w))"
     growth = 1
     unrounded = True
+    learns_by_steps = False  # centroids follow whole sequences
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "projection": OWN_VECTORS,
         "merge": None,

@@ -53,6 +53,7 @@ class Sac(HeadAttention):
     complexity = "O(T k), O(T² k) to predict"
     growth = 2
     unrounded = True
+    learns_by_steps = False  # edges are learned from samples of whole sequences
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
         "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs for every edge
         "projection": None,

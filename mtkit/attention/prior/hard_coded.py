@@ -80,6 +80,8 @@ class HardCoded(HeadAttention):
         self.span = truncate * std * (1 + 1e-6)  # whole distances on the edge belong to it, whatever the rounding
         self.register_buffer("offset", torch.tensor(self.centres), persistent=False)
         self.counted = LengthRatio() if site.role == "cross" and ratio is None else None
+        if self.counted is not None:
+            self.learns_by_steps = False
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention import Attention, State
+from mtkit.attention import State
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.registry import find
 from mtkit.errors import MtkitError
@@ -44,7 +44,7 @@ class Recurrent(Network):
     ) -> None:
         """`attention` is that to the source (`mtkit.model.attentions.choose`).
 
-        Raises: MtkitError for an attention that learns from more than its output.
+        Raises: MtkitError for an attention that steps alone do not train.
         """
         width, layers = settings.d_model, settings.decoder_layers
         target = token_table(target_vocabulary, width)
@@ -57,7 +57,11 @@ class Recurrent(Network):
         )
         annotation = width * (2 if self.as_in_paper else 1)
         self.attention = build_attention(attention, "cross", settings, seed, memory_width=annotation)
-        _check_steps_suffice(attention.name, self.attention)
+        if not self.attention.learns_by_steps:
+            raise MtkitError(
+                f"the rnn attends step by step, and attention '{attention.name}', as it is set, learns from passes "
+                "over whole sequences: take another, or a regularizer out"
+            )
         self.cells = nn.ModuleList(kind(width) for _ in range(layers))
         self.from_token = nn.Linear(width, kind.parts * width)
         self.from_context = nn.Linear(width, kind.parts * width, bias=False)
@@ -144,12 +148,3 @@ class Recurrent(Network):
     def _top(state: State) -> Tensor:
         top: Tensor = state["cells"][-1][0]
         return top
-
-
-def _check_steps_suffice(name: str, attention: Attention) -> None:
-    """Raises: MtkitError for an attention whose losses or samples only a pass over whole sequences has."""
-    if name == "sac" or getattr(attention, "regularizer", None) is not None:
-        raise MtkitError(
-            f"the rnn attends step by step, and attention '{name}' learns from losses of whole sequences: "
-            "take another, or a regularizer out"
-        )

@@ -127,7 +127,7 @@ def test_without_a_bias_the_length_of_a_query_changes_no_code() -> None:
 
 def test_members_all_get_the_gradient_of_the_mean_and_no_other_query_does() -> None:
     clustered, x = make(clusters=3), torch.randn(1, 12, 32)
-    q, k, v = (each.detach() for each in clustered.exact(x))
+    q, k, v = (each.detach() for each in clustered.exact_queries_keys_values(x))
     q.requires_grad_()
     groups = clustered.clusters(q, None)
     heads = clustered.attended(q, k, v, None)
@@ -175,7 +175,7 @@ def test_a_pass_that_is_run_again_repeats_its_choices(name: str) -> None:
         make(name, clusters=3, **({"cluster_topk": 4} if "improved" in name else {})).train(),
         torch.randn(2, 20, 32),
     )
-    q, k, v = clustered.exact(x)
+    q, k, v = clustered.exact_queries_keys_values(x)
     with keeping() as kept:
         first = clustered.attended(q, k, v, None)
     clustered.after_update(1, 10)
@@ -187,11 +187,11 @@ def test_a_pass_that_is_run_again_repeats_its_choices(name: str) -> None:
 def test_clusters_come_from_float32_under_autocast() -> None:
     clustered, x = make(), torch.randn(2, 60, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        q, k, v = clustered.exact(x)
+        q, k, v = clustered.exact_queries_keys_values(x)
         low = clustered.clusters(q, None)
     assert v.dtype == torch.bfloat16
     assert q.dtype == k.dtype == torch.float32
-    assert torch.equal(low, clustered.clusters(clustered.exact(x)[0], None))
+    assert torch.equal(low, clustered.clusters(clustered.exact_queries_keys_values(x)[0], None))
 
 
 def test_what_it_cannot_be_is_refused() -> None:

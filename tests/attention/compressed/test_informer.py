@@ -52,7 +52,7 @@ def test_queries_of_ever_larger_measure_are_all_active_in_a_decoder() -> None:
             each.double()
     x = torch.randn(2, 150, 32, dtype=torch.float64)
     x[..., -1] = 16.0 ** torch.arange(150).double()
-    q, k, _ = informer._exact(x)
+    q, k, _ = informer.exact_queries_keys_values(x)
     assert informer._active(q, k, None).all()
     torch.testing.assert_close(informer(x).output, full(x).output, rtol=1e-5, atol=1e-5)
 
@@ -69,7 +69,7 @@ def test_an_encoder_has_as_many_active_queries_as_the_length_of_each_segment_say
 ) -> None:
     """c ceil(ln n): ln 40 = 3.7, ln 23 = 3.1; one of one token."""
     informer = make(factor=factor)
-    q, k, _ = informer._exact(torch.randn(3, 40, 32))
+    q, k, _ = informer.exact_queries_keys_values(torch.randn(3, 40, 32))
     active = informer._active(q, k, VALID)
     assert active.sum(-1).tolist() == [[length] * 4 for length in lengths]
     assert not active[~VALID.unsqueeze(1).expand_as(active)].any()
@@ -80,7 +80,7 @@ def test_the_others_get_the_mean_of_the_values_they_may_see(role: str) -> None:
     """Not their sum, which would grow with the position, and nothing of padding."""
     informer, full = with_full(role, factor=1)
     x = torch.randn(3, 40, 32)
-    q, k, v = informer._exact(x)
+    q, k, v = informer.exact_queries_keys_values(x)
     active = informer._active(q, k, VALID)
     heads = []
     for attention in (informer, full):
@@ -101,7 +101,7 @@ def test_active_are_the_queries_whose_best_key_stands_out_most(role: str) -> Non
     """Where each samples all its keys: the measure and the ranks by hand."""
     informer = make(role, factor=2)
     informer.samples.most, informer.samples.size = lambda keys: keys, lambda keys: keys
-    q, k, _ = informer._exact(torch.randn(2, 17, 32))
+    q, k, _ = informer.exact_queries_keys_values(torch.randn(2, 17, 32))
     keys = torch.arange(1, 18).view(1, 1, -1) if role == "decoder" else torch.full((1, 1, 1), 17)
     measures = informer.samples.measures(q, k, keys)
     scores = q @ k.transpose(-1, -2)
@@ -181,7 +181,7 @@ def test_a_decoder_has_few_active_queries() -> None:
     expected = sum(min(1.0, max(1, 5 * math.ceil(math.log(i))) / i) for i in range(1, 513))
     informer, untrended = make("decoder"), make("decoder")
     untrended.samples.measures = lambda q, *_: torch.rand(q.shape[:3])
-    q, k, _ = informer._exact(torch.randn(4, 512, 32))
+    q, k, _ = informer.exact_queries_keys_values(torch.randn(4, 512, 32))
     rows = [each._active(q, k, None).float().sum(-1).mean() for each in (untrended, informer)]
     assert rows[0] == pytest.approx(expected, rel=0.05)
     assert rows[0] < rows[1] < 1.3 * expected

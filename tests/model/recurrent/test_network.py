@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import mechanisms, reorder
+from mtkit.attention import Attention, build, mechanisms, reorder
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model, describe_attention, label_attention
 from mtkit.model.recurrent.network import Recurrent
@@ -15,8 +15,13 @@ from mtkit.recipe import load_recipe
 SMALL = {"architecture": "rnn", "d_model": 16, "heads": 2, "max_length": 32, "dropout": 0.0}
 FORMS = [("paper", "gru"), ("paper", "lstm"), ("textbook", "gru"), ("textbook", "lstm")]
 CROSS = sorted(name for name, each in mechanisms().items() if "cross" in each.roles)
-WITHOUT = {"sac", "disagreement", "guided"}
-"""Attentions that learn from losses of whole sequences."""
+
+
+def stands_at_cross(name: str) -> Attention:
+    return build(name, role="cross", d_model=16, heads=2, max_length=32, memory_width=32)
+
+
+BY_STEPS = [name for name in CROSS if stands_at_cross(name).learns_by_steps]
 
 
 def model(form: str = "paper", cell: str = "gru", attention: Any = None, **settings: Any) -> Recurrent:
@@ -121,7 +126,7 @@ def test_a_later_target_token_changes_nothing_earlier() -> None:
     assert (before[:, 3:] - after[:, 3:]).abs().amax((0, 2)).min() > 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name in CROSS if name not in WITHOUT])
+@pytest.mark.parametrize("name", BY_STEPS)
 def test_every_attention_to_the_source_trains_by_its_steps(name: str) -> None:
     """What a step passes back to the query, the memory and the weights is what the whole sequence passes back."""
     net = stirred(model(attention={"name": name})).train()
@@ -145,10 +150,22 @@ def test_every_attention_to_the_source_trains_by_its_steps(name: str) -> None:
         torch.testing.assert_close(*filled, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT & set(CROSS)))
-def test_attentions_that_learn_from_whole_sequences_are_refused(name: str) -> None:
-    with pytest.raises(MtkitError, match="whole sequences"):
-        model(attention={"name": name})
+@pytest.mark.parametrize("name", CROSS)
+def test_what_learns_from_whole_sequences_says_so_and_is_refused(name: str) -> None:
+    """A pass in training that leaves a loss, a sample or a statistic behind."""
+    attention = stands_at_cross(name).train()
+    before = {key: value.clone() for key, value in attention.named_buffers()}
+    attended = attention(torch.randn(2, 6, 16), torch.randn(2, 9, 32))
+    gathered = [key for key, value in attention.named_buffers() if not torch.equal(value, before[key])]
+    learns = bool(attended.losses or attended.log_prob is not None or gathered)
+    assert attention.learns_by_steps == (not learns)
+    if learns:
+        with pytest.raises(MtkitError, match="whole sequences"):
+            model(attention={"name": name})
+
+
+def test_hard_coded_with_a_ratio_of_its_own_is_taken() -> None:
+    assert model(attention={"name": "hard-coded", "options": {"ratio": 1.2}}).attention.learns_by_steps
 
 
 def test_a_regularizer_is_refused() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attention, Site
+from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.registry import fill
 from mtkit.attention.slots import Merge, Positions, Projection, Regularizer, Slot
 from mtkit.errors import MtkitError
@@ -43,6 +44,8 @@ class HeadAttention(Attention):
         self.positions: Positions | None = fill("positions", site, *widths)
         self.merge: Merge | None = fill("merge", site, self.projection.value_width)
         self.regularizer: Regularizer | None = fill("regularizer", site)
+        if self.regularizer is not None:
+            self.learns_by_steps = False
         if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
             raise MtkitError("this regularizer reads attention weights, of which the mechanism it is set on has none")
 
@@ -76,6 +79,16 @@ class HeadAttention(Attention):
         q, k, v = self.projected(tokens, self.q_proj, self.k_proj, self.v_proj)
         q, k = (self._rotated(x, position) for x in (self.projection.queries(q), self.projection.keys(k)))
         return q, k, self.projection.values(v)
+
+    def exact_queries_keys_values(
+        self, tokens: Tensor, position: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`queries_keys_values`, queries and keys in float32 at least: for choices that rounding must not change."""
+        v = self.projection.values(self.v_proj(tokens))
+        with torch.autocast(tokens.device.type, enabled=False):
+            tokens = tokens.type_as(self.q_proj.weight)
+            q, k = self.queries(tokens, position), self._rotated(self.projection.keys(self.k_proj(tokens)), position)
+        return widened(q), widened(k), v
 
     def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
         """What `maps` make of the same tokens; decoding computes them in one product (`mtkit.model.products`)."""
