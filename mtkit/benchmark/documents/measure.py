@@ -41,20 +41,22 @@ class DocumentSetting:
     repeats: int
     device: torch.device
     options: Mapping[str, Any]
+    documents: int = 1
+    """Documents decoded at once, in one batch."""
 
 
 @dataclass(frozen=True)
 class MeasuredDocument:
-    """One model on one document of `length` pieces on both sides; the best of all repeats."""
+    """One model on documents of `length` pieces on both sides; the best of all repeats."""
 
     attention: str
     roles: tuple[str, ...]
     """The roles it fills; the others are `full`."""
     length: int
     seconds: float
-    """For the whole document, the encoder included."""
+    """Per document, the encoder included."""
     last: float
-    """Seconds per piece over the last pieces."""
+    """Seconds per piece, of whichever document, over the last pieces."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def measure_documents(
     *,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> DocumentBenchmark:
-    """Decodes one document of each length with `full` and with each mechanism in the decoder and cross roles, in turns.
+    """Decodes a batch of documents of each length with `full` and with each mechanism, in turns.
 
     A mechanism fills those of the two roles that it can play, extensions included. `on_progress` is told how many of
-    how many documents are decoded.
+    how many batches are decoded.
 
     Raises: MtkitError for a name, option or length that cannot be, and for a mechanism with neither role.
     """
@@ -102,7 +104,7 @@ def measure_documents(
     rows: list[MeasuredDocument] = []
     done, total = 0, len(lengths) * len(names) * setting.repeats
     for length in lengths:
-        batch = _document(length, setting)
+        batch = _documents(length, setting)
         whole, last = dict.fromkeys(names, math.inf), dict.fromkeys(names, math.inf)
         for _ in range(setting.repeats):
             for name, model in models.items():
@@ -152,17 +154,18 @@ def _model(
     return model.to(setting.device)
 
 
-def _document(length: int, setting: DocumentSetting) -> SourceBatch:
-    """One source of `length` pieces, to be translated with as many."""
-    draw = torch.Generator().manual_seed(setting.recipe.seed)
-    source = torch.randint(EOS + 1, setting.vocabulary, (1, length), generator=draw)
+def _documents(length: int, setting: DocumentSetting) -> SourceBatch:
+    """Sources of `length` pieces, to be translated with as many."""
+    draw, count = torch.Generator().manual_seed(setting.recipe.seed), setting.documents
+    source = torch.randint(EOS + 1, setting.vocabulary, (count, length), generator=draw)
     source[:, -1] = EOS
-    return SourceBatch(source.to(setting.device), [length], torch.zeros(1, dtype=torch.long, device=setting.device))
+    direction = torch.zeros(count, dtype=torch.long, device=setting.device)
+    return SourceBatch(source.to(setting.device), [length] * count, direction)
 
 
 def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tuple[float, float]:
-    """Seconds of the whole document, and per piece at its end."""
-    (length,) = batch.limits
+    """Seconds per document, and per piece at the end of the documents."""
+    length, count = batch.limits[0], len(batch.limits)
     settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
     endless = _Endless(model, (length - 1 - LAST, length - 1), setting.device)
     with decoding_with(model, find_dtype(setting.arithmetic)):
@@ -170,4 +173,4 @@ def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tup
         beam_search(cast(Model, endless), batch, settings)
         wait(setting.device)
     first, last = endless.times.values()
-    return time.perf_counter() - begin, (last - first) / LAST
+    return (time.perf_counter() - begin) / count, (last - first) / LAST / count

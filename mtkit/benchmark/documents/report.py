@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mtkit.benchmark.attention_report import aligned, hardware
-from mtkit.benchmark.documents.measure import LAST, DocumentBenchmark, MeasuredDocument
+from mtkit.benchmark.documents.measure import LAST, DocumentBenchmark, DocumentSetting, MeasuredDocument
 from mtkit.benchmark.report import Bars, about, times
 
 
@@ -13,8 +13,8 @@ def table(benchmark: DocumentBenchmark) -> str:
     """Milliseconds per piece at the end and over the whole of each document; × is beside `full`."""
     setting, size = benchmark.setting, benchmark.setting.recipe.model
     head = (
-        f"decoding one document of as many source as target pieces, beam {setting.beam}, {setting.arithmetic}, on "
-        f"{hardware(setting.device)}\n"
+        f"decoding {_documents(setting)} of as many source as target pieces, beam {setting.beam}, "
+        f"{setting.arithmetic}, on {hardware(setting.device)}\n"
         f"(untrained model: {size.encoder_layers} + {size.decoder_layers} layers of width {size.d_model}, "
         f"{setting.vocabulary:,} pieces; encoder full; ×: how many times faster than full in both roles)"
     )
@@ -28,6 +28,7 @@ def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:
     setting = benchmark.setting
     return {
         **about(setting.device, {}),
+        "documents": setting.documents,
         "beam": setting.beam,
         "arithmetic": setting.arithmetic,
         "repeats": setting.repeats,
@@ -42,9 +43,10 @@ def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:
 def bars(benchmark: DocumentBenchmark) -> list[Bars]:
     """The speeds at the end of documents as bars, length by length."""
     setting = benchmark.setting
+    what = _documents(setting)
     return [
         Bars(
-            title=f"end of a document of {length:,} pieces, beam {setting.beam}, on {hardware(setting.device)}",
+            title=f"end of {what} of {length:,} pieces, beam {setting.beam}, on {hardware(setting.device)}",
             unit="pieces per second",
             speeds=[(_label(row), 1 / row.last, True) for row in benchmark.rows if row.length == length],
         )
@@ -62,6 +64,10 @@ def _section(benchmark: DocumentBenchmark, title: str, cost: Callable[[MeasuredD
         ]
         rows.append([_label(measured[0]), *cells])
     return f"{title}\n{aligned(rows)}"
+
+
+def _documents(setting: DocumentSetting) -> str:
+    return "one document" if setting.documents == 1 else f"{setting.documents:,} documents at once,"
 
 
 def _label(row: MeasuredDocument) -> str:

@@ -22,6 +22,7 @@ def documents(
         typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
     ] = None,
     vocabulary: Annotated[int, typer.Option(min=10, max=1_000_000, help="Pieces of the vocabulary.")] = 8000,
+    documents: Annotated[int, typer.Option(min=1, max=MOST, help="Documents decoded at once, in one batch.")] = 1,
     beam: Annotated[int, typer.Option(min=1, max=1000, help="Beam size.")] = 5,
     dtype: Annotated[str, typer.Option(help="Arithmetic: float32, bfloat16, float16 or int8.")] = "float32",
     repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")] = 1,
@@ -39,6 +40,7 @@ def documents(
     \b
     Examples:
       mtkit benchmark documents --attention linear,performer --lengths 1000,2000,4000
+      mtkit benchmark documents --preset base --lengths 2000 --documents 4
     """
     from mtkit.recipe import load_recipe
 
@@ -62,8 +64,9 @@ def documents(
         repeats=repeats,
         device=find_device(device),
         options=parse_options(attention_option or []),
+        documents=documents,
     )
-    with steps("benchmark", "document") as on_progress:
+    with steps("benchmark", "batch") as on_progress:
         measured = measure_documents(
             parse_names(attention), parse_numbers("--lengths", lengths), setting, on_progress=on_progress
         )

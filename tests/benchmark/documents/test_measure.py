@@ -46,6 +46,22 @@ def test_every_model_makes_one_step_per_piece_with_all_hypotheses(monkeypatch: p
     assert all(0 < row.last * 3 < row.seconds for row in measured.rows)
 
 
+def test_documents_of_a_batch_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Size] = []
+    plain = Transformer.step
+
+    def step(self: Transformer, token: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        seen.append(token.shape)
+        return plain(self, token, *arguments, **named)
+
+    monkeypatch.setattr(Transformer, "step", step)
+    measured = measure_documents(["linear"], [5], setting(documents=3))
+    assert set(seen[1:5]) == {(3, 2)}
+    assert len(seen) == 2 * 5
+    assert "decoding 3 documents at once, of as many" in table(measured)
+    assert as_object(measured)["documents"] == 3
+
+
 def test_a_mechanism_fills_the_roles_it_can_play() -> None:
     measured = measure_documents(["band", "linformer"], [5], setting(options={"window_radius": 2}))
     assert [row.roles for row in measured.rows] == [("decoder", "cross"), ("decoder",), ("cross",)]
