@@ -13,8 +13,8 @@ code has the width of all heads there, and the projected I). Without the block, 
 attention is folded into the second's projections of H, which has no bias on keys: it cancels. The decoder role is an
 extension: H is at each position what the points read of the prefix, by a running softmax, and keys and values of H are
 never formed. A feed-forward of m points at every position is refused there. Dropout acts where tokens read H.
-Cost: O((T + S) m K) time for each head, O(T + S) memory. A step costs O(m D) for each head, at any position, and keeps
-the m means; one over a source O(m K).
+Cost: O((T + S) m K) time for each head, in the decoder O(T m D); O(T + S) memory. A step costs O(m D) for each head, at
+any position, and keeps the m means; one over a source O(m K).
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.compressed._prefix_points import read_points
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, scores_of
-from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
+from mtkit.attention.engines.softmax.running_softmax import add_keys, start_softmax
 from mtkit.attention.options import Positive, refused
 
 
@@ -85,8 +86,7 @@ class SetTransformer(HeadAttention):
         q = self.queries(query)
         if self.site.causal:
             k, v = self.keys_values(query)
-            scores = scores_of(self._asks(), k, self.scale)  # (B, H, m, T)
-            heads = read_prefixes(self._read, scores, v.unsqueeze(2), q)
+            heads = self._read_prefixes(q, k, v)
         else:
             context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
             k, v = self.keys_values(context)
@@ -171,16 +171,29 @@ class SetTransformer(HeadAttention):
             rows = self.norms[1](rows + F.relu(self.feed_forward(rows)))
         return self.projection.keys(self.gathered_k_proj(rows)), self.projection.values(self.gathered_v_proj(rows))
 
-    def _read(self, means: Tensor, q: Tensor) -> Tensor:
-        """The heads (B, H, T, V) of queries (B, H, T, K), where points have read means (B, H, m, T, V) up to each.
+    def _moved(self, q: Tensor) -> list[Tensor]:
+        """The projections of H as maps (H, K, D) of each head, moved to the queries and to what they read.
 
-        The projections of H are moved to the queries and to the result, of which there is one for each head and not m.
+        There is one query for each head, where there are m rows of H.
         """
-        keys, values = (each.weight.type_as(q) for each in (self.gathered_k_proj, self.gathered_v_proj))
-        heads = self.site.heads
-        rows = means.type_as(q).permute(0, 3, 2, 1, 4).flatten(3)  # (B, T, m, D)
-        asks = torch.einsum("bhtk,hkd->bthd", q * self.scale, keys.unflatten(0, (heads, -1)))
-        weights = safe_softmax(asks @ rows.transpose(-1, -2), None)  # (B, T, H, m)
-        read = F.dropout(weights, self.dropout).type_as(rows) @ rows  # (B, T, H, D)
-        result = torch.einsum("bthd,hvd->bhtv", read, values.unflatten(0, (heads, -1)))
-        return result + self.gathered_v_proj.bias.type_as(q).view(heads, 1, -1)
+        return [
+            each.weight.type_as(q).unflatten(0, (self.site.heads, -1))
+            for each in (self.gathered_k_proj, self.gathered_v_proj)
+        ]
+
+    def _biased(self, heads: Tensor) -> Tensor:
+        return heads + self.gathered_v_proj.bias.type_as(heads).view(self.site.heads, 1, -1)
+
+    def _read_prefixes(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The heads (B, H, T, V) of all tokens, each with H of the tokens up to it."""
+        keys, values = (each.unflatten(2, (self.site.heads, -1)) for each in self._moved(q))
+        points = self._asks().squeeze(0) * self.scale
+        return self._biased(read_points(q * self.scale, k, v, points, keys, values, dropout=self.dropout).type_as(q))
+
+    def _read(self, means: Tensor, q: Tensor) -> Tensor:
+        """The heads (B, H, N, V) of queries (B, H, N, K), for which points have read means (B, H, m, N, V)."""
+        keys, values = self._moved(q)
+        rows = means.type_as(q).permute(0, 3, 2, 1, 4).flatten(3)  # (B, N, m, D)
+        asks = torch.einsum("bhtk,hkd->bthd", q * self.scale, keys)
+        read = safe_softmax(asks @ rows.transpose(-1, -2), None).type_as(rows) @ rows  # (B, N, H, D)
+        return self._biased(torch.einsum("bthd,hvd->bhtv", read, values))

@@ -91,10 +91,10 @@ def test_a_point_for_each_token_gives_full_attention_over_what_they_hold(role: s
     assert (expected - expected.mean(1, keepdim=True)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 130])
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 63, 64, 65, 130])
 @torch.no_grad()
 def test_in_the_decoder_a_position_has_what_the_encoder_gives_the_last_of_its_prefix(length: int) -> None:
-    """Around the parts of 64 positions in which prefixes are read, with scores that are far apart."""
+    """Around the parts of 64 positions, in blocks of 8, in which prefixes are read, with scores that are far apart."""
     encoder, decoder = make("encoder").double(), make("decoder").double()
     decoder.load_state_dict(encoder.state_dict())
     for each in (encoder, decoder):
@@ -104,6 +104,17 @@ def test_in_the_decoder_a_position_has_what_the_encoder_gives_the_last_of_its_pr
     for position in {0, length // 2, length - 1}:
         expected = encoder(x[:, : position + 1]).output[:, -1]
         torch.testing.assert_close(output[:, position], expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("length", [20, 130])
+def test_in_the_decoder_gradients_are_those_of_the_naive_form(length: int) -> None:
+    """In one part, and in several, whose gradients come by way of what points have read before."""
+    decoder, x = make("decoder").double(), torch.randn(2, length, 32, dtype=torch.double, requires_grad=True)
+    outputs = [form(x).output for form in (decoder, decoder.naive)]
+    weight, inputs = torch.randn_like(outputs[0]), [x, *decoder.parameters()]
+    found = [torch.autograd.grad((each * weight).sum(), inputs) for each in outputs]
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-9, rtol=1e-7)
 
 
 @torch.no_grad()
