@@ -4,10 +4,10 @@ Papers: Li, Yang, Dou, Wang, Lyu and Tu, "Information Aggregation for Multi-Head
 NAACL 2019, arXiv 1904.03100; Gu and Feng, "Improving Multi-head Attention with Capsule Networks", NLPCC 2019,
 arXiv 1909.00188.
 Departures: `out_proj` is kept after the capsules, which take the place of the concatenated heads.
-Wide capsules learn slowly. A likely cause is that the density is a product over the width of a capsule: after three
-iterations, each of 8 capsules of width 16 takes 95% of its mean from one of 4 heads, and the gradient of the tokens is
-7 times that of `full` at an output of the same size. It is that of `full` with one iteration, and 1.5 times that with
-capsules of width 1, of which the first paper takes many.
+Wide capsules learn slowly: the density is a product over the width of a capsule, and after three iterations each of
+8 capsules of width 16 takes 95% of its mean from one of 4 heads. 500 updates of the built-in corpus give 12 BLEU with
+them, 70 with capsules of width 2, 66 of width 1, and 70 with one iteration, where nothing is routed; 86 with `full`.
+The first paper takes many narrow capsules, as the default does.
 Cost: the votes take O(T D^2) time, as another `out_proj`, and O(T H D) memory; each iteration takes O(T H D) time.
 """
 
@@ -28,8 +28,9 @@ VARIANCE = 1e-8
 class EmRouting(Capsules):
     """Heads vote for capsules, which are found by expectation maximisation.
 
-    capsules: number of capsules; must divide the joint width of the heads. iterations: iterations of expectation
-    maximisation. em_lambda: inverse temperature of the activation.
+    capsules: number of capsules; must divide the joint width of the heads; null: capsules of width 2, or 1 where the
+    joint width is odd. iterations: iterations of expectation maximisation. em_lambda: inverse temperature of the
+    activation.
     """
 
     paper = "Li et al. 2019, arXiv 1904.03100"
@@ -39,15 +40,16 @@ class EmRouting(Capsules):
         site: Site,
         width: int,
         *,
-        capsules: Positive = 8,
+        capsules: Positive | None = None,
         iterations: Annotated[int, Within(1, 64)] = 3,
         em_lambda: Annotated[float, Within(0.0, 1e3)] = 1e-3,
     ) -> None:
-        super().__init__(site, width, capsules)
+        total = site.heads * width
+        super().__init__(site, width, total // (2 - total % 2) if capsules is None else capsules)
         self.iterations = iterations
         self.em_lambda = em_lambda
-        self.cost = nn.Parameter(torch.zeros(capsules))  # beta_u
-        self.threshold = nn.Parameter(torch.zeros(capsules))  # beta_a
+        self.cost = nn.Parameter(torch.zeros(self.capsules))  # beta_u
+        self.threshold = nn.Parameter(torch.zeros(self.capsules))  # beta_a
 
     def routed(self, votes: Tensor) -> Tensor:
         """activation * mean (N, P, R) of each capsule, from votes (H, N, P, R).

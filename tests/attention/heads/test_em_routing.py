@@ -113,6 +113,11 @@ def test_it_stands_before_out_proj_and_takes_over_the_rest_of_full() -> None:
         assert torch.equal(routing.state_dict()[name], value)
 
 
+@pytest.mark.parametrize(("heads", "width", "capsules"), [(4, 8, 16), (3, 5, 15)])
+def test_capsules_are_narrow_unless_told(heads: int, width: int, capsules: int) -> None:
+    assert make(heads, width, capsules=None).capsules == capsules
+
+
 def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(MtkitError, match="capsules = 5 must divide"):
         make(capsules=5)
