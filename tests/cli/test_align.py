@@ -2,10 +2,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from mtkit.cli.align import _table
 from mtkit.cli.app import app
 from mtkit.data.tokenizer import EOS
+from mtkit.decoding.alignment import Alignment
 from mtkit.decoding.translate import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
@@ -49,3 +52,10 @@ def test_what_is_not_one_line_is_refused(folder: Path, text: str, tmp_path: Path
     result = call(text, "--run", str(folder), "--output", str(tmp_path / "boy.png"))
     assert isinstance(result.exception, MtkitError)
     assert not list(tmp_path.iterdir())
+
+
+def test_columns_of_wide_letters_are_aligned() -> None:
+    """A Japanese letter takes two cells of a terminal, a combining mark none."""
+    rows = Alignment(source=["▁a", "b"], target=["▁日本", "e\u0301", "</s>"], weights=torch.full((3, 2), 0.5))
+    assert [line.split("  ")[0] for line in _table(rows).splitlines()[1:]] == ["▁日本", "e\u0301", "</s>"]
+    assert [line.index("▁a") for line in _table(rows).splitlines()[1:]] == [5, 8, 7]
