@@ -21,7 +21,7 @@ Which = Annotated[
 
 @recipes.callback()
 def _recipes(context: typer.Context) -> None:
-    """List the recipes, show one, or check what it promises.
+    """List the recipes, show one, print their schema, or check what a recipe promises.
 
     The list shows what each recipe is, the scores it promises and the scores it reached. `--recipe NAME` of the other
     commands reads one. The environment variable MTKIT_DATA names the folder of their corpora.
@@ -51,6 +51,23 @@ def show(recipe: Which) -> None:
     from mtkit.recipe.file import find_recipe, read_text
 
     typer.echo(read_text(find_recipe(recipe)), nl=False)
+
+
+@recipes.command()
+def schema() -> None:
+    """Print the JSON schema of recipes, by which editors complete and check settings.
+
+    \b
+    Examples:
+      mtkit recipes schema > recipe-schema.json    # then, as the first line of mine.yaml:
+                                                   # yaml-language-server: $schema=recipe-schema.json
+    """
+    import json
+
+    from mtkit.recipe import Recipe
+
+    standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    typer.echo(json.dumps(standard | Recipe.model_json_schema(), indent=2, ensure_ascii=False))
 
 
 @recipes.command()

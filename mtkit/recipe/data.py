@@ -142,7 +142,7 @@ def _named(given: Any) -> Any:
     return {"test": given}
 
 
-Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed)]
+Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed, json_schema_input_type=Corpus | tuple[Corpus, ...])]
 SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
@@ -159,7 +159,10 @@ class DataSettings(Settings):
     """Training text: one corpus or a list."""
     valid: Corpora = ()
     """Validation text: one corpus or a list."""
-    test: Annotated[dict[SideName, Corpora], BeforeValidator(_named)] = Field(default_factory=dict)
+    test: Annotated[
+        dict[SideName, Corpora],
+        BeforeValidator(_named, json_schema_input_type=dict[SideName, Corpora] | Corpus | tuple[Corpus, ...]),
+    ] = Field(default_factory=dict)
     """Test sides by name, each one corpus or a list. A corpus without a name is the side `test`."""
     source_language: str = "en"
     """Source language of corpora without a direction."""

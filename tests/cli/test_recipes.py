@@ -1,11 +1,13 @@
 """`mtkit recipes`, as typed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import Result
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
@@ -56,6 +58,16 @@ def test_what_is_shown_is_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(shown.stdout)
     assert load_recipe(tmp_path / "mine.yaml") == load_recipe(Path("builtin-longformer"))
     assert yaml.safe_load(shown.stdout)["attention"] == {"name": "longformer"}
+
+
+def test_the_schema_takes_the_shipped_recipes_and_refuses_what_recipes_refuse() -> None:
+    schema = json.loads(typed("schema").stdout)
+    assert schema["properties"]["seed"]["description"]
+    check = Draft202012Validator(schema)
+    for path in recipe_file.shipped_recipes().values():
+        check.validate(yaml.safe_load(path.read_text()))
+    for wrong in ({"sead": 1}, {"training": {"max_updates": 0}}, {"preset": "huge"}):
+        assert not check.is_valid(wrong)
 
 
 def test_an_unknown_name_is_named() -> None:
