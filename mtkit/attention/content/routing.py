@@ -33,7 +33,6 @@ from mtkit.attention.engines.blocks.chunks import (
     attend_chosen_to_chosen,
     attend_in_chunks,
     attend_to_chosen,
-    others_first,
 )
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.cache.member_lists import enlist, enlisted, start_lists
@@ -41,6 +40,7 @@ from mtkit.attention.engines.cache.step_cache import append, picked
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
 from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, spread, widened
+from mtkit.attention.engines.softmax.gathered import others_first
 from mtkit.attention.options import LossWeight, Natural, OneOf, Positive, Share, refused
 from mtkit.attention.recomputed import as_first
 from mtkit.attention.slots import OWN_VECTORS
