@@ -129,6 +129,13 @@ def test_without_its_projections_full_is_the_attention_of_its_input() -> None:
     torch.testing.assert_close(attention(x).output, expected.transpose(1, 2).flatten(2))
 
 
+def test_the_second_projections_of_global_tokens_are_left_out_too() -> None:
+    how: dict[str, Any] = {"role": "encoder", "d_model": WIDTH, "heads": HEADS}
+    attention, full = (without_projections(build(name, **how)) for name in ("longformer", "full"))
+    x = torch.randn(2, 9, WIDTH)
+    torch.testing.assert_close(attention(x).output[:, 0], full(x).output[:, 0])
+
+
 def test_narrower_projections_let_the_first_features_through() -> None:
     attention = without_projections(build("multi-query", role="encoder", d_model=WIDTH, heads=HEADS))
     x = torch.randn(2, 9, WIDTH)

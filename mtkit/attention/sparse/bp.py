@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Site, State
-from mtkit.attention.engines.blocks.listed import attend_listed
+from mtkit.attention.engines.blocks.listed import LabelScores, attend_listed
 from mtkit.attention.engines.cache.step_cache import append, start_cache
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.node_update import NodeUpdate
@@ -173,14 +173,13 @@ class Bp(HeadAttention):
         """What the tokens q (B, H, T, K) read from k and v (B, H, T + spans, K), in one softmax."""
         length = q.shape[2]
         lists = token_lists(length, self.k, self.clip, self.site.causal, q.device)
-        labels = labels_of(self.k, self.clip)
-        table = q.new_zeros(1, 1).expand(*q.shape[:3], labels)
-        if self.labels is not None:
-            table = (q * self.scale) @ self.labels.type_as(q).T
+        count = labels_of(self.k, self.clip)  # the lists have labels in any case
+        vectors = q.new_zeros(count, q.shape[3]) if self.labels is None else self.labels
+        by_label = LabelScores(vectors.unsqueeze(0), vectors.new_zeros(1, count))
         missing = None
         if valid is not None:  # nodes without a real token
             missing = torch.cat([~valid[:, :: 1 << level] for level in range(len(self._levels(length)) + 1)], dim=1)
-        return attend_listed(q, k, v, table, lists, missing=missing, scale=self.scale, dropout=self.dropout)
+        return attend_listed(q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
     def start(
         self,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site
-from mtkit.attention.engines.blocks.listed import Lists, attend_listed, smallest_type
+from mtkit.attention.engines.blocks.listed import LabelScores, Lists, attend_listed, smallest_type
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.node_update import NodeUpdate
 from mtkit.attention.engines.softmax.dot_product import safe_softmax, spread, weighted
@@ -177,12 +177,12 @@ class Etc(HeadAttention):
         q, labels = self.queries(tokens), self.labels
         k, v = (torch.cat(pair, 2) for pair in zip(own, self._read("token", "node", nodes, own), strict=True))
         k, v = (spread(x, self.site.heads) for x in (k, v))
-        table = None if labels is None else labels.by_label(q, self.scale)
+        by_label = None if labels is None else LabelScores(labels.vectors, labels.biases)
         clip = 0 if labels is None else labels.clip
         sizes = q.shape[2], nodes.shape[1], self.radius, self.block
         lists = token_lists(*sizes, clip=clip, hard=self.hard_l2g, device=q.device)
         missing = None if valid is None else ~torch.cat([valid, self._there(valid)], dim=1)
-        return attend_listed(q, k, v, table, lists, missing=missing, scale=self.scale, dropout=self.dropout)
+        return attend_listed(q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
     def _node_rows(self, tokens: Tensor, nodes: Tensor, valid: Tensor, own: Heads) -> Tensor:
         """(B, H, g, V): the nodes and the tokens, joined."""

@@ -120,7 +120,7 @@ class Longformer(PatternAttention):
     def _global_rows(self, query: Tensor, valid: Tensor | None, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """What the global queries see, (B, H, g, V), and their weights if asked for."""
         rows = query[:, : self.globals]
-        if not self.site.causal and self.positions is None and self.globals * self.site.heads < self.site.d_model:
+        if self._carries:
             return self._carried_rows(rows, query, valid, need_weights)
         q, k, v = self._global_heads(rows, rows if self.site.causal else query)
         return attend(
@@ -134,6 +134,13 @@ class Longformer(PatternAttention):
             dropout=self.dropout,
             need_weights=need_weights,
         )
+
+    @property
+    def _carries(self) -> bool:
+        """Whether carrying the queries to the tokens takes less than projecting the tokens, by maps that are linear."""
+        few = not self.site.causal and self.globals * self.site.heads < self.site.d_model
+        linear = all(isinstance(each, nn.Linear) for each in (self.global_k_proj, self.global_v_proj))
+        return few and linear and self.positions is None
 
     def _carried_rows(
         self, rows: Tensor, tokens: Tensor, valid: Tensor | None, need_weights: bool

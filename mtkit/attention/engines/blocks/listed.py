@@ -24,12 +24,22 @@ class Lists:
 
     The list of a block may hold a place twice, but a query sees it at most once.
 
-    labels (blocks, c, L) are columns of a table that holds a score per query and label; a label one past the last
-    column hides the key from the query. Without a table, 0 shows a key and 1 hides it.
+    labels (blocks, c, L): a label one past the last of those that have a score hides the key from the query. Where none
+    has, 0 shows a key and 1 hides it.
     """
 
     places: Tensor
     labels: Tensor
+
+
+class LabelScores(NamedTuple):
+    """What labels add to scores: scale * (q . vector + bias), of vectors (H or 1, labels, K), biases (H or 1, labels).
+
+    Queries have as many such sums as there are labels; they are computed for a few blocks at a time.
+    """
+
+    vectors: Tensor
+    biases: Tensor
 
 
 def smallest_type(largest: int) -> torch.dtype:
@@ -41,7 +51,7 @@ def attend_listed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    table: Tensor | None,
+    by_label: LabelScores | None,
     lists: Lists,
     *,
     missing: Tensor | None = None,
@@ -50,20 +60,20 @@ def attend_listed(
 ) -> Tensor:
     """The heads' outputs (B, H, T, V), zero where no key is seen.
 
-    q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); table (B, H, T, labels), if any, is added to the scaled scores by
-    label; missing (B, S) marks keys that no query sees.
+    q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); missing (B, S) marks keys that no query sees.
     """
     blocks, block = lists.labels.shape[:2]
     rest = blocks * block - q.shape[2]
     hidden = None if missing is None else missing.repeat_interleave(q.shape[1], 0).type_as(widened(q))
-    padded = (x if x is None or not rest else F.pad(x, (0, 0, 0, rest)) for x in (q, table))
-    rows = (x if x is None else x.flatten(0, 1).unflatten(1, (blocks, block)) for x in padded)
+    rows = (F.pad(q, (0, 0, 0, rest)) if rest else q).flatten(0, 1).unflatten(1, (blocks, block))
     seed = int(torch.randint(1 << 31, ())) if dropout else 0
+    tables = (None, None) if by_label is None else by_label
     with torch.autocast(q.device.type, enabled=False):
         heads: Tensor = _Listed.apply(  # type: ignore[no-untyped-call]
-            *rows, k.flatten(0, 1), v.flatten(0, 1), lists, hidden, scale, dropout, seed
+            rows, k.flatten(0, 1), v.flatten(0, 1), *tables, lists, hidden, scale, dropout, seed
         )
-    return heads.flatten(1, 2)[:, : q.shape[2]].unflatten(0, q.shape[:2])
+    heads = heads.flatten(1, 2)
+    return (heads[:, : q.shape[2]] if rest else heads).unflatten(0, q.shape[:2])
 
 
 class _Part(NamedTuple):
@@ -80,9 +90,10 @@ class _Listed(torch.autograd.Function):
     def forward(
         ctx: Any,
         q: Tensor,
-        table: Tensor | None,
         k: Tensor,
         v: Tensor,
+        vectors: Tensor | None,
+        biases: Tensor | None,
         lists: Lists,
         missing: Tensor | None,
         scale: float,
@@ -90,14 +101,15 @@ class _Listed(torch.autograd.Function):
         seed: int,
     ) -> Tensor:
         ctx.lists, ctx.missing, ctx.scale, ctx.dropout, ctx.seed = lists, missing, scale, dropout, seed
+        tables = None if vectors is None or biases is None else _Tables(vectors, biases, scale, q)
         heads = v.new_empty(*q.shape[:3], v.shape[-1])
         noise = seeded_dropout(dropout, seed, q.device)
-        for part in _parts(lists, len(q), table):
+        for part in _parts(lists, len(q), tables is not None):
             at = part.streams, part.blocks
-            scores = _scores(q[at], table, _beside(k, part), part, missing, scale)
+            scores = _scores(q[at] * scale, tables, _beside(k, part), part, missing)
             weights = noise(scores.softmax(-1)).type_as(v)
             heads[at] = (weights @ _beside(v, part)) * _seen(scores)
-        ctx.save_for_backward(q, table, k, v, heads)
+        ctx.save_for_backward(q, k, v, vectors, biases, heads)
         return heads
 
     @staticmethod
@@ -108,36 +120,78 @@ class _Listed(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        q, table, k, v, heads = ctx.saved_tensors
-        d_q = torch.empty_like(q)
-        d_table = torch.empty_like(table) if table is not None and ctx.needs_input_grad[1] else None
-        d_k, d_v = torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
-        mean = (widened(d_heads) * heads).sum(-1, keepdim=True)
+        q, k, v, vectors, biases, heads = ctx.saved_tensors
+        tables = None if vectors is None else _Tables(vectors, biases, ctx.scale, q)
+        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
-        for part in _parts(ctx.lists, len(q), table):
+        for part in _parts(ctx.lists, len(q), tables is not None):
             at = part.streams, part.blocks
-            near_k, near_v = _beside(k, part), _beside(v, part)
-            scores = _scores(q[at], table, near_k, part, ctx.missing, ctx.scale)
+            rows, near_k, near_v = q[at] * ctx.scale, _beside(k, part), _beside(v, part)
+            scores = _scores(rows, tables, near_k, part, ctx.missing)
             weights, d_out = scores.softmax(-1), d_heads[at] * _seen(scores)
-            _add(d_v, noise(weights).type_as(v).transpose(-1, -2) @ d_out, part)
-            d_weights = again(widened(d_out @ near_v.transpose(-1, -2)))
-            d_scores = d_weights.sub_(mean[at]).mul_(weights)
-            if d_table is not None:
-                d_table[at] = _by_label(d_scores, part, d_table.shape[-1])
-            d_scores = d_scores.type_as(q)
-            d_q[at] = (d_scores @ near_k) * ctx.scale
-            _add(d_k, d_scores.transpose(-1, -2) @ (q[at] * ctx.scale), part)
-        return d_q, d_table, d_k.type_as(k), d_v.type_as(v), None, None, None, None, None
+            _add(d_v, noise(weights).type_as(v).mT @ d_out, part)
+            d_weights = again(widened(d_out @ near_v.mT))
+            mean = (widened(d_out) * heads[at]).sum(-1, keepdim=True)
+            d_scores = d_weights.sub_(mean).mul_(weights)
+            d_rows = d_scores.type_as(q) @ near_k
+            if tables is not None:
+                d_rows += tables.gradient(d_scores, rows, part)
+            d_q[at] = d_rows * ctx.scale
+            _add(d_k, d_scores.type_as(q).mT @ rows, part)
+        d_tables = (None, None) if tables is None else tables.gradients()
+        return d_q, d_k.type_as(k), d_v.type_as(v), *d_tables, None, None, None, None, None
 
 
-def _parts(lists: Lists, streams: int, table: Tensor | None) -> Iterator[_Part]:
+class _Tables:
+    """The scores by label, of which the last hides keys, and their gradients."""
+
+    def __init__(self, vectors: Tensor, biases: Tensor, scale: float, q: Tensor) -> None:
+        self._vectors = F.pad(vectors, (0, 0, 0, 1)).type_as(q)
+        self._biases = F.pad(widened(biases) * scale, (0, 1), value=FAR).unsqueeze(1)
+        self._scale, self._given = scale, (vectors, biases)
+        self._d_vectors, self._d_biases = (torch.zeros_like(widened(x)) for x in (self._vectors, self._biases))
+
+    def scores(self, rows: Tensor, part: _Part) -> Tensor:
+        """(n, b, c, L) of queries (n, b, c, K) that are scaled."""
+        head = self._heads(part)
+        scores = widened(self._by_head(rows) @ self._vectors[head].mT) + self._biases[head]
+        return scores.view(*rows.shape[:3], -1).gather(-1, part.labels.expand(len(rows), -1, -1, -1))
+
+    def gradient(self, d_scores: Tensor, rows: Tensor, part: _Part) -> Tensor:
+        """That of the queries (n, b, c, K) by that of their scores (n, b, c, L), which the tables' is added to."""
+        head = self._heads(part)
+        sums = d_scores.new_zeros(*d_scores.shape[:3], self._vectors.shape[1])
+        sums = self._by_head(sums.scatter_add_(-1, part.labels.expand_as(d_scores), d_scores))
+        self._d_biases.index_add_(0, head, sums.sum(1, keepdim=True))
+        sums = sums.type_as(rows)
+        self._d_vectors.index_add_(0, head, widened(sums.mT @ self._by_head(rows)))
+        return (sums @ self._vectors[head]).view_as(rows)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Those of the tables, of all parts."""
+        vectors, biases = self._given
+        d_biases = self._d_biases[:, 0, :-1] * self._scale
+        return self._d_vectors[:, :-1].type_as(vectors), d_biases.type_as(biases)
+
+    def _heads(self, part: _Part) -> Tensor:
+        """Of the streams of a part; 0 where all heads have the same table."""
+        count = len(self._vectors)
+        streams = torch.arange(part.streams.start, part.streams.stop, device=self._vectors.device)
+        return streams[:1] * 0 if count == 1 else streams % count
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        """(heads, rows, K) of (n, b, c, K), one for each table."""
+        return rows.flatten(0, 2).unsqueeze(0) if len(self._vectors) == 1 else rows.flatten(1, 2)
+
+
+def _parts(lists: Lists, streams: int, by_label: bool) -> Iterator[_Part]:
     """All streams and blocks, in parts of limited size; labels of the type that what is done with them asks for."""
     blocks, block, width = lists.labels.shape
     most = max(scores_at_once(lists.labels.device) // (block * width), 1)
     several = max(most // blocks, 1)
     for first in range(0, blocks, most):
         some = slice(first, first + most)
-        places, labels = lists.places[some], lists.labels[some].to(torch.bool if table is None else torch.long)
+        places, labels = lists.places[some], lists.labels[some].to(torch.long if by_label else torch.bool)
         for stream in range(0, streams, several):
             yield _Part(slice(stream, min(stream + several, streams)), some, places, labels)
 
@@ -147,16 +201,13 @@ def _beside(x: Tensor, part: _Part) -> Tensor:
     return x[part.streams].index_select(1, part.places.flatten()).unflatten(1, part.places.shape)
 
 
-def _scores(
-    q: Tensor, table: Tensor | None, near_k: Tensor, part: _Part, missing: Tensor | None, scale: float
-) -> Tensor:
-    """(n, b, c, L)."""
-    scores = widened((q * scale) @ near_k.transpose(-1, -2))
-    if table is None:
+def _scores(rows: Tensor, tables: _Tables | None, near_k: Tensor, part: _Part, missing: Tensor | None) -> Tensor:
+    """(n, b, c, L), of queries (n, b, c, K) that are scaled."""
+    scores = widened(rows @ near_k.mT)
+    if tables is None:
         scores.masked_fill_(part.labels, FAR)
     else:
-        by_label = F.pad(widened(table[part.streams, part.blocks]), (0, 1), value=FAR)
-        scores += by_label.gather(-1, part.labels.expand(len(q), -1, -1, -1))
+        scores += tables.scores(rows, part)
     if missing is not None:
         scores.add_(missing[part.streams][:, part.places].unsqueeze(-2), alpha=FAR)
     return scores
@@ -165,12 +216,6 @@ def _scores(
 def _seen(scores: Tensor) -> Tensor:
     """Whether a query sees any key, (n, b, c, 1)."""
     return scores.amax(-1, keepdim=True) > NOTHING_SEEN
-
-
-def _by_label(scores: Tensor, part: _Part, labels: int) -> Tensor:
-    """Sums (n, b, c, labels) of scores (n, b, c, L)."""
-    sums = scores.new_zeros(*scores.shape[:3], labels + 1)
-    return sums.scatter_add_(-1, part.labels.expand_as(scores), scores)[..., :labels]
 
 
 def _add(total: Tensor, rows: Tensor, part: _Part) -> None:

@@ -26,6 +26,7 @@ from mtkit.attention.engines.blocks.tiles import Fold, Tiles, WindowLayout, sure
 from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread, weigh, weighted
 from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.engines.softmax.fused_parts import FusedPart, KernelRows, attend_fused, can_fuse
+from mtkit.attention.engines.softmax.fused_windows import attend_windows, pays
 from mtkit.attention.engines.softmax.joining import join_parts, softmax_with_sum
 from mtkit.attention.engines.softmax.picked_blocks import attend_picked
 from mtkit.attention.slots import Positions
@@ -79,8 +80,9 @@ def sparse_attend(
         if Band(pattern.back, pattern.ahead).covers(length, causal):
             return _attend_streams(q, k, v, pattern.dilation, scale, causal, valid, dropout), None
     shown, size = None if causal else valid, block_size(pattern)
-    plain = positions is None or not (positions.on_scores or positions.on_values)
-    if plain and size:
+    if positions is not None and not (positions.on_scores or positions.on_values):
+        positions = None  # nothing that is left to do
+    if positions is None and size:
         own = torch.arange(-(-q.shape[2] // size), device=q.device)
         picks = picks_of(pattern, size, own, -(-k.shape[2] // size), causal)
         heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown, dropout=dropout)
@@ -240,10 +242,13 @@ def _attend_parts(
     """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
     given = _alike(q, k, v)
     parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
+    fusable = positions is None and not dropout and can_fuse(q, v)
     if len(parts) == 1:
         [(layout, lay)] = parts
+        if fusable and isinstance(layout, WindowLayout) and pays(q, layout):
+            return attend_windows(*given, layout, scale=scale, valid=valid)
         return layout.joined([_attend(each, scale, positions, dropout) for each in lay(*given)])
-    if positions is None and not dropout and can_fuse(q, v):
+    if fusable:
         return attend_fused(*given, [partial(_fused_part, *part) for part in parts], scale=scale)
     return _joined_parts(parts, *given, scale, positions, dropout)[0]
 
@@ -293,7 +298,7 @@ def _fused_part(
 ) -> FusedPart:
     """A part in the axes of the fused kernel."""
     tiles = lay(q, k, v)
-    folds = [Fold(each) for each in tiles]
+    folds = [Fold(each.q, each.k) for each in tiles]
     return FusedPart(
         [
             KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
@@ -314,7 +319,7 @@ def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: fl
     """The heads' outputs (B, H, streams, blocks, c, V) of a part that stands alone."""
     if positions is not None and positions.on_values:
         return _attend_part(tiles, scale, positions, dropout)[0]
-    fold, bias = Fold(tiles), _bias(tiles, positions, scale)
+    fold, bias = Fold(tiles.q, tiles.k), _bias(tiles, positions, scale)
     simple = None if bias is not None else fold.simple_mask(tiles.visible)
     q, k, v = fold.queries(tiles.q), fold.keys(tiles.k), fold.keys(tiles.v)
     if simple is not None:

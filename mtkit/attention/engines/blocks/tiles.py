@@ -5,7 +5,7 @@ every d-th position; other patterns have one.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,10 @@ class Fold:
     head become rows of one block, so that keys are never copied.
     """
 
-    def __init__(self, tiles: Tiles) -> None:
-        self.shape = tiles.q.shape[:5]
-        self.group = self.shape[1] // tiles.k.shape[1]
+    def __init__(self, q: Tensor, k: Tensor) -> None:
+        """Of queries and keys in the axes of `Tiles`."""
+        self.shape = q.shape[:5]
+        self.group = self.shape[1] // k.shape[1]
         self.streams, self.blocks = self.shape[2:4]
 
     def queries(self, x: Tensor) -> Tensor:
@@ -130,26 +131,29 @@ class WindowLayout:
         valid (B, T). Keys that `earlier` sees are omitted. Blocks away from the borders form one group with one mask;
         `relative` asks for their positions even where these differ.
         """
-        spans = list(self._groups(valid))
+        spans = self.groups(valid)
         queries = self._queries(q).split([last - first for first, last in spans], 3)
         keys, values = (self._windows(x, spans) for x in (k, v))
-        real = None if valid is None else self._windows(valid[:, None, :, None], spans)
         groups = []
         for place, (first, last) in enumerate(spans):
-            alike = last - first > 1 and self._alike(valid) == (first, last)
-            query_position, key_position = self._positions(q, first, first + 1 if alike else last, alike)
-            visible = self._visible(query_position, key_position, earlier)
-            if real is not None and valid is not None and not alike:
-                shown = real[place].transpose(-1, -2)  # (B, 1, streams, blocks, 1, L)
-                if self.columns:
-                    columns = valid[:, None, None, None, None, : self.columns]
-                    shown = torch.cat([columns.expand(*shown.shape[:-1], -1), shown], dim=-1)
-                visible = visible & shown
-            if alike and relative and self.columns:
-                query_position, key_position = self._positions(q, first, last, alike=False)
-            near = self._with_columns(k, keys[place]), self._with_columns(v, values[place])
-            groups.append(Tiles(queries[place], *near, visible, query_position, key_position))
+            visible = self.visible(first, last, valid, earlier, q.device)
+            alike = self.alike(first, last, valid) and not (relative and self.columns)
+            positions = self._positions(q.device, first, last, alike)
+            near = self.with_columns(k, keys[place]), self.with_columns(v, values[place])
+            groups.append(Tiles(queries[place], *near, visible, *positions))
         return groups
+
+    def visible(self, first: int, last: int, valid: Tensor | None, earlier: Pattern, device: torch.device) -> Tensor:
+        """The keys that queries of blocks `first` to `last` see, but `earlier` does not.
+
+        (B or 1, 1, streams or 1, blocks or 1, c, L), of length 1 along axes on which all are alike.
+        """
+        alike = self.alike(first, last, valid)
+        visible = self._seen(*self._positions(device, first, last, alike), earlier)
+        if valid is None or alike:
+            return visible
+        real = valid[:, None, :, None]
+        return visible & self.with_columns(real, self.window(self.streams(real), first, last)).mT
 
     def joined(self, outputs: list[Tensor]) -> Tensor:
         """The outputs (B, H, T, V) from those of each group, (B, H, streams, blocks, c, V)."""
@@ -160,16 +164,19 @@ class WindowLayout:
         """The rows (B, H, streams, blocks, c, ...) of x (B, H, T, ...) for each group."""
         return list(self._queries(x).split([each.q.shape[3] for each in tiles], dim=3))
 
-    def _groups(self, valid: Tensor | None) -> Iterator[tuple[int, int]]:
+    def groups(self, valid: Tensor | None) -> list[tuple[int, int]]:
         """The ranges of blocks before, within and behind the ones that share a mask."""
-        first, last = self._alike(valid)
+        first, last = self._inner(valid)
         if last - first <= 1:
             first = last = self.blocks
-        for start, end in ((0, first), (first, last), (last, self.blocks)):
-            if start < end:
-                yield start, end
+        return [(start, end) for start, end in ((0, first), (first, last), (last, self.blocks)) if start < end]
 
-    def _alike(self, valid: Tensor | None) -> tuple[int, int]:
+    def alike(self, first: int, last: int, valid: Tensor | None) -> bool:
+        """Whether one mask serves several blocks `first` to `last`."""
+        start, end = self._inner(valid)
+        return last - first > 1 and start <= first and last <= end
+
+    def _inner(self, valid: Tensor | None) -> tuple[int, int]:
         """The blocks whose windows hold only real keys, and no columns."""
         shortest = self.length
         if valid is not None:  # asking an accelerator would wait for it: there every block has a mask of its own
@@ -177,39 +184,43 @@ class WindowLayout:
         first = -(-(-(-self.border // self.dilation) + self.back) // self.block)
         return first, (shortest // self.dilation - self.ahead) // self.block
 
-    def _streams(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) to (B, H, streams, T / streams, K)."""
-        if self.dilation == 1:
-            return x.unsqueeze(2)
-        whole = F.pad(x, (0, 0, 0, self.stream * self.dilation - self.length))
+    def streams(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) to (B, H, streams, T / streams, K), a view where nothing is missing at the end."""
+        rest = self.stream * self.dilation - x.shape[2]
+        whole = F.pad(x, (0, 0, 0, rest)) if rest else x
         return whole.unflatten(2, (self.stream, self.dilation)).transpose(2, 3)
+
+    def window(self, streams: Tensor, first: int, last: int) -> Tensor:
+        """The windows (B, G, streams, last - first, L, K) beside blocks `first` to `last`, of streams."""
+        return window(streams, first, last, step=self.block, width=self.width, before=self.back)
 
     def _queries(self, q: Tensor) -> Tensor:
         rest = self.blocks * self.block - self.stream
-        streams = self._streams(q)
+        streams = self.streams(q)
         return (F.pad(streams, (0, 0, 0, rest)) if rest else streams).unflatten(3, (self.blocks, self.block))
 
     def _windows(self, x: Tensor, spans: list[tuple[int, int]]) -> tuple[Tensor, ...]:
         """Beside the blocks first to last of each span, views (B, G, streams, last - first, L, K) of (B, G, T, K)."""
         behind = self.blocks * self.block - self.stream + self.ahead
-        return windows(self._streams(x), spans, step=self.block, width=self.width, before=self.back, behind=behind)
+        return windows(self.streams(x), spans, step=self.block, width=self.width, before=self.back, behind=behind)
 
-    def _with_columns(self, x: Tensor, windows: Tensor) -> Tensor:
+    def with_columns(self, x: Tensor, windows: Tensor) -> Tensor:
+        """The columns, of x (B, G, T, K), before those of windows (B, G, streams, blocks, L, K)."""
         if not self.columns:
             return windows
         columns = x[:, :, None, None, : self.columns].expand(-1, -1, *windows.shape[2:4], -1, -1)
         return torch.cat([columns, windows], dim=4)
 
-    def _positions(self, like: Tensor, first: int, last: int, alike: bool) -> tuple[Tensor, Tensor]:
-        """The positions of queries and keys in blocks `first` to `last`; those of one stream where all are alike."""
-        stream = torch.arange(1 if alike else self.dilation, device=like.device).view(-1, 1, 1)
-        start = torch.arange(first, last, device=like.device).unsqueeze(-1) * self.block
-        queries = (start + torch.arange(self.block, device=like.device)) * self.dilation + stream
-        keys = (start - self.back + torch.arange(self.width, device=like.device)) * self.dilation + stream
-        columns = torch.arange(self.columns, device=like.device).expand(*keys.shape[:2], -1)
+    def _positions(self, device: torch.device, first: int, last: int, alike: bool) -> tuple[Tensor, Tensor]:
+        """The positions of queries and keys in blocks `first` to `last`; where all are alike, those of one."""
+        stream = torch.arange(1 if alike else self.dilation, device=device).view(-1, 1, 1)
+        start = torch.arange(first, first + 1 if alike else last, device=device).unsqueeze(-1) * self.block
+        queries = (start + torch.arange(self.block, device=device)) * self.dilation + stream
+        keys = (start - self.back + torch.arange(self.width, device=device)) * self.dilation + stream
+        columns = torch.arange(self.columns, device=device).expand(*keys.shape[:2], -1)
         return queries, torch.cat([columns, keys], dim=-1)
 
-    def _visible(self, query_position: Tensor, key_position: Tensor, earlier: Pattern) -> Tensor:
+    def _seen(self, query_position: Tensor, key_position: Tensor, earlier: Pattern) -> Tensor:
         """Whether each query sees each key; a key counts in its window if the window sees it, else as a column."""
         i, j = query_position.unsqueeze(-1), key_position.unsqueeze(-2)
         near = self.windows.sees(i, j)
@@ -219,44 +230,66 @@ class WindowLayout:
         return visible.expand(1, 1, *torch.broadcast_shapes(i.shape, j.shape))
 
 
+def window(x: Tensor, first: int, last: int, *, step: int, width: int, before: int) -> Tensor:
+    """Windows `first` to `last`, (..., last - first, width, K), of x (..., T, K).
+
+    Window i begins `step` i places into x with so many zeros `before` it, and zeros behind it. Windows are views, which
+    are not to be written to.
+    """
+    start = first * step - before
+    end, length = start + (last - first - 1) * step + width, x.shape[-2]
+    own = x[..., max(start, 0) : min(end, length), :]
+    if start < 0 or end > length:
+        own = F.pad(own, (0, 0, max(-start, 0), max(end - length, 0)))
+    if sum(size > 1 for size in x.shape[:-2]) > 1:  # to merge these axes would copy each window
+        own = own.contiguous()
+    return own.unfold(-2, width, step).mT
+
+
+def room(last: int, step: int, width: int) -> int:
+    """The number of rows of a total that windows 0 to `last` are added to."""
+    return last * step + -(-width // step) * step  # `add_windows` adds whole pieces of `step` rows
+
+
+def add_windows(total: Tensor, rows: Tensor, first: int, step: int) -> None:
+    """Adds windows (..., n, width, K) from the first on to total (..., `room`, K), which counts the zeros before x.
+
+    Piece by piece: autograd itself would add the gradient of overlapping views number by number.
+    """
+    count, width = rows.shape[-3:-1]
+    for offset, piece in zip(range(0, width, step), rows.split(step, -2), strict=True):
+        own = total.narrow(-2, first * step + offset, count * step).unflatten(-2, (count, step))
+        own[..., : piece.shape[-2], :].add_(piece)
+
+
 def windows(
     x: Tensor, spans: list[tuple[int, int]], *, step: int, width: int, before: int, behind: int
 ) -> tuple[Tensor, ...]:
-    """The windows (..., last - first, width, K) of each span (first, last), of x (..., T, K).
+    """The windows (..., last - first, width, K) of each span (first, last), of x (..., T, K), for autograd.
 
-    Spans follow one another from 0 on. Window i begins `step` i places into x with so many zeros `before` it and
-    `behind` it. Windows are not to be written to.
-
-    Autograd itself would add the gradient of overlapping views number by number, and that of each of several slices to
-    zeros of the whole length.
+    Spans follow one another from 0 on; the last window ends so many zeros `behind` x. Windows are not to be written to.
     """
     if width == step and not before:  # these do not overlap
         whole = F.pad(x, (0, 0, 0, behind)) if behind else x
         return whole.unflatten(-2, (-1, step)).split([last - first for first, last in spans], -3)
-    made: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, before, behind)  # type: ignore[no-untyped-call]
+    made: tuple[Tensor, ...] = _Windows.apply(x, spans, step, width, before)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, spans: list[tuple[int, int]], step: int, width: int, before: int, behind: int
+        ctx: Any, x: Tensor, spans: list[tuple[int, int]], step: int, width: int, before: int
     ) -> tuple[Tensor, ...]:
         ctx.spans, ctx.step, ctx.width, ctx.before, ctx.shape = spans, step, width, before, x.shape
-        padded = F.pad(x, (0, 0, before, behind)) if before or behind else x
-        return tuple(
-            padded.narrow(-2, first * step, (last - first - 1) * step + width).unfold(-2, width, step).mT
-            for first, last in spans
-        )
+        return tuple(window(x, *span, step=step, width=width, before=before) for span in spans)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        step, width, (*leading, length, size) = ctx.step, ctx.width, ctx.shape
-        most = ctx.spans[-1][1] * step + -(-width // step) * step  # room for whole pieces
-        total = gradients[0].new_zeros(*leading, max(most, ctx.before + length), size)
-        for (first, last), own in zip(ctx.spans, gradients, strict=True):
-            for offset, piece in zip(range(0, width, step), own.split(step, -2), strict=True):
-                rows = total.narrow(-2, first * step + offset, (last - first) * step).unflatten(-2, (-1, step))
-                rows[..., : piece.shape[-2], :].add_(piece)
-        return total.narrow(-2, ctx.before, length), None, None, None, None, None
+        *leading, length, size = ctx.shape
+        rows = max(room(ctx.spans[-1][1], ctx.step, ctx.width), ctx.before + length)
+        total = gradients[0].new_zeros(*leading, rows, size)  # one, not one for each span
+        for (first, _), own in zip(ctx.spans, gradients, strict=True):
+            add_windows(total, own, first, ctx.step)
+        return total.narrow(-2, ctx.before, length), None, None, None, None

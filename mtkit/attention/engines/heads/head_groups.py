@@ -47,6 +47,8 @@ class HeadGroup:
     def _share(self, x: Tensor, axis: int) -> Tensor:
         rows = self.rows(x.shape[axis])
         if isinstance(rows, range):
+            if len(rows) == x.shape[axis]:  # autograd would copy the gradient of a part
+                return x
             return x.narrow(axis, rows.start, len(rows))
         return x.index_select(axis, to_device(torch.tensor(rows), x.device))
 

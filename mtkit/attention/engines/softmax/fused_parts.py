@@ -98,7 +98,7 @@ def _attended(part: FusedPart, scale: float) -> tuple[Tensor, Tensor]:
     for each in part.groups:
         q, k, v = (widened(x) for x in (each.q, each.k, each.v))
         some = each.visible.any(-1, keepdim=True)
-        heads, log_sum = KERNEL(q, k, v, 0.0, False, attn_mask=_added(each.visible, some, q), scale=scale)
+        heads, log_sum = KERNEL(q, k, v, 0.0, False, attn_mask=added(each.visible, some, q), scale=scale)
         results.append((heads, log_sum.unsqueeze(-1).where(some, torch.finfo(heads.dtype).min)))
     heads, log_sum = (part.joined(list(each)) for each in zip(*results, strict=True))
     return heads, log_sum
@@ -132,10 +132,10 @@ def _gradients_of_group(
     some = rows.visible.any(-1, keepdim=True)
     shown = log_sum.where(some, torch.finfo(log_sum.dtype).max)  # exp would overflow for keys that are not seen
     whole = (d_heads * some).contiguous(), q, k, v, heads.contiguous(), shown.squeeze(-1).contiguous()
-    found = KERNEL_BACKWARD(*whole, 0.0, False, attn_mask=_added(rows.visible, some, q), scale=scale)
+    found = KERNEL_BACKWARD(*whole, 0.0, False, attn_mask=added(rows.visible, some, q), scale=scale)
     return [d.type_as(x) for d, x in zip(found, laid, strict=True)]
 
 
-def _added(visible: Tensor, some: Tensor, like: Tensor) -> Tensor:
+def added(visible: Tensor, some: Tensor, like: Tensor) -> Tensor:
     """What the kernel adds to scores. A row that sees nothing sees all: its result is not read."""
     return torch.zeros((), dtype=like.dtype).where(visible | ~some, float("-inf"))
