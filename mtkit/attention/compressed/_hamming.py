@@ -15,6 +15,9 @@ from mtkit.attention.contract import ROLES, Site
 from mtkit.attention.hashing import random_key
 from mtkit.device import to_device
 
+AT_ONCE = 1024
+"""Positions whose codes are compared at once."""
+
 
 class HammingClusters(nn.Module):
     """The planes of each head, and the clusters they give.
@@ -68,11 +71,14 @@ class HammingClusters(nn.Module):
 
     def _nearest(self, codes: Tensor, centroids: Tensor, used: Tensor, valid: Tensor | None) -> Tensor:
         """The cluster (B, H, T) of each code (B, H, T, bits), the first of equals; used (B or 1, 1, C)."""
-        alike = codes @ centroids.transpose(-1, -2)  # (B, H, T, C)
-        if valid is None:
-            return alike.argmax(-1)
-        nearest = alike.masked_fill(~used.unsqueeze(1), -torch.inf).argmax(-1)
-        return nearest.masked_fill(~valid.unsqueeze(1), centroids.shape[2])
+        parts = []
+        for part in codes.split(AT_ONCE, 2):
+            alike = part @ centroids.transpose(-1, -2)  # (B, H, t, C)
+            if valid is not None:
+                alike.masked_fill_(~used.unsqueeze(1), -torch.inf)
+            parts.append(alike.max(-1).indices)  # faster than `argmax`; the first of equals as well
+        nearest = torch.cat(parts, 2)
+        return nearest if valid is None else nearest.masked_fill(~valid.unsqueeze(1), centroids.shape[2])
 
     def naive(self, codes: Tensor) -> list[int]:
         """The clusters of one head of one segment from its bits (n, bits), a whole number for each code."""
@@ -108,7 +114,12 @@ def cluster_means(x: Tensor, groups: Tensor, count: int) -> Tensor:
 
 def summed(x: Tensor, groups: Tensor, count: int) -> Tensor:
     """The sum (B, H, count, K) over each cluster of x (B, H, T, K)."""
-    # a product, because sums by index follow one another on the CPU, and come in any order on a GPU
-    member = (groups.unsqueeze(2) == torch.arange(count, device=x.device).unsqueeze(-1)).type_as(x)
     with torch.autocast(x.device.type, enabled=False):
-        return member @ x
+        if x.device.type != "cpu":  # where sums by index come in any order
+            member = (groups.unsqueeze(2) == torch.arange(count, device=x.device).unsqueeze(-1)).type_as(x)
+            return member @ x
+        rows = groups.shape[:2].numel()
+        place = groups.flatten(0, 1) + torch.arange(rows).unsqueeze(-1) * (count + 1)  # with one more for padding
+        x = x.expand(*groups.shape, -1).flatten(0, 2)
+        sums = x.new_zeros(rows * (count + 1), x.shape[-1]).index_add(0, place.flatten(), x)
+        return sums.view(*groups.shape[:2], count + 1, -1)[:, :, :count]

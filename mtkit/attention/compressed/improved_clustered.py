@@ -7,7 +7,7 @@ of their weights, query i of cluster c has the weights
 Departures: those of `clustered`.
 Up to k tokens are all in top_c, and the result is that of `full`, which is then computed directly.
 Dropout acts on the weights within top_c, of each query, and on A^c, of each cluster.
-Cost: O(T C (K + bits iterations) + T k K) time, O(T C) memory besides the k keys of each 16 queries of a cluster.
+Cost: O(T C (K + bits iterations) + T k K) time, O(T C) memory for a few heads at a time, besides O(T).
 """
 
 from typing import Any, ClassVar
@@ -15,16 +15,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.compressed._clustered_queries import Bits, ClusteredQueries, Iterations, of_members
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.chunks import attend_to_chosen
 from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, weighted
 from mtkit.attention.options import Positive
-from mtkit.attention.recomputed import as_first
+from mtkit.attention.recomputed import as_first, choosing_once
 
-BLOCK = 16
-"""Queries of a cluster that are computed together, with one copy of its keys."""
+BLOCKS = 4, 32
+"""Queries of a cluster computed together, with one copy of its keys: as many as it has on average, within these."""
+AT_ONCE = 1 << 20
+"""Weights of clusters computed at a time, those of a few heads; the backward pass computes them again."""
 
 
 class ImprovedClustered(ClusteredQueries):
@@ -57,18 +60,26 @@ class ImprovedClustered(ClusteredQueries):
         if k.shape[2] <= self.topk:
             return attend(q.type_as(v), k.type_as(v), v, scale=self.scale, valid=valid, dropout=self.dropout)[0]
         means, groups = self.clustered(q, valid)
+        some = max(AT_ONCE // (len(means) * means.shape[2] * q.shape[2]), 1)
+        rows = means, groups, q, spread(k, self.site.heads), spread(v, self.site.heads)
+        parts = zip(*(x.split(some, 1) for x in rows), strict=True)
+        heads = [checkpoint(choosing_once(self._of_heads), *part, valid, use_reentrant=False) for part in parts]
+        return torch.cat(heads, 1)
+
+    def _of_heads(self, means: Tensor, groups: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
+        """`attended` for a few heads, given the mean query and the number of each cluster."""
         seen = None if valid is None else valid[:, None, None]
         with torch.autocast(q.device.type, enabled=False):
-            scores = scores_of(means, k, self.scale)  # (B, H, C, T)
+            scores = scores_of(means, k, self.scale)  # (B, h, C, T)
         weights = safe_softmax(scores, seen)
         shown = scores.detach() if seen is None else scores.detach().masked_fill(~seen, -torch.inf)
         top = as_first(shown.topk(self.topk, sorted=False).indices, k.shape[2])
         there = torch.ones_like(top, dtype=torch.bool) if seen is None else seen.expand_as(scores).gather(-1, top)
         mass = weights.gather(-1, top).sum(-1, keepdim=True)
         rest = (F.dropout(weights, self.dropout) if self.dropout else weights).scatter(-1, top, 0.0)
-        keys, values = (spread(x.type_as(v), self.site.heads) for x in (k, v))
-        how: dict[str, Any] = {"window": BLOCK, "scale": self.scale, "dropout": self.dropout}
-        exact = attend_to_chosen(q.type_as(v), keys, values, groups, top, there, **how)
+        window = min(max(q.shape[2] // means.shape[2], BLOCKS[0]), BLOCKS[1])
+        how: dict[str, Any] = {"window": window, "scale": self.scale, "dropout": self.dropout}
+        exact = attend_to_chosen(q.type_as(v), k.type_as(v), v, groups, top, there, **how)
         return of_members(mass.type_as(v), groups) * exact + of_members(weighted(rest, v), groups)
 
     def weights_of(self, q: Tensor, mean: Tensor, k: Tensor) -> Tensor:

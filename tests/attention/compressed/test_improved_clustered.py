@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
+from mtkit.attention.compressed import improved_clustered
 from mtkit.errors import MtkitError
 
 
@@ -104,6 +105,19 @@ def test_more_keys_come_nearer_to_full() -> None:
         errors.append((improved(x).output - full(x).output).norm())
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-4 < errors[-2]
+
+
+@pytest.mark.parametrize("projection", [None, "grouped-query"])
+def test_heads_in_parts_give_what_all_together_give(projection: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    improved = make(clusters=3, cluster_topk=4, projection=projection).double()
+    x, valid = torch.randn(2, 20, 32, dtype=torch.double), torch.arange(20) < torch.tensor([[20], [11]])
+    found = []
+    for at_once in (1, 2 * 3 * 20 * 3, improved_clustered.AT_ONCE):  # one head, three, all
+        monkeypatch.setattr(improved_clustered, "AT_ONCE", at_once)
+        output = improved(x, query_valid=valid).output
+        found.append([output, *torch.autograd.grad(output[valid].square().sum(), list(improved.parameters()))])
+    for parts in found[:2]:
+        torch.testing.assert_close(parts, found[2])
 
 
 def test_what_it_cannot_be_is_refused() -> None:
