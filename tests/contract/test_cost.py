@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attended, Attention, Site, mechanisms
+from mtkit.attention.engines.heads import feature_attention
 from mtkit.attention.registry import Mechanism
 from tests.contract.cases import Case, each, steps
 from tests.contract.counting import Count, count, exponent
 from tests.contract.stack import Stack, make, memory_for, tokens
 
 MARGIN = 0.1
+
+
+@pytest.fixture(autouse=True)
+def _long_from_256_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features are made again in the backward pass beyond a length; both lengths compared here are to be beyond it."""
+    monkeypatch.setattr(feature_attention, "PART", 256)
 
 
 def work(stack: Stack, query: Tensor, memory: Tensor | None) -> tuple[Count, int]:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attended, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
+from mtkit.attention.engines.sums.feature_parts import attend_parts
 from mtkit.attention.engines.sums.feature_sums import (
     Gates,
     Keys,
@@ -26,6 +27,9 @@ from mtkit.attention.engines.sums.feature_sums import (
     sums_of,
 )
 from mtkit.attention.slots import OWN_VECTORS
+
+PART = 512
+"""Positions of a longer memory whose features are computed at once, where a key has more of them than numbers."""
 
 
 class FeatureAttention(HeadAttention):
@@ -104,9 +108,16 @@ class FeatureAttention(HeadAttention):
             )
         else:
             context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
-            phi_k, v = self._keys(context, valid)
             guards = self._guards(lambda: _counts(context, valid))
-            heads = attend_all(self._features(q).features, phi_k, v, **guards)
+            k, v = self.keys_values(context)
+            if max(query.shape[1], context.shape[1]) <= PART or self.state_features[0] <= k.shape[-1]:
+                phi_k = self._features_of_keys(k, valid)
+                heads = attend_all(self._features(q).features, phi_k, v, **guards)
+            else:
+                parameters = self.feature_parameters
+                heads = attend_parts(
+                    q, k, v, self.features_of, parameters=parameters, valid=valid, chunk=PART, **guards
+                )
         losses = self.losses(heads, v, None, query_valid, memory_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
@@ -200,7 +211,10 @@ class FeatureAttention(HeadAttention):
     def _keys(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> tuple[Keys, Tensor]:
         """Features of the keys, zero and of no scale at padding, and values."""
         k, v = self.keys_values(memory, position)
-        return masked(self._features(k), None if valid is None else valid[:, None, :, None]), v
+        return self._features_of_keys(k, valid), v
+
+    def _features_of_keys(self, k: Tensor, valid: Tensor | None) -> Keys:
+        return masked(self._features(k), None if valid is None else valid[:, None, :, None])
 
     def _features(self, x: Tensor) -> Keys:
         """The features of x (B, H or G, T, K), each head's with its own parameters."""

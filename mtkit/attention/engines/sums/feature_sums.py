@@ -117,7 +117,7 @@ def attend_causal(
 
         def made(total: Tensor) -> Tensor:
             least = beside["floor"].repeat(1, q.shape[1], 1) if "floor" in beside else floor
-            return _normalised(total, eps, least).view(*q.shape[:-1], -1)
+            return normalised(total, eps, least).view(*q.shape[:-1], -1)
 
         if not gated and scale is None:
             if part.whole:
@@ -210,6 +210,11 @@ def guarded(denominator: Tensor, eps: float, floor: Tensor | float) -> Tensor:
     return torch.where(denominator < 0, -1.0, 1.0) * denominator.abs().clamp(min=floor)
 
 
+def normalised(total: Tensor, eps: float, floor: float | Tensor) -> Tensor:
+    """The sums over values divided by the sum over ones."""
+    return total[..., :-1] / guarded(total[..., -1:], eps, floor)
+
+
 def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Features and values with as many heads each, the values with a one at the end, and scales; float32 at least."""
     features, scale = phi_k if isinstance(phi_k, Keys) else Keys(phi_k)
@@ -234,7 +239,7 @@ def _by_group(phi_q: Tensor, groups: int) -> Tensor:
 
 def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float | Tensor) -> Tensor:
     """The outputs (B, H, T, V) from those of `_by_group`, not yet normalised."""
-    return _normalised(total, eps, floor).view(*phi_q.shape[:-1], -1)
+    return normalised(total, eps, floor).view(*phi_q.shape[:-1], -1)
 
 
 def _pairs(scale: Tensor, tops: Tensor, queries: int) -> Tensor:
@@ -255,8 +260,3 @@ def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:
     """The logarithm (..., c, 1) of the share of earlier sums left after each position; padding forgets nothing."""
     kept = widened(kept)
     return (kept if valid is None else kept.masked_fill(~valid, 0.0)).cumsum(-2)
-
-
-def _normalised(total: Tensor, eps: float, floor: float | Tensor) -> Tensor:
-    """The sums over values divided by the sum over ones."""
-    return total[..., :-1] / guarded(total[..., -1:], eps, floor)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-STATE_AT_ONCE = {"cpu": 1 << 18}
-"""Numbers of state worked on at a time, by kind of device; 2^26 on others."""
+NUMBERS_AT_ONCE = {"cpu": 1 << 18}
+"""Numbers of state, or of a sequence's part, worked on at a time, by kind of device; 2^26 on others."""
 
 
 class Part(NamedTuple):
@@ -36,8 +36,8 @@ def recur(
 ) -> tuple[Tensor, list[Tensor]]:
     """The outputs (N, ..., T, Z) of all parts, of `chunk` positions each, and the state after the last.
 
-    Sequences are (N, ..., T, X), constants and the initial state (N, ...), of N independent streams. A step called
-    again for a part must give the same results. The initial state gets no gradient.
+    Sequences are (N, ..., T, X), constants and the initial state (N, ...), of N independent streams; the state may be
+    empty. A step called again for a part must give the same results. The initial state gets no gradient.
     """
     streams, length = len(sequences[0]), sequences[0].shape[-2]
     with torch.autocast(sequences[0].device.type, enabled=False):
@@ -57,7 +57,7 @@ class _Recurrence(torch.autograd.Function):
         ctx.step, ctx.chunk, ctx.sequences = step, chunk, sequences
         length = inputs[0].shape[-2]
         last, before, outputs = [each.clone() for each in state], [], inputs[0].new_empty(0)
-        for part in _parts(state, length, chunk):
+        for part in _parts(inputs[0], state, chunk):
             if part.positions.start == 0:
                 now = [each[part.streams] for each in state]
             if any(ctx.needs_input_grad):
@@ -85,7 +85,7 @@ class _Recurrence(torch.autograd.Function):
         inputs, before = saved[: len(needed)], saved[len(needed) :]
         gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
         length = d_outputs.shape[-2]
-        for number, part in reversed(list(enumerate(_parts(d_last, length, ctx.chunk)))):
+        for number, part in reversed(list(enumerate(_parts(inputs[0], d_last, ctx.chunk)))):
             if part.positions.stop >= length:
                 d_after: list[Tensor | None] = [each[part.streams] for each in d_last]
             state = [x.detach().requires_grad_() for x in before[number * states : (number + 1) * states]]
@@ -107,11 +107,11 @@ class _Recurrence(torch.autograd.Function):
         return gradients
 
 
-def _parts(state: Sequence[Tensor], length: int, chunk: int) -> list[Part]:
+def _parts(sequence: Tensor, state: Sequence[Tensor], chunk: int) -> list[Part]:
     """All positions of a few streams, then those of the next."""
-    streams = len(state[0])
-    size = sum(each[0].numel() for each in state)
-    several = max(STATE_AT_ONCE.get(state[0].device.type, 1 << 26) // size, 1)
+    streams, length = len(sequence), sequence.shape[-2]
+    size = max(sum(each[0].numel() for each in state), sequence[0].numel() // length * chunk)
+    several = max(NUMBERS_AT_ONCE.get(sequence.device.type, 1 << 26) // size, 1)
     return [
         Part(slice(stream, stream + several), slice(first, first + chunk))
         for stream in range(0, streams, several)

@@ -33,7 +33,7 @@ def numbers(length: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_parts_are_the_recurrence_and_so_are_the_gradients(
     monkeypatch: pytest.MonkeyPatch, length: int, chunk: int, at_once: int
 ) -> None:
-    monkeypatch.setitem(recurrence.STATE_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(recurrence.NUMBERS_AT_ONCE, "cpu", at_once)
     x, y, w = inputs = numbers(length)
     outputs, (after,) = recur(step, [x, y], [torch.zeros(5, 1, 2).double()], constants=[w], chunk=chunk)
     wanted = whole(x, y, w)
