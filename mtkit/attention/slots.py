@@ -187,6 +187,11 @@ class Positions(Slot):
         self.width = width
         self.value_width = value_width or width
 
+    @property
+    def learned(self) -> bool:
+        """Whether they have parameters, to which gradients must go."""
+        return any(True for _ in self.parameters())
+
     def of_heads(self, some: range) -> "Positions":
         """The same for some of the heads, whose queries alone are then passed in."""
         return self

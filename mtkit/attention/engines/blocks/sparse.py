@@ -23,6 +23,7 @@ from mtkit.attention.engines.blocks.pattern import Band, Columns, Comb, Pattern,
 from mtkit.attention.engines.blocks.picked_tiles import CombLayout, DrawnLayout, block_size, picks_of
 from mtkit.attention.engines.blocks.random_pattern import Drawn, LastRows
 from mtkit.attention.engines.blocks.tiles import Fold, Tiles, WindowLayout, surely_all
+from mtkit.attention.engines.softmax.biased import attend_biased
 from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread, weigh, weighted
 from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.engines.softmax.fused_parts import FusedPart, KernelRows, attend_fused, can_fuse
@@ -57,17 +58,8 @@ def sparse_attend(
     rows, which are not causal.
     """
     if pattern.covers(k.shape[2], causal):
-        return attend(
-            q,
-            k,
-            v,
-            scale=scale,
-            causal=causal,
-            valid=valid,
-            positions=positions,
-            dropout=dropout,
-            need_weights=need_weights,
-        )
+        how: dict[str, Any] = {"causal": causal, "valid": valid, "positions": positions, "need_weights": need_weights}
+        return attend(q, k, v, scale=scale, dropout=dropout, **how)
     if need_weights:
         i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
         return dense_attend(
@@ -328,8 +320,12 @@ def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: fl
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = tiles.visible | ~some
     if bias is not None:
-        mask = bias.masked_fill(~mask, float("-inf")).type_as(tiles.q)
-    output = fold.unfold(fused_attention(q, k, v, mask=fold.mask(mask), dropout=dropout, scale=scale))
+        mask = bias.masked_fill(~mask, float("-inf"))
+    mask = fold.mask(mask)
+    if bias is not None and positions is not None and positions.learned and q.device.type == "cpu":
+        output = fold.unfold(attend_biased(q, k, v, mask, scale=scale, dropout=dropout))
+    else:
+        output = fold.unfold(fused_attention(q, k, v, mask=mask, scale=scale, dropout=dropout))
     return output if surely_all(some) else output * some
 
 
