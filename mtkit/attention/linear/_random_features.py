@@ -49,7 +49,7 @@ class RandomFeatureAttention(FeatureAttention):
         tau: Annotated[float, Within(1e-3, 1e3)] = 1.0,
         learn_sigma: bool = True,
         pool: Positive = 200,
-        chunk: Positive = 64,
+        chunk: Positive = 128,
     ) -> None:
         super().__init__(site, floor=1e-3, per_key=True, chunk=chunk)
         self.feature_map, self.features, self.tau, self.pool = feature_map, features, tau, pool

@@ -46,7 +46,7 @@ class GatedRFA(RandomFeatureAttention):
         learn_sigma: bool = True,
         pool: Positive = 200,
         gate_bias: Annotated[float, Within(-20.0, 20.0)] = round(math.log(9.0), 4),
-        chunk: Positive = 64,
+        chunk: Positive = 128,
     ) -> None:
         super().__init__(
             site,
