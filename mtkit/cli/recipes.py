@@ -62,12 +62,11 @@ def schema() -> None:
       mtkit recipes schema > recipe-schema.json    # then, as the first line of mine.yaml:
                                                    # yaml-language-server: $schema=recipe-schema.json
     """
-    import json
-
+    from mtkit.files import json_text
     from mtkit.recipe import Recipe
 
     standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    typer.echo(json.dumps(standard | Recipe.model_json_schema(), indent=2, ensure_ascii=False))
+    typer.echo(json_text(standard | Recipe.model_json_schema(), indent=2, ensure_ascii=False))
 
 
 @recipes.command()
