@@ -1,6 +1,6 @@
 """Writing files so that a kill or a full disk never leaves half of one."""
 
-import fcntl
+import errno
 import hashlib
 import json
 import math
@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from mtkit.errors import MtkitError
 
@@ -77,14 +79,19 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lock(file: IO[Any], held: str) -> None:
-    """Lock an open file until it is closed. Raises: MtkitError with the message `held` where another process has it."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise MtkitError(held) from error
-    except OSError:
-        pass  # a file system over a network that has no locks
+@contextmanager
+def locked(path: Path, held: str) -> Iterator[None]:
+    """Keep the lock file `path` to this process inside the block, and remove it then.
+
+    A file system over a network that has no locks is used without them.
+
+    Raises: MtkitError with the message `held` where another process has it; OSError where it cannot be written.
+    """
+    with ExitStack() as stack:
+        if not _acquired(FileLock(path), stack):
+            raise MtkitError(held)
+        stack.callback(path.unlink, missing_ok=True)  # before its release: who waits for it sees that it is gone
+        yield
 
 
 def clear(left: Path, path: Path) -> None:
@@ -98,40 +105,45 @@ def clear(left: Path, path: Path) -> None:
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path` that this block alone has, locked, so that others can tell that it is at work."""
-    while True:
-        folder = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
-        folder.mkdir()
-        handle = os.open(folder, os.O_RDONLY)
-        _locked(handle, wait=True)
-        if folder.exists():
-            break
-        os.close(handle)  # another process took it for a leftover before it was locked
-    try:
+    with ExitStack() as stack:
+        while True:
+            folder = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
+            folder.mkdir()
+            with suppress(FileNotFoundError):
+                if _acquired(_lock_of(folder, path), stack):
+                    break
+            # another process took it for a leftover before it was locked
+        stack.callback(clear, folder, path)
         yield folder
-    finally:
-        clear(folder, path)
-        os.close(handle)
 
 
 def _clear_after_kills(path: Path) -> None:
     """Remove what processes that are gone left of writing `path`: a folder that nobody has locked."""
     for left in path.parent.iterdir():
         if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", left.name) and left.is_dir():
-            try:
-                handle = os.open(left, os.O_RDONLY)
-            except FileNotFoundError:
-                continue  # it was not left, and is done
-            if _locked(handle):
-                clear(left, path)
-            os.close(handle)
+            with ExitStack() as stack, suppress(FileNotFoundError):  # it was not left, and is done
+                if _acquired(_lock_of(left, path), stack, without=False):
+                    clear(left, path)
 
 
-def _locked(handle: int, *, wait: bool = False) -> bool:
-    """Lock an open folder; False where another has it, or the file system has no locks."""
+def _lock_of(folder: Path, path: Path) -> FileLock:
+    return FileLock(folder / f"{path.name}.lock")
+
+
+def _acquired(lock: FileLock, stack: ExitStack, *, without: bool = True) -> bool:
+    """Acquire the lock until the stack ends; False where another process has it.
+
+    `without` is the answer of a file system without locks. Raises: OSError where the lock file cannot be written.
+    """
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+        lock.acquire(blocking=False)
+    except Timeout:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return without
+    stack.callback(lock.release)
     return True
 
 

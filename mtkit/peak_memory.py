@@ -1,6 +1,5 @@
 """The most memory that this process has held at once."""
 
-import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,8 @@ def peak_bytes(device: torch.device) -> int:
         for line in STATUS.read_text(encoding="ascii", errors="replace").split("\n"):
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
+    import resource  # which Windows lacks
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

@@ -27,7 +27,8 @@ from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
 from mtkit.files import write_json
 from mtkit.recipe import Recipe, load_recipe
-from mtkit.recipe.head import Head, Promise, read_head
+from mtkit.recipe.head import Head, read_head
+from mtkit.recipe.promises import Promise, due_after, promise
 from mtkit.runs import Run
 from mtkit.training.loop import train
 
@@ -49,7 +50,7 @@ class Checked:
     @property
     def kept(self) -> bool:
         """Whether all promises were kept."""
-        return all(promise.kept(score) for promise, score in self.promises)
+        return all(each.kept(score) for each, score in self.promises)
 
 
 def check(
@@ -95,14 +96,15 @@ def check(
 
 def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
     """What the training is to keep. Raises: MtkitError for a promise about a side or metric that is not there."""
-    for promise in head.promises:
-        if promise.side not in sides:
+    promises = [promise(text) for text in recipe.promises]
+    for each in promises:
+        if each.side not in sides:
             raise RecipeError(
-                f"recipe {head.name} promises '{promise.text}', but it has the sides: {', '.join(sides)}; "
-                "change that line at its top, or take it out"
+                f"recipe {head.name} promises '{each.text}', but it has the sides: {', '.join(sides)}; "
+                "change that promise, or take it out"
             )
-    promises = head.promises_after(recipe.training.max_minutes)
-    return [replace(promise, metric=metric_names([promise.metric])[0]) for promise in promises]
+    due = due_after(promises, recipe.training.max_minutes)
+    return [replace(each, metric=metric_names([each.metric])[0]) for each in due]
 
 
 def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[str]:
@@ -156,8 +158,7 @@ def _as_object(checked: Checked, recipe: Recipe) -> dict[str, Any]:
     return {
         "recipe": checked.head.name,
         "promises": [
-            {"promise": promise.text, "score": score, "kept": promise.kept(score)}
-            for promise, score in checked.promises
+            {"promise": each.text, "score": score, "kept": each.kept(score)} for each, score in checked.promises
         ],
         "sides": [side_object(each) for each in checked.sides],
         "settings": recipe.model_dump(mode="json"),

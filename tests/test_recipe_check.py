@@ -15,9 +15,7 @@ from mtkit.recipe_check import Checked, check
 from tests.decoding.trained import make_run
 
 RECIPE = """# Two sides
-#
-# promises: BLEU >= 0 on one after 5 minutes
-# promises: {promise}
+promises: ["BLEU >= 0 on one after 5 minutes", "{promise}"]
 preset: tiny
 data:
   train: {{source: train.en, target: train.de}}

@@ -20,6 +20,7 @@ from mtkit.recipe import Recipe, load_recipe, merged
 from mtkit.recipe.data import Corpus, Grammar
 from mtkit.recipe.file import read_settings, shipped_recipes
 from mtkit.recipe.head import read_head
+from mtkit.recipe.promises import promise
 from mtkit.recipe_check import check
 from tests.decoding.trained import make_run
 
@@ -62,10 +63,11 @@ def test_the_head_says_what_to_type_and_what_to_expect(name: str, corpora: Path)
     assert re.search(rf"^#     mtkit \w+ --recipe {name}\b", text, flags=re.MULTILINE)
     assert head.what
     assert head.reached
-    for promise in head.promises:
-        assert promise.side in (recipe.data.test or {"test"})
-        assert promise.metric in recipe.scoring.metrics
-    minutes = [promise.minutes for promise in head.promises if promise.minutes is not None]
+    promises = [promise(text) for text in recipe.promises]
+    for each in promises:
+        assert each.side in (recipe.data.test or {"test"})
+        assert each.metric in recipe.scoring.metrics
+    minutes = [each.minutes for each in promises if each.minutes is not None]
     assert not minutes or min(minutes) == recipe.training.max_minutes  # what the bare command is to reach
     assert minutes == sorted(minutes)
 
@@ -102,7 +104,7 @@ def test_a_shortened_form_goes_from_text_to_scores(
         assert {each.name for each in side.overall.scores[0]} == set(whole.scoring.metrics)
         directions = {whole.data.direction_of(corpus) for corpus in corpora_of_side}
         assert set(side.directions) == (directions if len(directions) > 1 else set())
-    assert [promise for promise, _ in checked.promises] == list(read_head(RECIPES[name]).promises)
+    assert [each.text for each, _ in checked.promises] == list(whole.promises)
     assert json.loads((tmp_path / "out" / "check.json").read_text())["recipe"] == name
     train = open_prepared(tmp_path / "out" / "data").train
     assert (train.documents is not None) == (whole.data.documents is not None)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mtkit.recipe.head import Head
     from mtkit.recipe_check import Checked
 
@@ -34,10 +36,11 @@ def _recipes(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from mtkit.recipe.file import shipped_recipes
+    from mtkit.recipe.file import read_settings, shipped_recipes
     from mtkit.recipe.head import read_head
 
-    typer.echo(_table([read_head(path) for path in shipped_recipes().values()]))
+    paths = shipped_recipes().values()
+    typer.echo(_table([(read_head(path), read_settings(path).get("promises", [])) for path in paths]))
 
 
 @recipes.command()
@@ -145,11 +148,11 @@ def _tell(checked: "Checked") -> None:
         typer.echo(f"{verdict}: {promise.text}; reached {score:.2f}")
 
 
-def _table(heads: "list[Head]") -> str:
+def _table(recipes: "Sequence[tuple[Head, Sequence[str]]]") -> str:
     """A line for each recipe, and one more for each promise beyond the first."""
     rows = [("name", "what it is", "promises", "reached")]
-    for head in heads:
-        first, *more = [promise.text for promise in head.promises] or ["nothing yet"]
+    for head, promises in recipes:
+        first, *more = promises or ["nothing yet"]
         score = re.match(r"\w+ [\d.]+", head.reached or "")
         rows += [(head.name, head.what, first, score[0] if score else ""), *(("", "", each, "") for each in more)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]

@@ -22,6 +22,9 @@ from mtkit.stored import Count, read_stored, stored
 FORMAT = 1
 """Version of the folder's layout; a comparison of another one is refused."""
 
+OWN = {"attention", "promises"}
+"""What the mechanisms of a comparison do not share, and what does not change it."""
+
 
 @stored
 class _Settings(TypedDict):
@@ -100,7 +103,7 @@ class Folder:
         Raises: MtkitError listing what differs.
         """
         attentions = {name: recipe.attention.options for name, recipe in entries.items()}
-        common = next(iter(entries.values())).model_dump(mode="json", exclude={"attention"})
+        common = next(iter(entries.values())).model_dump(mode="json", exclude=OWN)
         settings = {
             "format": FORMAT,
             "recipe": common,
@@ -124,7 +127,7 @@ class Folder:
         """settings.json. Raises: MtkitError where it is damaged or of another version."""
         settings = read_stored(self._settings_path, _Settings, "choose another --out", version=FORMAT)
         recipe = make_recipe(settings["recipe"], origin=str(self._settings_path))
-        return {**settings, "recipe": recipe.model_dump(mode="json", exclude={"attention"})}
+        return {**settings, "recipe": recipe.model_dump(mode="json", exclude=OWN)}
 
     def recipe(self, name: str) -> Recipe:
         """The whole recipe of a mechanism."""

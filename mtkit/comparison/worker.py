@@ -4,7 +4,6 @@
 makes its peak memory its own.
 """
 
-import fcntl
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from typing_extensions import TypedDict
 
 from mtkit.comparison.folder import Folder
@@ -36,11 +36,11 @@ def main() -> int:
     """Do the work; the exit status is 0 where there is a result, that of a failure included."""
     folder, name = Folder(Path(sys.argv[1])), sys.argv[2]
     threading.Thread(target=_stop_without_parent, daemon=True).start()
-    # the process of a comparison that was just killed may still write its checkpoint: its log is locked until then
-    fcntl.flock(sys.stdout.fileno(), fcntl.LOCK_EX)
     torch.set_num_threads(folder.settings()["threads"])
     try:
-        return compare_one(folder, name)
+        # the process of a comparison that was just killed may still write its checkpoint: its log is locked until then
+        with FileLock(folder.log(name).with_suffix(".lock")):
+            return compare_one(folder, name)
     except MtkitError as error:
         folder.fail(name, str(error))
     except Exception as error:  # one mechanism's bug is not to lose the others; its traceback is in the log

@@ -15,6 +15,7 @@ from mtkit.errors import RecipeError, did_you_mean
 from mtkit.recipe.data import DataSettings
 from mtkit.recipe.file import find_recipe, read_settings, with_variables
 from mtkit.recipe.presets import PRESETS
+from mtkit.recipe.promises import PromiseText
 from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Settings
 from mtkit.stored import explain
 
@@ -246,6 +247,8 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     decoding: DecodingSettings = DecodingSettings()
     scoring: ScoringSettings = ScoringSettings()
+    promises: tuple[PromiseText, ...] = ()
+    """Bounds on scores that `mtkit recipes check` checks, by growing minutes: "BLEU >= 37 on test after 20 minutes"."""
 
     @model_validator(mode="after")
     def _r_drop_has_dropout(self) -> Self:

@@ -4,7 +4,7 @@ import json
 import platform
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
-from mtkit.files import lock, write_json, write_text, writing
+from mtkit.files import locked, write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run, vocabulary_of
 from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic")
-MAY_CHANGE = ("decoding.", "scoring.", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
+MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
 """How settings begin that say how long to train, how often to look, and how to translate and score then: they may
 change while a run goes on, for the weights' course does not depend on them, but for last digits on a GPU."""
 
@@ -30,16 +30,15 @@ change while a run goes on, for the weights' course does not depend on them, but
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Keeps other trainings out of the run folder inside the block. Raises: RunError where one is at it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("ab")
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror or error}; choose another place") from error
-    with file:
+    with ExitStack() as stack:
         try:
-            lock(file, f"another training is at work in {folder}; wait for it, or choose another --name")
+            folder.mkdir(parents=True, exist_ok=True)
+            held = f"another training is at work in {folder}; wait for it, or choose another --name"
+            stack.enter_context(locked(folder / ".lock", held))
         except MtkitError as error:
             raise RunError(str(error)) from error
+        except OSError as error:
+            raise RunError(f"cannot write {folder}: {error.strerror or error}; choose another place") from error
         yield
 
 

@@ -16,8 +16,7 @@ from mtkit.recipe import file as recipe_file
 from mtkit.recipe import load_recipe
 
 RECIPE = """# A few sentences
-#
-# promises: BLEU >= {bound} on test
+promises: [BLEU >= {bound} on test]
 preset: tiny
 data:
   builtin: {{train: 200, valid: 8, test: 8}}
@@ -40,7 +39,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder.mkdir()
     (folder / "easy.yaml").write_text(RECIPE.format(bound=0))
     (folder / "hard.yaml").write_text(RECIPE.format(bound=100.5))
-    (folder / "open.yaml").write_text(RECIPE.format(bound=0).replace("promises", "hopes for"))
+    (folder / "open.yaml").write_text(RECIPE.format(bound=0).replace("promises", "# hopes for"))
     monkeypatch.setattr(recipe_file, "FOLDER", folder)
     return folder
 

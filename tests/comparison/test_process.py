@@ -1,4 +1,3 @@
-import fcntl
 import os
 import signal
 import threading
@@ -7,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from mtkit.comparison import process
 from mtkit.comparison.folder import Folder
@@ -89,9 +89,8 @@ def test_a_signal_before_the_child_listens_stops_it_too(tiny: Tiny, opened: Open
 
 def _nobody_works_on(log: Path) -> bool:
     """A process holds the lock of its log as long as it lives."""
-    with log.open("ab") as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+    try:
+        with FileLock(log.with_suffix(".lock"), blocking=False):
+            return True
+    except Timeout:
+        return False

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from mtkit.decoding.lines.notes import Notes
 from mtkit.errors import MtkitError
-from mtkit.files import json_text, lock, write_json
+from mtkit.files import json_text, locked, write_json
 
 CHUNK = 10_000
 """Items worked on together; what is lost by a kill."""
@@ -67,7 +67,7 @@ def to_file(
     Raises: MtkitError where it cannot be written, or another process is writing it.
     """
     path = Path(os.path.realpath(path))  # a link is kept
-    partial, record = (path.with_name(f"{path.name}{suffix}") for suffix in (".partial", ".partial.json"))
+    partial, record, lock = (path.with_name(f"{path.name}.partial{suffix}") for suffix in ("", ".json", ".lock"))
     about = json.loads(json_text(about))
     if path.is_dir():
         raise MtkitError(f"{path} is a folder; give the name of a file to write")
@@ -75,8 +75,8 @@ def to_file(
     begun = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab") as file:
-            lock(file, f"another process is writing {path}; wait for it, or choose another file")
+        held = f"another process is writing {path}; wait for it, or choose another file"
+        with locked(lock, held), partial.open("ab") as file:
             done = _done(record, about, partial.stat().st_size, say)
             begun = True
             there, waiting = _skip(done, todo, partial, say, on_skip)

@@ -1,6 +1,5 @@
 """Output chunk by chunk, and going on after a kill."""
 
-import fcntl
 import io
 import json
 import threading
@@ -8,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from mtkit.decoding.lines import stream
 from mtkit.decoding.lines.notes import Listed, Notes
@@ -160,10 +160,8 @@ def test_an_older_output_stays_until_the_new_one_is_whole(out: Path) -> None:
 
 def test_two_at_once_are_kept_apart(out: Path) -> None:
     killed(out, items(47), at=25)
-    with out.with_name("out.txt.partial").open("ab") as file:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
-        with pytest.raises(MtkitError, match="another process"):
-            run(out, items(47), Worker())
+    with FileLock(out.with_name("out.txt.partial.lock")), pytest.raises(MtkitError, match="another process"):
+        run(out, items(47), Worker())
 
 
 def test_input_that_fails_at_once_leaves_nothing(out: Path) -> None:
