@@ -27,6 +27,7 @@ FOUNDATION = {
     "allocation",
     "out_of_memory",
     "peak_memory",
+    "tables",
 }
 BELOW = {
     "attention": FOUNDATION,
@@ -46,6 +47,7 @@ BELOW = {
     "allocation": {"errors"},
     "out_of_memory": set(),
     "peak_memory": set(),
+    "tables": set(),
     "yaml_text": set(),
     "recipe": FOUNDATION,
 }

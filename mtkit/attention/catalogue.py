@@ -9,6 +9,7 @@ from typing import Any
 from mtkit.attention.contract import ROLES
 from mtkit.attention.options import declared
 from mtkit.attention.registry import Mechanism, find, mechanisms
+from mtkit.tables import aligned
 
 
 def table() -> str:
@@ -16,10 +17,7 @@ def table() -> str:
     rows = [("name", "family", "roles", "cost", "paper")]
     for each in sorted(mechanisms().values(), key=lambda mechanism: (mechanism.family, mechanism.name)):
         rows.append((each.name, each.family, roles(each), each.complexity, each.paper))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [
-        "  ".join([*(f"{cell:{width}}" for cell, width in zip(row[:4], widths, strict=True)), row[4]]) for row in rows
-    ]
+    lines = aligned(rows, left=range(5)).split("\n")
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 

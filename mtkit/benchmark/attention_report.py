@@ -1,13 +1,13 @@
 """A benchmark for people, as tables, and for programs, as JSON."""
 
 import platform
-from collections.abc import Callable
 from dataclasses import asdict
+from textwrap import indent
 from typing import Any
 
 import torch
 
-from mtkit import __version__
+from mtkit import __version__, tables
 from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
 
 FORMAT = 1
@@ -128,8 +128,5 @@ def _cell(ratio: float | None) -> str:
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """The rows as a table of text: the first column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides: list[Callable[[str, int], str]] = [str.ljust, *([str.rjust] * (len(widths) - 1))]
-    lines = ("  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)) for row in rows)
-    return "\n".join(f"  {line}".rstrip() for line in lines)
+    """The rows as an indented table of text: the first column to the left, numbers to the right."""
+    return indent(tables.aligned(rows), "  ")

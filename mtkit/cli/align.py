@@ -1,6 +1,5 @@
 """`mtkit align`: which source pieces a run attends to for each piece of a translation, as a table and a picture."""
 
-import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,23 +64,11 @@ def align(
 
 def _table(aligned: "Alignment") -> str:
     """A line for each piece of the translation."""
-    width = max(map(_cells, ["piece", *aligned.target]))
-    lines = [f"{_filled('piece', width)}  source pieces and their weights"]
+    from mtkit import tables
+
+    rows = [("piece", "source pieces and their weights")]
     for piece, row in zip(aligned.target, aligned.weights, strict=True):
         weights, places = row.topk(min(SHOWN, len(row)))
         pairs = zip(places.tolist(), weights.tolist(), strict=True)
-        lines.append(
-            f"{_filled(piece, width)}  " + "  ".join(f"{aligned.source[at]} {weight:.2f}" for at, weight in pairs)
-        )
-    return "\n".join(lines)
-
-
-def _filled(piece: str, width: int) -> str:
-    return piece + " " * (width - _cells(piece))
-
-
-def _cells(text: str) -> int:
-    """The cells of a terminal that a text takes: two for each wide letter, none for a combining mark."""
-    return sum(
-        0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text
-    )
+        rows.append((piece, "  ".join(f"{aligned.source[at]} {weight:.2f}" for at, weight in pairs)))
+    return tables.aligned(rows, left=(0, 1))

@@ -150,13 +150,11 @@ def _tell(checked: "Checked") -> None:
 
 def _table(recipes: "Sequence[tuple[Head, Sequence[str]]]") -> str:
     """A line for each recipe, and one more for each promise beyond the first."""
+    from mtkit.tables import aligned
+
     rows = [("name", "what it is", "promises", "reached")]
     for head, promises in recipes:
         first, *more = promises or ["nothing yet"]
         score = re.match(r"\w+ [\d.]+", head.reached or "")
         rows += [(head.name, head.what, first, score[0] if score else ""), *(("", "", each, "") for each in more)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [
-        "  ".join([*(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned(rows, left=range(4))

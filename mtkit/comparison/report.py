@@ -1,20 +1,21 @@
 """A comparison for people, as a table on the terminal and in Markdown, and for programs, as JSON."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 import mtkit
+from mtkit import tables
 from mtkit.allocation import in_words
 
 HEAD = (
     "attention", "BLEU", "95% interval", "training tokens/s", "decoding tokens/s", "segments/s", "peak memory",
     "parameters", "updates",
 )  # fmt: skip
-LEFT = frozenset({"attention", "note"})
-"""Columns aligned to the left."""
+LEFT = frozenset({0, len(HEAD)})
+"""Columns aligned to the left: the name, and the note."""
 
 Results = Sequence[Mapping[str, Any]]
 """As `Folder.results` gives them."""
@@ -22,19 +23,12 @@ Results = Sequence[Mapping[str, Any]]
 
 def table(settings: Mapping[str, Any], results: Results) -> str:
     """The table with what all rows have in common above it."""
-    rows = _rows(results)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides: list[Callable[[str, int], str]] = [str.ljust if name in LEFT else str.rjust for name in rows[0]]
-    lines = ("  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)) for row in rows)
-    return "\n".join([caption(settings, results), "", *(line.rstrip() for line in lines)])
+    return "\n".join([caption(settings, results), "", tables.aligned(_rows(results), left=LEFT)])
 
 
 def markdown(settings: Mapping[str, Any], results: Results) -> str:
     """The comparison as a Markdown table."""
-    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _rows(results)]
-    rule = [":--" if name in LEFT else "--:" for name in head]
-    lines = (f"| {' | '.join(row)} |" for row in (head, rule, *rows))
-    return "\n".join([caption(settings, results), "", *lines, ""])
+    return "\n".join([caption(settings, results), "", tables.markdown(_rows(results), left=LEFT), ""])
 
 
 def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, cast
 from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
+from mtkit.tables import aligned
 
 NOTABLE = 0.001
 """Share of byte or unknown pieces from which on a side is named."""
@@ -29,24 +30,12 @@ def summary(report: Report, max_length: int) -> str:
     rows = [("", "segments", *(f"{what} {each}" for what in ("words", "pieces", "pieces/word") for each in languages))]
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
-    parts = [head, "", *_table(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
+    parts = [head, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
     if documents := settings["documents"]:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
     return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"]), *_altered(record)])
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _rows(name: str, side: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -99,7 +88,9 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
             "cleaning: no pair is empty, a duplicate, in a held-out side, the same on both sides or out of proportion"
         ]
     else:
-        lines = _table([("cleaning: pairs", *(f"in {name}" for name in sides), "left out of train"), *rows])
+        lines = aligned([("cleaning: pairs", *(f"in {name}" for name in sides), "left out of train"), *rows]).split(
+            "\n"
+        )
     for name, side in sides.items():
         for number, corpus in enumerate(side["corpora"], start=1):
             if line := corpus["suspicious_line"]:

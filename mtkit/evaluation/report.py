@@ -8,6 +8,7 @@ from mtkit.evaluation.by_length import LengthRow
 from mtkit.evaluation.scores import Score
 from mtkit.evaluation.side_scores import SideScores
 from mtkit.evaluation.significance import Comparison, Difference
+from mtkit.tables import aligned
 
 SURE = 0.05
 """p-values below it are marked."""
@@ -15,7 +16,7 @@ SURE = 0.05
 
 def table(scores: Sequence[Score]) -> str:
     """A line for each score: name, value, 95% confidence interval where there is one, signature."""
-    return _aligned(
+    return _table(
         ["metric", "score", "95% interval", "signature"],
         [[score.name, f"{score.value:.2f}", _interval(score), score.signature] for score in scores],
     )
@@ -85,7 +86,7 @@ def _comparison_table(side: SideScores) -> str:
                 cells = [f"{score.value:.2f}", _interval(score), *_difference_cells(difference)]
                 rows.append([score.name, *where, system, *cells])
     heads = ["metric", "direction", "segments", "system", "score", "95% interval", "difference"]
-    return _aligned([*heads, "p bootstrap", "p randomisation"], rows)
+    return _table([*heads, "p bootstrap", "p randomisation"], rows)
 
 
 def _difference_cells(difference: Difference | None) -> list[str]:
@@ -99,7 +100,7 @@ def _signatures(comparison: Comparison) -> str:
     rows = [[each.name, each.signature] for each in comparison.scores[0]]
     if comparison.differences:
         rows = [[each.metric, each.signature] for each in comparison.differences[0]]
-    return _aligned(["metric", "signature"], rows)
+    return _table(["metric", "signature"], rows)
 
 
 def _length_table(side: SideScores) -> str:
@@ -111,7 +112,7 @@ def _length_table(side: SideScores) -> str:
             rows.append(
                 [row.name, f"{row.segments:,}", files.system if len(side.files) > 1 else "", *_numbers(row, names)]
             )
-    return _aligned(["words in source", "segments", "system", *names, "length ratio"], rows)
+    return _table(["words in source", "segments", "system", *names, "length ratio"], rows)
 
 
 def _numbers(row: LengthRow, names: Sequence[str]) -> list[str]:
@@ -123,15 +124,11 @@ def _interval(score: Score) -> str:
     return "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
 
 
-def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, numbers to the right; a column without any cell is left out."""
-    columns = []
-    for head, *cells in zip(heads, *rows, strict=True):
-        if any(cells):
-            width = max(map(len, (head, *cells)))
-            numbers = all(_is_number(cell) for cell in cells if cell)
-            columns.append([cell.rjust(width) if numbers else cell.ljust(width) for cell in (head, *cells)])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Numbers to the right; a column without any cell is left out."""
+    columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]
+    left = [number for number, (_, *cells) in enumerate(columns) if not all(map(_is_number, filter(None, cells)))]
+    return aligned(list(zip(*columns, strict=True)), left=left)
 
 
 def _is_number(cell: str) -> bool:

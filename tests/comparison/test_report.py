@@ -20,7 +20,7 @@ def test_every_number_stands_in_its_column(tiny: Tiny, opened: Opened) -> None:
     for name, cell in zip(("BLEU", "training tokens/s", "peak memory", "updates"), (1, 3, 6, 8), strict=True):
         assert head.index(name) + len(name) == row.index(ROW[cell]) + len(ROW[cell])
     lines = markdown(settings, [result("full", 98.76)]).split("\n")
-    assert lines[-2] == f"| {' | '.join(ROW)} |"
+    assert [cell.strip() for cell in lines[-2].strip("|").split("|")] == ROW
     assert {line.count("|") for line in lines[2:-1]} == {len(ROW) + 1}
 
 
@@ -29,7 +29,7 @@ def test_a_failure_is_a_row_with_its_reason(tiny: Tiny, opened: Opened) -> None:
     results = [result("full", 98.76), {"attention": "band", "failed": "loss | not finite"}]
     assert table(settings, results).split("\n")[-1].endswith("failed: loss | not finite")
     lines = markdown(settings, results).split("\n")
-    assert lines[-2].startswith("| band | - |")
+    assert lines[-2].split("|")[1].strip() == "band"
     assert lines[-2].endswith("failed: loss \\| not finite |")
     assert "note" not in table(settings, results[:1])
 
