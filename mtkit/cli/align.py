@@ -52,7 +52,7 @@ def align(
     directions = translator.directions(direction, 1)
     if target is None:
         target = translator.lines([text], direction=direction)[0][0].text
-    aligned = alignment.align(translator.model, found.tokenizers, text, target, directions=directions)
+    aligned = alignment.align(translator.network, found.tokenizers, text, target, directions=directions)
     typer.echo(_table(aligned))
     try:
         whole = draw_alignment(aligned.source, aligned.target, aligned.weights.tolist(), output)

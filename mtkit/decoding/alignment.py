@@ -1,64 +1,105 @@
-"""The soft alignment of Bahdanau et al., 2015: which source pieces a model attends to for each piece it predicts."""
+"""The soft alignment of Bahdanau et al., 2015, in every layer and head: what a model attends to for each piece."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import BOS, EOS, Tokenizers
+from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
 from mtkit.decoding.batches import padded, tasks_of
 from mtkit.decoding.engines.arithmetic import decoding_with
 from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.errors import DataError, MtkitError
-from mtkit.model.network import Model
+from mtkit.model.network import Network, Weights
 
-END = "</s>"
+BEGIN, END = "<s>", "</s>"
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """A translation's pieces, and where the attention of the last layer lay when each was predicted."""
+    """A translation's pieces, and where the attention of every layer and head lay when each was predicted."""
 
     source: list[str]
     """S pieces, after the tag of the direction where there is one; the end mark last."""
     target: list[str]
     """T pieces, the end mark last."""
-    weights: Tensor
-    """(T, S), the mean over heads; rows sum to 1."""
+    layers: Weights
+    """float32 weights of each layer by role: "encoder" (H, S, S), "decoder" (H, T, T) and "cross" (H, T, S); None for a
+    layer whose mechanism has none. A recurrent model has the role "cross" alone."""
+
+    @property
+    def read(self) -> list[str]:
+        """The T pieces that the decoder attends to among its own: the begin mark, and those before the end mark."""
+        return [BEGIN, *self.target[:-1]]
+
+    @property
+    def weights(self) -> Tensor:
+        """(T, S): the mean over the heads of the last cross attention that has weights; rows sum to 1."""
+        return [each for each in self.layers["cross"] if each is not None][-1].mean(0)
 
 
 def align(
-    model: Model, tokenizers: Tokenizers, source: str, target: str, *, directions: Directions | None = None
+    network: Network, tokenizers: Tokenizers, source: str, target: str, *, directions: Directions | None = None
 ) -> Alignment:
-    """The attention of the model from each piece of `target` to those of `source`, `target` given.
+    """The attention of the network while it predicts each piece of `target`, `target` given.
 
     `directions` holds the one of this line for a model trained on several.
 
-    Raises: MtkitError where the model's attention to the source has no weights; DataError for a blank source and for
-    a text that is too long.
+    Raises: MtkitError where the attention to the source has no weights; DataError for a blank source and for a text
+    that is too long.
     """
-    if not model.has_weights:
-        raise MtkitError(
-            "this run's attention to the source has no weights to show; train with one that has, as "
-            "--cross-attention full or --model rnn"
-        )
-    front = Source(tokenizers.source, model.longest_source, directions)
+    check_weights(network)
+    front = Source(tokenizers.source, network.longest_source, directions)
     words = tokenizers.source.encode(source)
     pieces = [*tokenizers.target.encode(target), EOS]
     if not source.strip():
         raise DataError("there is nothing to align: the source is blank")
-    for side, length, longest in (("source", len(words), front.longest), ("target", len(pieces), model.longest_target)):
+    limits = (("source", len(words), front.longest), ("target", len(pieces), network.longest_target))
+    for side, length, longest in limits:
         if longest is not None and length > longest:
             raise DataError(f"the {side} has {length:,} pieces, and the model takes {longest:,}; shorten it")
     segment = front.segment(0, words)
-    with decoding_with(model, None) as device:
-        batch = padded([segment.pieces], device)
-        state = model.start(model.encode(batch, task=tasks_of([segment.task], device)))
-        rows = []
-        for piece in [BOS, *pieces[:-1]]:
-            _, state, weights = model.step(torch.tensor([[piece]], device=device), state, need_weights=True)
-            assert weights is not None  # the model has weights
-            rows.append(weights[0, 0].float().cpu())
+    with decoding_with(network, None) as device:
+        found = forced_weights(network, [segment.pieces], [pieces], [segment.task], device)
+    layers: Weights = {
+        role: [None if each is None else each[0].float().cpu() for each in stack] for role, stack in found.items()
+    }
     names = [tokenizers.source.piece(piece) for piece in segment.pieces[:-1]]
     spelt = [tokenizers.target.piece(piece) for piece in pieces[:-1]]
-    return Alignment([*names, END], [*spelt, END], torch.stack(rows))
+    return Alignment([*names, END], [*spelt, END], layers)
+
+
+def forced_weights(
+    network: Network,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    tasks: Sequence[int | None],
+    device: torch.device,
+) -> Weights:
+    """The attention weights of a batch of segments whose translations are given; to be called within `decoding_with`.
+
+    sources and targets are pieces with EOS at the end; tasks are the segments'. Weights of padding mean nothing.
+    """
+    source, target = padded(sources, device), padded(targets, device)
+    valid = target != PAD
+    target_in = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], 1)
+    weights: Weights = {}
+    network.forward(
+        source,
+        target_in.masked_fill(~valid, PAD),
+        source_valid=source != PAD,
+        target_valid=valid,
+        task=tasks_of(tasks, device),
+        weights=weights,
+    )
+    return weights
+
+
+def check_weights(network: Network) -> None:
+    """Raises: MtkitError where the attention to the source has weights in no layer."""
+    if not any(each.weights for _, each in network.attentions() if each.site.role == "cross"):
+        raise MtkitError(
+            "this run's attention to the source has no weights to show; train with one that has, as "
+            "--cross-attention full or --model rnn"
+        )

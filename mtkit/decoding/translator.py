@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.files import digest
-from mtkit.model.network import Model
+from mtkit.model.network import Model, Network
 from mtkit.model.products.int8 import check_int8
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -86,6 +86,13 @@ class Translator:
     def shorten(self, lexicon: Lexicon) -> None:
         """Restricts later translations of lines to the pieces on the shortlists of the lexicon."""
         self.engine, self.about["shortlist"] = replace(self.engine, lexicon=lexicon), lexicon.each
+
+    @property
+    def network(self) -> Network:
+        """The network of the run, for what an ensemble cannot do. Raises: MtkitError for an ensemble."""
+        if isinstance(self.model, Ensemble):
+            raise MtkitError("attention weights are those of one run, not of an ensemble; name a single run")
+        return cast(Network, self.model)
 
     @property
     def tokenizers(self) -> Tokenizers:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mtkit.attention import Attended, Attention, State
 from mtkit.model.feedforward import FeedForward
+from mtkit.model.network import Weights
 from mtkit.model.residual import Stream, residual
 from mtkit.recipe import ModelSettings
 
@@ -19,10 +20,19 @@ class Passing:
     cross_carry: Any = None
     losses: dict[str, Tensor] | None = None
     log_prob: Tensor | None = None
+    weights: Weights | None = None
+    """Gathers the attention weights of every layer where it is given."""
 
-    def add(self, attended: Attended) -> Tensor:
-        """The attention's output, once its losses and log-probability are summed in."""
+    @property
+    def need_weights(self) -> bool:
+        """Whether attention weights are gathered."""
+        return self.weights is not None
+
+    def add(self, attended: Attended, role: str) -> Tensor:
+        """The attention's output, once its losses and log-probability are summed in and its weights are gathered."""
         self.sum_in(attended.losses, attended.log_prob)
+        if self.weights is not None:
+            self.weights.setdefault(role, []).append(attended.weights)
         return attended.output
 
     def sum_in(self, losses: dict[str, Tensor], log_prob: Tensor | None) -> None:
@@ -51,9 +61,15 @@ class EncoderLayer(nn.Module):
     def attend(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
         """The self-attention sub-layer: x (B, S, D) to the same shape."""
         here = self.attention_residual
-        attended = self.attention(here.before(x), query_valid=valid, carry=passing.self_carry, task=task)
+        attended = self.attention(
+            here.before(x),
+            query_valid=valid,
+            carry=passing.self_carry,
+            task=task,
+            need_weights=passing.need_weights,
+        )
         passing.self_carry = attended.carry
-        return here.after(x, passing.add(attended))
+        return here.after(x, passing.add(attended, "encoder"))
 
     def feed(self, x: Stream) -> Stream:
         """The feed-forward sub-layer: (B, S, D) to the same shape."""
@@ -101,9 +117,10 @@ class DecoderLayer(nn.Module):
             carry=passing.self_carry,
             memory_carry=context.memory_carry,
             task=context.task,
+            need_weights=passing.need_weights,
         )
         passing.self_carry = attended.carry
-        return here.after(x, passing.add(attended))
+        return here.after(x, passing.add(attended, "decoder"))
 
     def attend_source(self, x: Stream, passing: Passing, context: Context) -> Stream:
         """The sub-layer of attention to the source: x (B, T, D) to the same shape."""
@@ -116,9 +133,10 @@ class DecoderLayer(nn.Module):
             carry=passing.cross_carry,
             memory_carry=context.memory_carry,
             task=context.task,
+            need_weights=passing.need_weights,
         )
         passing.cross_carry = attended.carry
-        return here.after(x, passing.add(attended))
+        return here.after(x, passing.add(attended, "cross"))
 
     def feed(self, x: Stream) -> Stream:
         """The feed-forward sub-layer: (..., D) to the same shape."""

@@ -10,6 +10,10 @@ from mtkit.attention import Attention, State
 from mtkit.model.embedding import Embedding
 from mtkit.recipe import ModelSettings
 
+Weights = dict[str, list[Tensor | None]]
+"""Attention weights of each layer by role: "encoder" (B, H, S, S), "decoder" (B, H, T, T), "cross" (B, H, T, S); None
+for a mechanism that has none. Row t is that of the position that predicts target piece t."""
+
 
 class Model(Protocol):
     """What a search needs: a `Network` has it, and so has an ensemble of them.
@@ -121,15 +125,24 @@ class Network(nn.Module):
         source_valid: Tensor | None = None,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
+        weights: Weights | None = None,
     ) -> Output:
         """source (B, S) with the end mark, target_in (B, T) with the start mark; hidden (B, T, D) predicts the next.
 
-        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction.
+        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction. `weights`, an
+        empty dictionary, gathers those of every layer.
         """
         raise NotImplementedError
 
-    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
-        """source (B, S) ids with the end mark; source_valid (B, S); task (B,)."""
+    def encode(
+        self,
+        source: Tensor,
+        source_valid: Tensor | None = None,
+        *,
+        task: Tensor | None = None,
+        weights: Weights | None = None,
+    ) -> Encoded:
+        """source (B, S) ids with the end mark; source_valid (B, S); task (B,); `weights` as in `forward`."""
         raise NotImplementedError
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:

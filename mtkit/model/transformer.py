@@ -14,7 +14,7 @@ from mtkit.attention.registry import find
 from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
-from mtkit.model.network import Encoded, Network, Output, Shortlist
+from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
 from mtkit.model.residual import closed, opened
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
@@ -62,9 +62,16 @@ class Transformer(Network):
         self.longest_target = min([longest, *limits["t"]])
         self.has_weights = find(attention["cross"][-1].name).weights
 
-    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
-        x, passing = self.source_embedding(source), Passing()
-        if self.settings.reversible and torch.is_grad_enabled():
+    def encode(
+        self,
+        source: Tensor,
+        source_valid: Tensor | None = None,
+        *,
+        task: Tensor | None = None,
+        weights: Weights | None = None,
+    ) -> Encoded:
+        x, passing = self.source_embedding(source), Passing(weights=weights)
+        if self._runs_reversibly(passing):
             layers = [cast(EncoderLayer, layer) for layer in self.encoder]
             sublayers = [each for layer in layers for each in encoder_sublayers(layer, source_valid, task)]
             stream = run_reversibly(sublayers, x, passing)
@@ -83,12 +90,13 @@ class Transformer(Network):
         source_valid: Tensor | None = None,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
+        weights: Weights | None = None,
     ) -> Output:
-        encoded = self.encode(source, source_valid, task=task)
-        passing = Passing(losses=encoded.losses, log_prob=encoded.log_prob)
+        encoded = self.encode(source, source_valid, task=task, weights=weights)
+        passing = Passing(losses=encoded.losses, log_prob=encoded.log_prob, weights=weights)
         context = Context(encoded.memory, source_valid, encoded.carry, target_valid, task)
         x = self.target_embedding(target_in)
-        if self.settings.reversible and torch.is_grad_enabled():
+        if self._runs_reversibly(passing):
             sublayers = [each for layer in self._decoder_layers for each in decoder_sublayers(layer, context)]
             stream = run_reversibly(sublayers, x, passing, encoded.memory)
         else:
@@ -132,6 +140,9 @@ class Transformer(Network):
             name = f"layer{number}"
             x, after[name], weights = layer.step(x, state[name], passing, need_weights=need_weights and number == last)
         return logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
+
+    def _runs_reversibly(self, passing: Passing) -> bool:
+        return self.settings.reversible and torch.is_grad_enabled() and not passing.need_weights
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:

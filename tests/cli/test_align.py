@@ -56,6 +56,8 @@ def test_what_is_not_one_line_is_refused(folder: Path, text: str, tmp_path: Path
 
 def test_columns_of_wide_letters_are_aligned() -> None:
     """A Japanese letter takes two cells of a terminal, a combining mark none."""
-    rows = Alignment(source=["▁a", "b"], target=["▁日本", "e\u0301", "</s>"], weights=torch.full((3, 2), 0.5))
+    rows = Alignment(
+        source=["▁a", "b"], target=["▁日本", "e\u0301", "</s>"], layers={"cross": [torch.full((1, 3, 2), 0.5)]}
+    )
     assert [line.split("  ")[0] for line in _table(rows).splitlines()[1:]] == ["▁日本", "e\u0301", "</s>"]
     assert [line.index("▁a") for line in _table(rows).splitlines()[1:]] == [5, 8, 7]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import BOS, EOS
-from mtkit.decoding.alignment import align
+from mtkit.decoding.alignment import align, forced_weights
 from mtkit.errors import DataError, MtkitError
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
@@ -38,6 +38,36 @@ def test_rows_are_the_weights_of_the_pieces_before(runs: dict[str, Run], name: s
         assert weights is not None
         torch.testing.assert_close(found.weights[row], weights[0, 0], atol=1e-6, rtol=0)
     torch.testing.assert_close(found.weights.sum(1), torch.ones(len(pieces)))
+
+
+@pytest.mark.parametrize("name", ["transformer", "rnn"])
+@torch.no_grad()
+def test_every_layer_and_head_has_its_weights(runs: dict[str, Run], name: str) -> None:
+    """Each adds up to one, in its shape; a batch with padding against each of its rows alone."""
+    run = runs[name]
+    model, tokenizers = run.load_model(), run.tokenizers
+    found = align(model, tokenizers, "the boy sleeps", "der Junge")
+    settings = run.recipe.model
+    roles = {"encoder": settings.encoder_layers, "decoder": settings.decoder_layers, "cross": settings.decoder_layers}
+    roles = roles if name == "transformer" else {"cross": 1}
+    assert {role: len(stack) for role, stack in found.layers.items()} == roles
+    source = [[*tokenizers.source.encode(each), EOS] for each in ("the boy sleeps", "the old dog sees a cat")]
+    target = [[*tokenizers.target.encode(each), EOS] for each in ("der Junge", "der alte Hund")]
+    together = forced_weights(model, source, target, [None, None], torch.device("cpu"))
+    for role, stack in found.layers.items():
+        for layer, whole in zip(stack, together[role], strict=True):
+            assert layer is not None
+            assert whole is not None
+            rows = len(source[0]) if role == "encoder" else len(target[0])
+            columns = len(target[0]) if role == "decoder" else len(source[0])
+            assert layer.shape == (2, rows, columns)
+            torch.testing.assert_close(layer.sum(2), torch.ones(layer.shape[:2]))
+            torch.testing.assert_close(layer, whole[0, :, :rows, :columns], atol=1e-5, rtol=0)
+    if name == "transformer":
+        assert found.read == ["<s>", *found.target[:-1]]
+        first = found.layers["decoder"][0]
+        assert first is not None
+        assert not first.triu(1).any()
 
 
 def test_what_has_no_alignment_is_refused(runs: dict[str, Run], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mtkit.errors import MtkitError
 from mtkit.model.attentions import Choice, build_attention
 from mtkit.model.dropout import Dropout
 from mtkit.model.embedding import Embedding, token_table
-from mtkit.model.network import Encoded, Network, Output, Shortlist
+from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
 from mtkit.model.recurrent.cells import CELLS, CellState
 from mtkit.model.recurrent.encoder import RecurrentEncoder
 from mtkit.recipe import ModelSettings
@@ -74,7 +74,14 @@ class Recurrent(Network):
         self.longest_source = min(settings.max_length, self.attention.longest or settings.max_length)
         self.has_weights = find(attention.name).weights
 
-    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        source: Tensor,
+        source_valid: Tensor | None = None,
+        *,
+        task: Tensor | None = None,
+        weights: Weights | None = None,
+    ) -> Encoded:
         annotations, last = self.encoder(self.source_embedding(source), source_valid)
         return Encoded(annotations, source_valid, task=task, states=self._first(annotations, last))
 
@@ -86,13 +93,18 @@ class Recurrent(Network):
         source_valid: Tensor | None = None,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
+        weights: Weights | None = None,
     ) -> Output:
         state = self.start(self.encode(source, source_valid, task=task))
         tokens = self.target_embedding(target_in)
         read: list[tuple[Tensor, Tensor]] = []
+        rows: list[Tensor] = []
         for inputs in self.from_token(tokens).split(1, dim=1):  # the query of a position is the state before it
-            before, context, state, _ = self._advanced(inputs, state)
+            before, context, state, row = self._advanced(inputs, state, need_weights=weights is not None)
+            rows += [] if row is None else [row]
             read.append((self._top(state) if self.maxout is None else before, context))
+        if weights is not None:
+            weights["cross"] = [torch.cat(rows, dim=2) if rows else None]
         tops, contexts = (torch.cat(each, dim=1) for each in zip(*read, strict=True))
         return Output(self._hidden(tops, tokens, contexts))
 
