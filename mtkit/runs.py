@@ -186,6 +186,13 @@ class Run:
         return averaged if averaged.exists() else folder / "model.safetensors"
 
 
+def run_folder(name: str) -> Path:
+    """The folder of the run of this name. Raises: RunError for a name that is no single folder."""
+    if name in ("", "..") or Path(name).name != name:
+        raise RunError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
+    return RUNS / name
+
+
 def vocabulary_of(folder: Path) -> str:
     """Fingerprint of the tokenizers in a folder: where it is the same, the same pieces have the same numbers."""
     models = sorted(folder.glob("*.model"))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtkit.cli.values import parse_options
-from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.recipe.data import DataSettings
@@ -118,13 +117,12 @@ def train(
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
-    from mtkit.runs import RUNS, find_run
+    from mtkit.runs import find_run, run_folder
     from mtkit.training.loop import train as run_training
 
     label = label_attention(settings)  # names, roles and options are checked before any data is read
 
-    if name is not None and (name in ("", "..") or Path(name).name != name):
-        raise MtkitError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
+    folder = run_folder(label if name is None else name)
     if threads is not None:
         torch.set_num_threads(threads)
     source = None
@@ -140,7 +138,7 @@ def train(
     outcome = run_training(
         settings,
         prepared,
-        RUNS / (name or label),
+        folder,
         command=["mtkit", *sys.argv[1:]],
         device=device,
         init_from=source,

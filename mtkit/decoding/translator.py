@@ -1,6 +1,7 @@
 """The translator: a trained run, or several as an ensemble, loaded for translation."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -54,8 +55,8 @@ class Translator:
         """
         settings = runs[0].recipe.decoding if settings is None else settings
         self.runs, self.settings = runs, settings
-        self._trained_on = TrainedOn.of(runs)
-        arithmetic, where = find_dtype(dtype), find_device(device)
+        self._trained_on, self._asked = TrainedOn.of(runs), (engine, find_dtype(dtype), find_device(device))
+        _, arithmetic, where = self._asked
         if arithmetic == torch.int8:
             check_int8(where)  # before models and text are read
         for other in runs[1:]:
@@ -82,6 +83,18 @@ class Translator:
         }
         if len(runs) > 1:
             self.about["ensemble"] = [str(run.folder) for run in runs]
+
+    def with_settings(self, settings: DecodingSettings) -> "Translator":
+        """The same loaded model with other decoding settings; mtkit's own engine takes over what another cannot decode.
+
+        Raises: MtkitError where an engine that was named cannot decode so.
+        """
+        other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
+        other.about = {**self.about, "settings": settings.model_dump()}
+        if not isinstance(engine, ModelEngine) and not takes_ctranslate2(name, self.runs, settings, arithmetic, where):
+            engine, other.about["engine"] = replace(engine.own, lexicon=engine.lexicon), "mtkit"
+        other.settings, other.engine = settings, engine.with_settings(settings)
+        return other
 
     def shorten(self, lexicon: Lexicon) -> None:
         """Restricts later translations of lines to the pieces on the shortlists of the lexicon."""
@@ -122,21 +135,22 @@ class Translator:
         self,
         lines: Sequence[str],
         *,
-        direction: str | None = None,
+        direction: Directions | str | None = None,
         documents: Sequence[int] | Sequence[str] | None = None,
         first: int = 0,
         on_progress: OnProgress | None = None,
     ) -> list[list[Translation]]:
-        """The translations of lines of one direction; neighbouring lines with equal ids in `documents` are joined.
+        """The translations of lines; neighbouring lines with equal ids in `documents` are joined.
 
-        `first` is the number of the first line among all, from 0.
+        `direction` is that of all lines, or holds that of each; None: the only one. `first` is the number of the first
+        line among all, from 0.
         """
         pieces = self.document_pieces
         return translate_lines(
             self.engine,
             self.tokenizers,
             lines,
-            directions=self.directions(direction, len(lines)),
+            directions=direction if isinstance(direction, Directions) else self.directions(direction, len(lines)),
             documents=None if documents is None or pieces is None else Documents(documents, pieces),
             trained_on=self._trained_on,
             first=first,

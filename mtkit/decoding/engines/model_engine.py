@@ -32,6 +32,10 @@ class ModelEngine:
     lexicon: Lexicon | None = None
     """Where there is one, only pieces on its shortlist of a batch may come, so that a result depends on its batch."""
 
+    def with_settings(self, settings: DecodingSettings) -> "ModelEngine":
+        """The same with other settings."""
+        return replace(self, settings=settings)
+
     @property
     def longest_source(self) -> int | None:
         """The limit of the model."""

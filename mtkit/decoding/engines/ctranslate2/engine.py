@@ -57,6 +57,13 @@ class CTranslate2Engine:
         """The decoding settings."""
         return self.own.settings
 
+    def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
+        """The same with other settings, which share the loaded model."""
+        other = replace(self, own=self.own.with_settings(settings))
+        if "_program" in self.__dict__:
+            other.__dict__["_program"] = self._program
+        return other
+
     @property
     def longest_source(self) -> int | None:
         """The limit of the model."""

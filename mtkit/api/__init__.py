@@ -1,0 +1,5 @@
+"""mtkit from Python."""
+
+from mtkit.api.functions import load, prepare, score, train
+
+__all__ = ["load", "prepare", "score", "train"]

@@ -1,0 +1,133 @@
+"""mtkit from Python: `mtkit.prepare`, `mtkit.train`, `mtkit.load` and `mtkit.score`, which do what the commands do."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.encode import usable_cores
+from mtkit.data.prepare import Report
+from mtkit.data.prepare import prepare as prepare_data
+from mtkit.data.prepared import open_prepared
+from mtkit.data.readers import Lines
+from mtkit.api.loaded import LoadedRun
+from mtkit.decoding.translated_text import with_translations
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.evaluation.metrics import METRICS
+from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
+from mtkit.model.build import label_attention
+from mtkit.recipe import Recipe, load_recipe, make_recipe
+from mtkit.runs import Run, find_run, run_folder
+from mtkit.training.limits import Outcome
+from mtkit.training.loop import train as run_training
+
+Settings = Recipe | Mapping[str, Any] | Path | str | None
+"""A recipe: nested settings as its file has them, the path of a file, the name of one that comes with mtkit, or None
+for the defaults."""
+Text = Path | Sequence[str]
+"""Lines: a file (.gz too), or a list of them."""
+
+
+def load(
+    run: Path | str | None = None,
+    *,
+    checkpoint: str = "best",
+    device: str = "auto",
+    dtype: str = "auto",
+    engine: str = "mtkit",
+) -> LoadedRun:
+    """The model of a run: the run's folder, or its name in ./mtkit-runs; None: the latest run there.
+
+    Raises: RunError where there is no such run, or it is damaged; MtkitError for a device, dtype or engine that is not
+    there.
+    """
+    found = find_run() if run is None else _run(run)
+    return LoadedRun(Translator([found], checkpoint=checkpoint, device=device, dtype=dtype, engine=engine))
+
+
+def prepare(
+    recipe: Settings = None,
+    *,
+    overwrite: bool = False,
+    workers: int | None = None,
+    say: Callable[[str], object] = lambda message: None,
+) -> Report:
+    """Prepare the data that the recipe describes (its section `data`) in a folder, as `mtkit prepare` does.
+
+    It does nothing where the same data is there. Other data is replaced with `overwrite` only. `workers` processes
+    encode; None: one per core. `say` takes messages for people.
+
+    Raises: RecipeError for a wrong setting; DataError for text that cannot be used.
+    """
+    data = _recipe(recipe).data
+    if any(corpus.translated_by for corpus in data.train):
+        data = with_translations(data, say=say)
+    return prepare_data(data, overwrite=overwrite, workers=workers or usable_cores())
+
+
+def train(
+    recipe: Settings = None,
+    *,
+    name: str | None = None,
+    init_from: Path | str | None = None,
+    device: str = "auto",
+    say: Callable[[str], None] = lambda message: None,
+) -> Outcome:
+    """Train the recipe's model on prepared data, or resume its training, as `mtkit train` does.
+
+    The run is the folder `name` in ./mtkit-runs (None: the name of the attention); `Outcome.folder` names it.
+    `init_from` is a run, as `load` takes it, whose best weights a new run starts with. `say` takes lines for people.
+
+    Raises: as `mtkit.training.loop.train`, and DataError where the data is not prepared.
+    """
+    settings = _recipe(recipe)
+    folder = run_folder(label_attention(settings) if name is None else name)
+    source = None if init_from is None else _run(init_from)
+    prepared = open_prepared(settings.data.folder)
+    command = ["python", *sys.argv]
+    return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
+
+
+def score(
+    hypotheses: Text,
+    *references: Text,
+    metrics: Sequence[str] = METRICS,
+    language: str | None = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    bootstrap: int = RESAMPLES,
+) -> list[Score]:
+    """The scores of translations against one or several references, line by line.
+
+    `metrics` are among BLEU, chrF, TER and exact. `language` is the target language, which decides how BLEU and TER cut
+    text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals, 0 for none.
+
+    Raises: as `mtkit.evaluation.scores.score_corpus`, and DataError for a file that cannot be read.
+    """
+    found = _lines(hypotheses)
+    return score_corpus(
+        found,
+        [_lines(each) for each in references],
+        metrics=metrics,
+        bootstrap=bootstrap,
+        tokenize=tokenize,
+        lowercase=lowercase,
+        languages=None if language is None else [language] * len(found),
+    )
+
+
+def _recipe(given: Settings) -> Recipe:
+    if isinstance(given, Recipe):
+        return given
+    return make_recipe(given) if isinstance(given, Mapping) else load_recipe(None if given is None else Path(given))
+
+
+def _run(run: Path | str) -> Run:
+    return find_run(Path(run)) if isinstance(run, Path) or Path(run).is_dir() or "/" in run else find_run(name=run)
+
+
+def _lines(text: Text) -> Sequence[str]:
+    if isinstance(text, str):
+        raise MtkitError("give a list of lines, or a Path for a file, not one string")
+    return list(Lines(text)) if isinstance(text, Path) else text

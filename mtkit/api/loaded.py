@@ -1,0 +1,99 @@
+"""A loaded run for Python: lines in, an object for each translation out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.alignment import Alignment, align
+from mtkit.decoding.translate import Translation
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.recipe import make_recipe, merged
+
+
+@dataclass(frozen=True)
+class TranslatedLine:
+    """The translation of a line, with the next best ones."""
+
+    source: str
+    text: str
+    """Without line ends; empty for a blank line."""
+    score: float
+    """What hypotheses are ranked by: log-probability / length^alpha, plus the coverage penalty."""
+    log_prob: float
+    pieces: list[str]
+    """Target pieces as sentencepiece spells them, the end mark left out."""
+    parts: int
+    """In how many parts the line was translated: above 1 it was too long, 0 means it was blank."""
+    cut: bool
+    """Whether it has as many pieces as it may have, so that its end may be missing."""
+    alternatives: "list[TranslatedLine]"
+    """The other hypotheses, best first: `n_best` - 1 of them."""
+    _align: Callable[[], Alignment] = field(repr=False, compare=False)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """The attention to the source when each piece was predicted; computed when first asked for.
+
+        Raises: MtkitError where the cross attention has no weights; DataError for a blank or too long line.
+        """
+        return self._align()
+
+
+class LoadedRun:
+    """The model of a run, ready to translate. It serves one call at a time."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+        """The translator with the decoding settings of the run's recipe."""
+
+    @property
+    def directions(self) -> list[str]:
+        """The translation directions, as en-de; most runs have one."""
+        return self.translator.runs[0].directions
+
+    def translate(self, lines: Sequence[str], *, direction: str | None = None, **settings: Any) -> list[TranslatedLine]:
+        """The translation of each line: N lines in, N objects out, in order.
+
+        `direction` is required for a run with several. `settings` are those of `decoding` in a recipe, as `beam=5` and
+        `n_best=2`; the others are as in the run's recipe.
+
+        Raises: RecipeError for an unknown setting or a wrong value; MtkitError for an unknown direction.
+        """
+        if isinstance(lines, str):
+            raise MtkitError("translate takes a list of lines, not one string; write [text]")
+        translator = self.translator
+        if settings:
+            recipe = translator.runs[0].recipe
+            translator = translator.with_settings(
+                make_recipe(merged(recipe.model_dump(), {"decoding": settings})).decoding
+            )
+        found = translator.lines(lines, direction=direction)
+        return [self._line(source, each, direction) for source, each in zip(lines, found, strict=True)]
+
+    def _line(self, source: str, found: Sequence[Translation], direction: str | None) -> TranslatedLine:
+        best, *others = found
+        return self._object(source, best, direction, [self._object(source, each, direction, []) for each in others])
+
+    def _object(
+        self, source: str, found: Translation, direction: str | None, alternatives: list[TranslatedLine]
+    ) -> TranslatedLine:
+        target = self.translator.tokenizers.target
+        return TranslatedLine(
+            source,
+            found.text,
+            found.score,
+            found.log_prob,
+            [target.piece(piece) for piece in found.pieces if piece != EOS],
+            found.parts,
+            found.cut,
+            alternatives,
+            partial(self._aligned, source, found.text, direction),
+        )
+
+    def _aligned(self, source: str, target: str, direction: str | None) -> Alignment:
+        translator = self.translator
+        directions = translator.directions(direction, 1)
+        return align(translator.network, translator.tokenizers, source, target, directions=directions)
