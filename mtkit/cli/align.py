@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.errors import MtkitError
-
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
 
@@ -40,19 +38,13 @@ def align(
       mtkit align "The boy sleeps."
       mtkit align "The boy sleeps." --target "Der Junge schläft." --name rnn --output boy.png
     """
-    from mtkit.decoding import alignment
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_alignment
     from mtkit.runs import find_run
 
-    if "\n" in text.strip() or "\n" in (target or "").strip():
-        raise MtkitError("give one line of text")
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
-    directions = translator.directions(direction, 1)
-    if target is None:
-        target = translator.lines([text], direction=direction)[0][0].text
-    aligned = alignment.align(translator.network, found.tokenizers, text, target, directions=directions)
+    aligned = translator.align(text, target, direction=direction)
     typer.echo(_table(aligned))
     try:
         whole = draw_alignment(aligned.source, aligned.target, aligned.weights.tolist(), output)

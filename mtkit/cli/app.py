@@ -10,7 +10,7 @@ import typer
 from mtkit import __version__
 from mtkit.errors import MtkitError
 
-COMMANDS = ("prepare", "train", "translate", "score", "align", "attentions", "benchmark", "compare", "recipes")
+COMMANDS = ("prepare", "train", "translate", "score", "align", "plot", "attentions", "benchmark", "compare", "recipes")
 """In the order of the work; each is the function, or the group of commands, of that name in the module of that name."""
 
 app = typer.Typer(
@@ -19,7 +19,6 @@ app = typer.Typer(
     epilog="Without arguments the commands use a built-in corpus: mtkit prepare && mtkit train --attention longformer "
     "&& mtkit translate && mtkit score",
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
@@ -59,7 +58,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
         _check_words(sys.argv)
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="mtkit", standalone_mode=False) or 0)
     except MtkitError as error:
         _say(" ".join(str(error).split()))
         sys.exit(2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from mtkit.data.tokenizer import Tokenizers
+from mtkit.decoding.alignment import Alignment, align
 from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2
 from mtkit.decoding.engines.ensemble import Ensemble
@@ -156,6 +157,18 @@ class Translator:
             first=first,
             on_progress=on_progress,
         )
+
+    def align(self, source: str, target: str | None = None, *, direction: str | None = None) -> Alignment:
+        """The attention of the run while it predicts each piece of `target`; None: the translation that it finds.
+
+        Raises: MtkitError for an ensemble, for a text of several lines, and as `mtkit.decoding.alignment.align`.
+        """
+        network, directions = self.network, self.directions(direction, 1)
+        if "\n" in source.strip() or "\n" in (target or "").strip():
+            raise MtkitError("give one line of text")
+        if target is None:
+            target = self.lines([source], direction=direction)[0][0].text
+        return align(network, self.tokenizers, source, target, directions=directions)
 
     def force(
         self,

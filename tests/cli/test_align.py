@@ -12,6 +12,7 @@ from mtkit.decoding.alignment import Alignment
 from mtkit.decoding.translate import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
+from mtkit.evaluation import alignment_plot
 from tests.decoding.trained import make_run
 
 
@@ -61,3 +62,36 @@ def test_columns_of_wide_letters_are_aligned() -> None:
     )
     assert [line.split("  ")[0] for line in _table(rows).splitlines()[1:]] == ["▁日本", "e\u0301", "</s>"]
     assert [line.index("▁a") for line in _table(rows).splitlines()[1:]] == [5, 8, 7]
+
+
+def test_maps_of_every_layer_and_head(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run, picture = make_run(tmp_path).run.folder, tmp_path / "map.png"
+    arguments = ["plot", "attention", "--run", str(run), "--output", str(picture)]
+    result = CliRunner().invoke(app, [*arguments, "--source", "the $a$ boy", "--target", "der Junge"])
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    picture.unlink()
+    result = CliRunner().invoke(app, [*arguments, "--source", " "])
+    assert isinstance(result.exception, MtkitError)
+    assert not picture.exists()
+
+
+def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cells of each map are the weights of its head, under its name; layers without weights have no row."""
+    pytest.importorskip("matplotlib")
+    drawn: list[Any] = []
+    monkeypatch.setattr(alignment_plot, "_save", lambda figure, path: drawn.append(figure) or True)
+    cross, encoder = torch.rand(2, 3, 2), torch.rand(1, 2, 2)
+    aligned = Alignment(["犬", "</s>"], ["the", "dog", "</s>"], {"encoder": [encoder], "cross": [None, cross]})
+    assert alignment_plot.draw_attention(aligned, tmp_path / "map.png")
+    maps = {axes.get_xlabel(): axes for axes in drawn[0].axes if axes.images}
+    assert list(maps) == ["cross, layer 2, head 1", "cross, layer 2, head 2", "encoder, layer 1, head 1"]
+    for head in range(2):
+        axes = maps[f"cross, layer 2, head {head + 1}"]
+        torch.testing.assert_close(torch.tensor(axes.images[0].get_array(), dtype=torch.float32), cross[head])
+    assert [each.get_text() for each in axes.get_yticklabels()] == aligned.target
+    with pytest.raises(MtkitError, match="too large"):
+        alignment_plot.draw_attention(
+            Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path
+        )

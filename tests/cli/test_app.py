@@ -61,6 +61,21 @@ def test_version() -> None:
     assert mtkit("--version").stdout.startswith("mtkit ")
 
 
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    """The words that bash is given, also of `python -m mtkit`."""
+
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        environment = {**os.environ, "_MTKIT_COMPLETE": "complete_bash", **words}
+        command = [sys.executable, "-m", "mtkit"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert found.stderr == ""
+        return found.stdout.split()
+
+    assert completed("mtkit tra") == ["train", "translate"]
+    assert "--max-updates" in completed("mtkit train --max")
+
+
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FAULTS = """
 import resource, sys

@@ -1,0 +1,46 @@
+"""`mtkit plot attention`: the attention weights of every layer and head, as small maps over the pieces."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtkit.errors import MtkitError
+
+
+def attention(
+    source: Annotated[str, typer.Option(metavar="TEXT", help="Source text: one line.")],
+    target: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its translation.  [default: the one that the run finds]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run in mtkit-runs.  [default: the latest run]")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder.")] = None,
+    direction: Annotated[
+        str | None, typer.Option(metavar="EN-FR", help="Direction; required for runs with several.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Picture (PNG).")] = Path("attention.png"),
+    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Draw the attention of every layer and head.
+
+    Each row of maps is a layer: of the attention to the source, then of the encoder, then of the decoder. Across are
+    the pieces attended to, down those that attend. Layers whose mechanism has no weights are left out.
+
+    \b
+    Examples:
+      mtkit plot attention --source "The boy sleeps."
+      mtkit plot attention --name rnn --source "The boy sleeps." --target "Der Junge schläft." --output map.png
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MtkitError("pictures need matplotlib; install it: pip install 'mtkit[plots]'") from error
+    from mtkit.decoding.translator import Translator
+    from mtkit.evaluation.alignment_plot import draw_attention
+    from mtkit.runs import find_run
+
+    found = find_run(run, name)
+    translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
+    whole = draw_attention(translator.align(source, target, direction=direction), output)
+    typer.echo(f"{output}" + ("" if whole else " (letters without an installed font are boxes)"))
