@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from mtkit.attention import mechanisms
 from mtkit.comparison.labels import Box, label_places
 from mtkit.comparison.report import Results
@@ -21,6 +23,10 @@ COLORS = {
 DOT = 5.0
 """Radius of a dot in points."""
 DPI = 150
+BEST = 102.0
+"""BLEU that the scale of scores ends below."""
+TICKS = (99, 98, 95, 90, 85, 80, 75, 70, 60, 50, 40, 20, 0)
+"""Scores with a line of their own; of a picture between two of them matplotlib chooses others."""
 
 
 def draw_scatter(results: Results, path: Path) -> None:
@@ -40,6 +46,8 @@ def draw_scatter(results: Results, path: Path) -> None:
         if chosen:
             places = [speeds[place] for place in chosen], [scores[place] for place in chosen]
             axes.scatter(*places, s=(2 * DOT) ** 2, color=color, label=family, alpha=0.9, linewidths=0)
+    # most mechanisms lie close together near the best score: what is missing to 100 is spread by its logarithm
+    axes.set_yscale("function", functions=(_missing, lambda each: BEST - np.exp(-each)))
     axes.set_xlabel("decoding speed, target tokens/s")
     axes.set_ylabel("BLEU")
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -49,6 +57,10 @@ def draw_scatter(results: Results, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if scored:
         axes.legend(loc="lower right", frameon=False)
+        low, high = axes.get_ylim()
+        inside = [each for each in TICKS if low < each < high]
+        if len(inside) > 3:
+            axes.set_yticks(inside)
     canvas.draw()  # the layout is settled, so that pixels are final
     figure.set_layout_engine("none")
     texts = [axes.text(0, 0, each["attention"], fontsize=8) for each in scored]
@@ -68,3 +80,8 @@ def draw_scatter(results: Results, path: Path) -> None:
         axes.plot(line[:, 0], line[:, 1], color=color, linewidth=0.6, alpha=0.6, zorder=1, scalex=False, scaley=False)
     with writing(path) as temporary:
         canvas.print_png(str(temporary))
+
+
+def _missing(score: np.ndarray) -> np.ndarray:
+    """The height of scores in the picture."""
+    return -np.log(np.maximum(BEST - score, 1e-3))
