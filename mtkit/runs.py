@@ -117,7 +117,7 @@ class Run:
     @property
     def target_language(self) -> str | None:
         """The language that it translates into; None where it was trained on several directions."""
-        first, *others = self.recipe.data.directions
+        first, *others = self.directions
         return None if others else languages_of(first)[1]
 
     @property

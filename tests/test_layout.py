@@ -38,6 +38,7 @@ BELOW = {
     "evaluation": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding"},
     "training": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation"},
     "comparison": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
+    "interchange": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "benchmark": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "errors": set(),
     "stored": {"errors"},
@@ -154,9 +155,9 @@ def test_engines_import_no_family_and_nobody_the_helpers_of_another_folder(modul
     "folder", sorted({module.parent for module in MODULES}), ids=lambda folder: str(folder.relative_to(ROOT))
 )
 def test_a_folder_holds_a_dozen_files(folder: Path) -> None:
-    """A family of mechanisms aside, which has one file for each."""
+    """A family of mechanisms aside, which has one file for each, and the commands, likewise."""
     modules = {module.stem for module in folder.glob("*.py")} - {"__init__", "__main__"}
-    assert len(modules) <= FULLEST_FOLDER or folder in FAMILIES
+    assert len(modules) <= FULLEST_FOLDER or folder in (*FAMILIES, PACKAGE / "cli")
 
 
 class TestWalk:

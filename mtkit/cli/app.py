@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from keyword import iskeyword
 from typing import Annotated
 
 import typer
@@ -10,8 +11,21 @@ import typer
 from mtkit import __version__
 from mtkit.errors import MtkitError
 
-COMMANDS = ("prepare", "train", "translate", "score", "align", "plot", "attentions", "benchmark", "compare", "recipes")
-"""In the order of the work; each is the function, or the group of commands, of that name in the module of that name."""
+COMMANDS = (
+    "prepare",
+    "train",
+    "translate",
+    "score",
+    "align",
+    "plot",
+    "import",
+    "attentions",
+    "benchmark",
+    "compare",
+    "recipes",
+)
+"""In the order of the work; each is the function, or the group of commands, of that name in the module of that name.
+A name that is a word of Python has an underscore behind it there."""
 
 app = typer.Typer(
     name="mtkit",
@@ -47,7 +61,8 @@ def _mtkit(
 
 
 for _command in COMMANDS:
-    _entry = getattr(importlib.import_module(f"mtkit.cli.{_command}"), _command)
+    _name = f"{_command}_" if iskeyword(_command) else _command
+    _entry = getattr(importlib.import_module(f"mtkit.cli.{_name}"), _name)
     if isinstance(_entry, typer.Typer):
         app.add_typer(_entry, name=_command)
     else:

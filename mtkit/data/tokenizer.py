@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 BREAK = 4
 """The id of the piece between the segments of a document. No text is cut into it."""
 
-_BREAK, _TAG = "< break>", "< 2{}>"
-"""How the break and the tag of a target language are spelt: as no text can, since spaces are rewritten first."""
+SPECIALS = ("< pad>", "< unk>", "< s>", "< /s>", "< break>")
+"""How PAD, UNK, BOS, EOS and BREAK are spelt: as no text can, since spaces are rewritten first."""
+
+TAGS = ("< 2{}>", ">>{}<<")
+"""How the tag of a target language is spelt: mtkit's own, of the same manner, and that of OPUS-MT's models."""
 
 _MULTIPLE = 8
 """Vocabularies are a multiple of it: matrix products over the vocabulary run at full speed on tensor cores."""
@@ -98,14 +102,25 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The pieces of any text, without beginning and end; no text gives a special."""
-        pieces: list[int] = self._processor.encode(text if self._folding is None else self._folding(text))
-        return pieces
+        folded = text if self._folding is None else self._folding(text)
+        return self._named(self._processor.encode(folded), folded)
 
     def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
         """The pieces of each line, by all processors or by so many threads."""
         folded = list(lines) if self._folding is None else [self._folding(line) for line in lines]
-        pieces: list[list[int]] = self._processor.encode(folded, num_threads=threads)
-        return pieces
+        found = self._processor.encode(folded, num_threads=threads)
+        return [self._named(pieces, line) for pieces, line in zip(found, folded, strict=True)]
+
+    def _named(self, pieces: list[int], text: str) -> list[int]:
+        """The pieces with what the model could not cut under its own number, where the vocabulary has it nevertheless.
+
+        That of an imported model has: it serves two sentencepiece models.
+        """
+        if UNK not in pieces:
+            return pieces
+        spelt = self._processor.encode(text, out_type=str)
+        number = self._processor.piece_to_id
+        return [number(each) if piece == UNK else piece for piece, each in zip(pieces, spelt, strict=True)]
 
     def tag(self, direction: str) -> int:
         """The piece that asks for the target language of a direction, as `en-fr`; it goes before the source.
@@ -113,12 +128,11 @@ class Tokenizer:
         Raises: DataError where the model was made for a single direction, or for others.
         """
         language = direction.partition("-")[2]
-        piece: int = self._processor.piece_to_id(_TAG.format(language))
-        if piece == UNK:
-            raise DataError(
-                f"this data has no direction {direction}: its tokenizer knows no target language {language}"
-            )
-        return piece
+        for spelling in TAGS:
+            piece: int = self._processor.piece_to_id(spelling.format(language))
+            if piece != UNK and self._processor.is_control(piece):
+                return piece
+        raise DataError(f"this data has no direction {direction}: its tokenizer knows no target language {language}")
 
     def piece(self, index: int) -> str:
         """A piece as sentencepiece spells it, U+2581 for a space."""
@@ -144,10 +158,13 @@ class Tokenizers:
     source: Tokenizer
     target: Tokenizer
 
-    @property
+    @cached_property
     def joint(self) -> bool:
-        """Whether both sides share one vocabulary."""
-        return self.source.processor is self.target.processor
+        """Whether both sides share one vocabulary; their models may still be two, which cut text in two ways."""
+        one, other = self.source, self.target
+        return one.processor is other.processor or (
+            one.size == other.size and all(one.piece(each) == other.piece(each) for each in range(one.size))
+        )
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
@@ -235,11 +252,11 @@ def _attempt(
             bos_id=BOS,
             eos_id=EOS,
             # names that no text can spell, since spaces are rewritten first: "<s>" in a text stays plain text
-            pad_piece="< pad>",
-            unk_piece="< unk>",
-            bos_piece="< s>",
-            eos_piece="< /s>",
-            control_symbols=[_BREAK, *(_TAG.format(language) for language in languages)],
+            pad_piece=SPECIALS[PAD],
+            unk_piece=SPECIALS[UNK],
+            bos_piece=SPECIALS[BOS],
+            eos_piece=SPECIALS[EOS],
+            control_symbols=[SPECIALS[BREAK], *(TAGS[0].format(language) for language in languages)],
             max_sentence_length=_LONGEST_LINE,
             num_threads=_THREADS,
             minloglevel=2,

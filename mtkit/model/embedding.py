@@ -74,21 +74,22 @@ def token_table(vocabulary: int, width: int) -> nn.Embedding:
 class Sinusoidal(nn.Module):
     """Sines and cosines of geometric wavelengths.
 
-    Interleaved, pe[2i] = sin(p 10000^(-2i/D)) and pe[2i + 1] its cosine (Vaswani et al., 2017, section 3.5); in halves,
-    all sines first with frequencies exp(-i ln(10000) / (D/2 - 1)), as tensor2tensor, fairseq and Marian have them. The
-    two are not permutations of each other. An odd last channel is zero.
+    sinusoidal: pe[2i] = sin(p 10000^(-2i/D)) and pe[2i + 1] its cosine (Vaswani et al., 2017, section 3.5).
+    sinusoidal-halves: the same channels, all sines first (Hugging Face's Marian and Pegasus).
+    sinusoidal-cat: all sines first, with frequencies exp(-i ln(10000) / (D/2 - 1)) (tensor2tensor, fairseq, Marian); no
+    permutation of the others. An odd last channel is zero.
     """
 
     table: Tensor
 
-    def __init__(self, max_length: int, width: int, *, in_halves: bool = False) -> None:
+    def __init__(self, max_length: int, width: int, kind: str = "sinusoidal") -> None:
         super().__init__()
         pairs = width // 2
         steps = torch.arange(pairs, dtype=torch.float64)
-        exponent = steps / max(pairs - 1, 1) if in_halves else 2 * steps / width
+        exponent = steps / max(pairs - 1, 1) if kind == "sinusoidal-cat" else 2 * steps / width
         angle = torch.arange(max_length, dtype=torch.float64).unsqueeze(1) * 10_000.0**-exponent
         parts = (angle.sin(), angle.cos())
-        waves = torch.cat(parts, dim=1) if in_halves else torch.stack(parts, dim=2).flatten(1)
+        waves = torch.stack(parts, dim=2).flatten(1) if kind == "sinusoidal" else torch.cat(parts, dim=1)
         table = nn.functional.pad(waves, (0, width - 2 * pairs)).float()
         self.register_buffer("table", table, persistent=False)
 
@@ -116,4 +117,4 @@ def absolute_positions(kind: str, max_length: int, width: int) -> nn.Module | No
         return None
     if kind == "learned":
         return Learned(max_length, width)
-    return Sinusoidal(max_length, width, in_halves=kind == "sinusoidal-cat")
+    return Sinusoidal(max_length, width, kind)

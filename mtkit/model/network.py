@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from mtkit.attention import Attention, State
@@ -98,6 +99,8 @@ class Network(nn.Module):
         self.output = nn.Linear(width, vocabulary, bias=False) if settings.tie == "none" else None
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=width**-0.5)
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary)) if settings.output_bias else None
+        """(V,), what is added to the logits."""
         self.longest_source = settings.max_length
         """Source pieces that the network takes at most, the end mark counted."""
         self.longest_target = settings.max_length
@@ -105,17 +108,29 @@ class Network(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """The output projection (V, D): logits are `hidden @ output_weight.T`."""
+        """The output projection (V, D): logits are `hidden @ output_weight.T`, and `output_bias` where there is one."""
         return self.target_embedding.tokens.weight if self.output is None else self.output.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., D) to the logits (..., V) of the next piece, in float32."""
-        return nn.functional.linear(hidden, self.output_weight).float()
+        return nn.functional.linear(hidden, self.output_weight, self.output_bias).float()
 
     def logits_of(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
         """What gives the logits of these pieces (K,) alone: hidden (..., D) to (..., K), in float32."""
-        weight = self.output_weight[pieces]
-        return lambda hidden: nn.functional.linear(hidden, weight).float()
+        weight, bias = self.output_weight[pieces], None if self.output_bias is None else self.output_bias[pieces]
+        return lambda hidden: nn.functional.linear(hidden, weight, bias).float()
+
+    def factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows (N, D') and a matrix (V, D') whose product is the logits of hidden (N, D): a bias is further columns.
+
+        D' is D without a bias. Zeros fill it up to a multiple of 8, for the sake of tensor cores.
+        """
+        weight, bias = self.output_weight, self.output_bias
+        if bias is None:
+            return hidden, weight
+        ones = nn.functional.pad(hidden.new_ones(len(hidden), 1), (0, 7))
+        columns = nn.functional.pad(bias.to(weight.dtype).unsqueeze(1), (0, 7))
+        return torch.cat([hidden, ones], 1), torch.cat([weight, columns], 1)
 
     def forward(
         self,

@@ -53,13 +53,16 @@ class ModelSettings(Settings):
     reversible: bool = False
     """Reversible layers: the backward pass recomputes activations from two residual streams. Activation memory does not
     grow with the number of layers; computing costs a third more. They need norm pre and attentions without carry."""
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "swish", "swiglu"] = "relu"
     """Activation of the feed-forward sub-layer."""
-    positions: Literal["sinusoidal", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
-    """Absolute positions added to the embeddings: sines and cosines interleaved (sinusoidal) or in two halves
+    positions: Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
+    """Absolute positions added to the embeddings: sines and cosines interleaved (sinusoidal), the same in two halves
+    (sinusoidal-halves, as Hugging Face's Marian has them), in two halves with the frequencies of tensor2tensor
     (sinusoidal-cat), or learned. Relative positions are an option of the attention (positions=rotary)."""
     tie: Literal["none", "decoder", "all"] = "all"
     """Share the output projection with the target embedding (decoder), and with the source embedding too (all)."""
+    output_bias: bool = False
+    """Add a learned bias of each piece to the logits."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability in embeddings and at the end of each sub-layer."""
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)

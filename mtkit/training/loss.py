@@ -48,7 +48,7 @@ def batch_loss(model: Network, inputs: Inputs, precision: Precision, *, smoothin
     """The loss of a batch's real target tokens in one forward pass, and the pass's output."""
     with precision.autocast():
         hidden, output = predicting(model, inputs)
-        return token_loss(hidden, model.output_weight, inputs.target, smoothing=smoothing), output
+        return token_loss(*model.factors(hidden), inputs.target, smoothing=smoothing), output
 
 
 def predicting(model: Network, inputs: Inputs) -> tuple[Tensor, Output]:

@@ -70,7 +70,7 @@ def batch_loss_twice(
     """The loss of a batch that `twice` gave, in one forward pass, and the pass's output."""
     with precision.autocast():
         hidden, output = predicting(model, inputs)
-        loss = token_loss_twice(hidden, model.output_weight, inputs.target, smoothing=smoothing, alpha=alpha)
+        loss = token_loss_twice(*model.factors(hidden), inputs.target, smoothing=smoothing, alpha=alpha)
     return loss, output
 
 

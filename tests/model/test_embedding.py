@@ -8,23 +8,23 @@ import torch
 from mtkit.model.embedding import Embedding, Sinusoidal, absolute_positions, token_table
 
 
-@pytest.mark.parametrize(("in_halves", "width"), [(False, 8), (False, 7), (True, 8), (True, 7), (True, 2)])
-def test_sinusoids_are_the_formula(in_halves: bool, width: int) -> None:
-    table = Sinusoidal(50, width, in_halves=in_halves)(0, 50)
+@pytest.mark.parametrize("width", [8, 7, 2])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-halves", "sinusoidal-cat"])
+def test_sinusoids_are_the_formula(kind: str, width: int) -> None:
+    table = Sinusoidal(50, width, kind)(0, 50)
     expected = torch.zeros(50, width)
     pairs = width // 2
     for p in range(50):
         for i in range(pairs):
-            if in_halves:
+            angle = p * 10_000 ** (-2 * i / width)
+            if kind == "sinusoidal-cat":
                 angle = p * math.exp(-i * math.log(10_000) / (pairs - 1 if pairs > 1 else 1))
-                expected[p, i], expected[p, pairs + i] = math.sin(angle), math.cos(angle)
-            else:
-                angle = p * 10_000 ** (-2 * i / width)
-                expected[p, 2 * i], expected[p, 2 * i + 1] = math.sin(angle), math.cos(angle)
+            places = (2 * i, 2 * i + 1) if kind == "sinusoidal" else (i, pairs + i)
+            expected[p, places[0]], expected[p, places[1]] = math.sin(angle), math.cos(angle)
     torch.testing.assert_close(table, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-cat", "learned", "none"])
+@pytest.mark.parametrize("kind", ["sinusoidal", "sinusoidal-halves", "sinusoidal-cat", "learned", "none"])
 def test_one_token_at_a_time_is_the_whole(kind: str) -> None:
     embedding = Embedding(token_table(11, 6), absolute_positions(kind, 9, 6), dropout=0.5).eval()
     ids = torch.randint(11, (2, 9))

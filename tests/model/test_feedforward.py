@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from mtkit.model.feedforward import FeedForward
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swish", "swiglu"])
 def test_each_form_is_its_equation(activation: str) -> None:
     layer = FeedForward(6, 10, activation, dropout=0.5).eval()
     for parameter in layer.parameters():
@@ -18,6 +18,8 @@ def test_each_form_is_its_equation(activation: str) -> None:
         inner = inner.clamp(min=0)
     elif activation == "gelu":
         inner = F.gelu(inner)
+    elif activation == "swish":
+        inner = inner * inner.sigmoid()
     else:
         gate = x @ layer.gate.weight.T + layer.gate.bias
         inner = gate * gate.sigmoid() * inner

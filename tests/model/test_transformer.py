@@ -101,3 +101,18 @@ def test_another_mechanism_goes_on_from_a_full_models_weights() -> None:
 def test_three_way_tying_needs_one_vocabulary() -> None:
     with pytest.raises(RecipeError, match="one vocabulary"):
         model(data={"tokenizer": {"joint": False}})
+
+
+@pytest.mark.parametrize("tie", ["all", "none"])
+def test_an_output_bias_is_added_to_the_logits_of_training_search_and_shortlists(tie: str) -> None:
+    net = model(model={**SMALL, "output_bias": True, "tie": tie})
+    assert not net.output_bias.any()
+    torch.nn.init.normal_(net.output_bias)
+    hidden, pieces = torch.randn(3, 16), torch.tensor([0, 5, 23])
+    expected = hidden @ net.output_weight.T + net.output_bias
+    rows, matrix = net.factors(hidden)
+    torch.testing.assert_close(rows @ matrix.T, expected)
+    torch.testing.assert_close(net.logits(hidden), expected)
+    torch.testing.assert_close(net.logits_of(pieces)(hidden), expected[:, pieces])
+    (rows @ matrix.T).square().sum().backward()
+    torch.testing.assert_close(net.output_bias.grad, 2 * expected.sum(0))

@@ -46,6 +46,9 @@ class StandIn(nn.Module):
     def output_weight(self) -> Tensor:
         return self.table.weight
 
+    def factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return hidden, self.table.weight
+
     def forward(self, source: Tensor, target_in: Tensor, **_: Tensor | None) -> Output:
         self.calls.append(len(source))
         self.seen += len(source)

@@ -106,6 +106,8 @@ def convert(settings: ModelSettings, model: Network) -> nn.Module:
         built = MarianMTModel(MarianConfig(**configuration))
     with torch.no_grad():
         built.final_logits_bias.zero_()
+        if weights.output_bias is not None:
+            built.final_logits_bias.copy_(weights.output_bias)
         for side in ("encoder", "decoder"):
             its = getattr(built.model, side)
             its.embed_tokens.weight.copy_(weights.tokens(side))

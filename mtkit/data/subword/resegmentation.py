@@ -47,7 +47,8 @@ class Resegmentation:
     def __init__(self, tokenizers: Tokenizers, kind: str, strength: float, *, longest: int, seed: int) -> None:
         """A row that would have more than `longest` pieces on a side, end mark counted, keeps that side as it is."""
         self._source = Sampler(tokenizers.source, kind, strength)
-        self._target = self._source if tokenizers.joint else Sampler(tokenizers.target, kind, strength)
+        same = tokenizers.source.processor is tokenizers.target.processor
+        self._target = self._source if same else Sampler(tokenizers.target, kind, strength)
         self._longest, self._seed = longest, seed
 
     def of(self, side: Side, rows: np.ndarray, copies: np.ndarray, *, epoch: int) -> Side:

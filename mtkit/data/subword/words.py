@@ -18,7 +18,8 @@ class Words:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         processor, every = tokenizer.processor, range(tokenizer.size)
-        self.fixed = np.array([processor.is_control(each) or processor.is_unknown(each) for each in every])
+        special = (processor.is_control, processor.is_unknown, processor.is_unused)
+        self.fixed = np.array([any(kind(each) for kind in special) for each in every])
         """(vocabulary,) True for the pieces that stay where they are."""
         self.fixed |= tokenizer.is_byte
         self._spelt = [tokenizer.piece(each) for each in every]

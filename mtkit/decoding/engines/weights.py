@@ -54,6 +54,8 @@ class Weights:
         self._model = model
         self.output = model.output_weight
         """(V, D)."""
+        self.output_bias = model.output_bias
+        """(V,), or None."""
 
     def module(self, name: str) -> Any:
         """The module of the model with this dotted name."""

@@ -86,7 +86,8 @@ class _Kept:
         """The product with the output projection."""
         key = (id(network),)
         if key not in self._products:
-            self._products[key] = self._prepare(network.output_weight.detach(), None)
+            bias = network.output_bias
+            self._products[key] = self._prepare(network.output_weight.detach(), None if bias is None else bias.detach())
         return self._products[key]
 
 

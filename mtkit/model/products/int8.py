@@ -36,8 +36,9 @@ class Int8:
         return cls(integers, scales, None if bias is None else bias.float())
 
     def of(self, rows: Tensor) -> "Int8":
-        """The product with these rows (K,) of W alone, without bias."""
-        return Int8(self._integers[rows], self._scales[rows], None)
+        """The product with these rows (K,) of W and b alone."""
+        bias = None if self._bias is None else self._bias[rows]
+        return Int8(self._integers[rows], self._scales[rows], bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""

@@ -13,7 +13,7 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def of(self, rows: Tensor) -> "Product":
-        """The product with these rows (K,) of W alone, without bias."""
+        """The product with these rows (K,) of W and b alone."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Plain:
         return nn.functional.linear(x, self.weight, self.bias)
 
     def of(self, rows: Tensor) -> "Plain":
-        """The product with these rows (K,) of W alone, without bias."""
-        return Plain(self.weight[rows], None)
+        """The product with these rows (K,) of W and b alone."""
+        return Plain(self.weight[rows], None if self.bias is None else self.bias[rows])
 
 
 class Low:
@@ -53,8 +53,8 @@ class Low:
         return low.float() if out is None else out.copy_(low)
 
     def of(self, rows: Tensor) -> "Low":
-        """The product with these rows (K,) of W alone, without bias."""
-        return Low(self._weight[rows], None)
+        """The product with these rows (K,) of W and b alone."""
+        return Low(self._weight[rows], None if self._bias is None else self._bias[rows])
 
 
 BLOCK = 1024

@@ -79,8 +79,10 @@ def test_a_segment_gives_alone_what_it_gives_in_any_batch(attention: str) -> Non
 
 
 @torch.no_grad()
-def test_logits_of_some_pieces_are_those_of_all_at_their_places() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_of_some_pieces_are_those_of_all_at_their_places(bias: bool) -> None:
     net, pieces, hidden = network(), torch.tensor([0, 3, 7, 38]), torch.randn(5, 2, 32)
+    net.output_bias = torch.nn.Parameter(torch.randn(40)) if bias else None
     torch.testing.assert_close(net.logits_of(pieces)(hidden), net.logits(hidden)[..., pieces])
     with products(net, torch.int8):
         rounded = net.logits(hidden)[..., pieces]

@@ -18,7 +18,7 @@ from mtkit.decoding.engines.weights import Weights
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.model.network import Network
 
-ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "swiglu": Activation.SWISH}
+ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU} | dict.fromkeys(("swish", "swiglu"), Activation.SWISH)
 
 SPECIALS = ("<blank>", "<unk>", "<s>", "</s>")
 """CTranslate2's names of PAD, UNK, BOS and EOS."""
@@ -51,7 +51,7 @@ def convert(model: Network, folder: Path) -> None:
         TransformerEncoderSpec(layers["encoder"], settings.heads, num_heads_kv=shared["encoder"], **how),
         TransformerDecoderSpec(layers["decoder"], settings.heads, num_heads_kv=shared["decoder"], **how),
     )
-    _linear(spec.decoder.projection, weights.output, None)
+    _linear(spec.decoder.projection, weights.output, weights.output_bias)
     for side, its in zip(SIDES, (spec.encoder, spec.decoder), strict=True):
         embeddings = its.embeddings[0] if side == "encoder" else its.embeddings
         embeddings.weight = weights.tokens(side).numpy()

@@ -1,0 +1,28 @@
+"""Models by their name on the Hugging Face hub."""
+
+from pathlib import Path
+
+from mtkit.errors import MtkitError
+
+FILES = ["*.json", "*.safetensors", "*.spm"]
+"""What is downloaded of a model: no pickles, and no code."""
+
+
+def find_folder(place: str) -> Path:
+    """The folder of that name, or that of the downloaded model, as Helsinki-NLP/opus-mt-en-de.
+
+    Raises: MtkitError where there is neither.
+    """
+    path = Path(place)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
+        raise MtkitError(f"no folder {place}; give one, or a name on the hub such as Helsinki-NLP/opus-mt-en-de")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(place, allow_patterns=FILES))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MtkitError(f"no folder {place}, and it cannot be downloaded from the hub ({reason})") from error

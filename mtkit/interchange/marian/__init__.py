@@ -1,0 +1,1 @@
+"""Hugging Face's Marian: configuration, vocabulary and weights, in both directions."""

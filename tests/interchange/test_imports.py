@@ -1,0 +1,160 @@
+"""Imported models against Hugging Face's own classes: tokens, scores, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.interchange.imports import import_marian
+from mtkit.recipe import DecodingSettings
+from mtkit.runs import Run
+
+transformers = pytest.importorskip("transformers")
+
+from tests.interchange.theirs import LIMIT, SOURCES, load_theirs, save_theirs, their_tokens  # noqa: E402
+
+KINDS = {
+    "shared": {},
+    "separate": {"separate": True},
+    "pre-norm": {"norm": "pre"},
+    "bpe": {"kind": "bpe"},
+    "languages": {"tags": (">>jpn<<", ">>deu<<")},
+}
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Run]]:
+    """Hugging Face's folder and the run made of it, by the kind of model; made once."""
+    place, made = tmp_path_factory.mktemp("theirs"), dict[str, tuple[Path, Run]]()
+
+    def make(kind: str) -> tuple[Path, Run]:
+        if kind not in made:
+            folder = save_theirs(place / kind, **KINDS[kind])
+            made[kind] = folder, import_marian(folder, place / f"{kind}-run").run
+        return made[kind]
+
+    return make
+
+
+def own_tokens(run: Run, lines: list[str], direction: str | None = None, **settings: object) -> list[list[str]]:
+    """The pieces of mtkit's translations, by the run's own settings and these."""
+    chosen = DecodingSettings.model_validate({**run.recipe.decoding.model_dump(), **settings})
+    found = Translator([run], chosen, engine="mtkit", device="cpu").lines(lines, direction=direction)
+    piece = run.tokenizers.target.piece
+    return [[piece(each) for each in best.pieces if each != EOS] for best, *_ in found]
+
+
+@pytest.mark.parametrize("kind", ["shared", "separate", "pre-norm", "bpe"])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_tokens_are_hugging_faces(kind: str, beam: int, imported: Callable[[str], tuple[Path, Run]]) -> None:
+    folder, run = imported(kind)
+    assert run.recipe.decoding.max_pieces == LIMIT - 1
+    theirs = their_tokens(folder, SOURCES, beam)
+    own = own_tokens(run, SOURCES, method="beam" if beam > 1 else "greedy", beam=beam)
+    assert len(set(map(tuple, theirs))) > 5  # they differ by their source
+    assert sum(map(len, theirs)) > 5 * len(SOURCES)
+    # at the maximum length Hugging Face ends a hypothesis at no cost, where mtkit goes by its probability
+    ended = [place for place, tokens in enumerate(theirs) if len(tokens) < LIMIT - 2]
+    assert len(ended) > len(SOURCES) / 4
+    assert [own[place] for place in ended] == [theirs[place] for place in ended]
+
+
+def test_a_tag_asks_for_the_target_language(imported: Callable[[str], tuple[Path, Run]]) -> None:
+    folder, run = imported("languages")
+    assert set(run.directions) == {"en-jpn", "en-deu"}
+    for language in ("jpn", "deu"):
+        theirs = their_tokens(folder, [f">>{language}<< {line.strip()}" for line in SOURCES])
+        assert own_tokens(run, [line.strip() for line in SOURCES], f"en-{language}", method="greedy") == theirs
+    with pytest.raises(MtkitError, match="choose one with --direction: en-"):
+        own_tokens(run, SOURCES)
+
+
+def test_given_translations_have_hugging_faces_probability(imported: Callable[[str], tuple[Path, Run]]) -> None:
+    folder, run = imported("shared")
+    model, tokenizer = load_theirs(folder)
+    targets = ["犬 が 家", "我们 都 喜欢 狗。", "der alte Hund"]
+    found = Translator([run], engine="mtkit", device="cpu").force(SOURCES[:3], targets, None)
+    for source, target, log_prob in zip(SOURCES, targets, found, strict=False):
+        inputs, labels = tokenizer([source], return_tensors="pt"), tokenizer(text_target=[target], return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**inputs, labels=labels.input_ids).logits.log_softmax(-1)
+        expected = logits.gather(-1, labels.input_ids[..., None]).sum().item()
+        assert log_prob == pytest.approx(expected, abs=1e-3)
+
+
+def test_it_does_what_a_run_does(imported: Callable[[str], tuple[Path, Run]]) -> None:
+    _, run = imported("shared")
+    lines = SOURCES[:12]
+    plain = own_tokens(run, lines, beam=3, method="beam", no_repeat_ngram=0)
+    int8 = Translator([run], run.recipe.decoding, dtype="int8", engine="mtkit", device="cpu").lines(lines)
+    assert len(int8) == len(lines)
+    pytest.importorskip("ctranslate2")
+    settings = run.recipe.decoding.model_copy(update={"beam": 3, "no_repeat_ngram": 0})
+    other = Translator([run], settings, engine="ctranslate2", device="cpu").lines(lines)
+    piece = run.tokenizers.target.piece
+    assert [[piece(each) for each in best.pieces if each != EOS] for best, *_ in other] == plain
+
+
+def change(folder: Path, copy: Path, name: str, **values: object) -> Path:
+    """A copy of the folder with other values in one of its files."""
+    shutil.copytree(folder, copy)
+    content = json.loads((copy / name).read_text(encoding="utf-8"))
+    (copy / name).write_text(json.dumps({**content, **values}), encoding="utf-8")
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("config.json", {"model_type": "t5"}, "config.json: model_type = t5"),
+        ("config.json", {"scale_embedding": False}, "config.json: scale_embedding = False"),
+        ("config.json", {"normalize_embedding": True}, "normalize_embedding = True"),
+        ("config.json", {"activation_function": "gelu_new"}, "activation_function = gelu_new"),
+        ("config.json", {"decoder_ffn_dim": 32}, "encoder_ffn_dim = 24 and decoder_ffn_dim = 32"),
+        ("config.json", {"normalize_before": True}, r"the weight model\.encoder\.layer_norm\.weight is missing"),
+        ("config.json", {"encoder_layers": 1}, r"no place for the weight model\.encoder\.layers\.1\."),
+        ("config.json", {"d_model": 32}, "holds another model"),
+        ("config.json", {"d_model": "wide"}, "d_model = 'wide'"),
+        ("vocab.json", {"</s>": 3}, "vocab.json: two of its pieces have one id"),
+        ("vocab.json", {"new": 9_999}, "vocab.json: the id 9999 of new is outside"),
+        ("tokenizer_config.json", {"source_lang": None}, "give --source-language"),
+    ],
+)
+def test_what_mtkit_cannot_hold_is_refused_by_name(
+    name: str, values: dict[str, object], message: str, imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder = change(imported("shared")[0], tmp_path / "changed", name, **values)
+    with pytest.raises(MtkitError, match=message):
+        import_marian(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pickle_is_refused_with_the_line_that_converts_it(
+    imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(imported("shared")[0], folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(MtkitError, match=r"pickle pytorch_model\.bin.*python -c \"from transformers import MarianMT"):
+        import_marian(folder, tmp_path / "run")
+
+
+def test_a_run_of_that_name_stays(imported: Callable[[str], tuple[Path, Run]]) -> None:
+    folder, run = imported("shared")
+    with pytest.raises(MtkitError, match="exists; choose another --name"):
+        import_marian(folder, run.folder)
+
+
+def test_settings_of_a_search_that_mtkit_lacks_are_noted(
+    imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
+) -> None:
+    folder = change(imported("shared")[0], tmp_path / "one", "generation_config.json", repetition_penalty=1.2)
+    assert import_marian(folder, tmp_path / "run").notes == [
+        f"{folder} sets repetition_penalty = 1.2 for its search, which mtkit's does not follow"
+    ]
