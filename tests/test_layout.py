@@ -40,6 +40,7 @@ BELOW = {
     "comparison": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "interchange": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "benchmark": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
+    "serving": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding"},
     "errors": set(),
     "stored": {"errors"},
     "languages": set(),
@@ -54,7 +55,7 @@ BELOW = {
 }
 """What each room may import besides itself; what is not listed (cli, the package itself) may import all."""
 
-HEAVY = {"torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "pydantic", "pyarrow", "numpy"}
+HEAVY = {"torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "pydantic", "pyarrow", "numpy", "fastapi"}
 
 
 def imports(module: Path, *, anywhere: bool = True) -> Iterator[str]:

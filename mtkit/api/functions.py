@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtkit.api.loaded import LoadedRun
 from mtkit.data.encode import usable_cores
 from mtkit.data.prepare import Report
 from mtkit.data.prepare import prepare as prepare_data
 from mtkit.data.prepared import open_prepared
 from mtkit.data.readers import Lines
-from mtkit.api.loaded import LoadedRun
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError

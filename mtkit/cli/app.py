@@ -16,6 +16,7 @@ COMMANDS = (
     "train",
     "translate",
     "score",
+    "serve",
     "align",
     "plot",
     "import",

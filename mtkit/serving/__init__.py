@@ -1,0 +1,1 @@
+"""A server over HTTP: requests that arrive together are decoded together."""

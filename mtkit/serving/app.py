@@ -1,0 +1,122 @@
+"""The HTTP interface: LibreTranslate's requests and errors, what monitoring asks for, and the page."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mtkit import __version__
+from mtkit.serving.batcher import Batcher
+from mtkit.serving.desk import Desk, LookBody, TranslateBody
+from mtkit.serving.limits import ServingLimits
+from mtkit.serving.metrics import ServingMetrics
+from mtkit.serving.service import Service
+
+PAGE = Path(__file__).parent / "page.html"
+OWN = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+"""What the page may load: itself, and answers of this server."""
+
+
+def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
+    """The application over a service."""
+    limits = limits or ServingLimits()
+    metrics = ServingMetrics()
+    batcher = Batcher(service.work, limits, metrics.batches.observe)
+    desk = Desk(service, batcher, limits, metrics)
+
+    @asynccontextmanager
+    async def at_work(app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(batcher.run())
+        yield
+        batcher.stop()
+        await running
+
+    # the pages of documentation that fastapi brings load scripts from the network
+    app = FastAPI(title="mtkit", version=__version__, lifespan=at_work, docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, most=limits.bytes)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(AnyHTTPException, _refused)
+    app.add_exception_handler(Exception, _failed)
+
+    @app.middleware("http")
+    async def _measured(request: Request, answer: Callable[[Request], Awaitable[Any]]) -> Any:
+        started, status = monotonic(), 500
+        try:
+            response = await answer(request)
+            status = response.status_code
+            return response
+        finally:
+            if request.url.path == "/translate":
+                metrics.requests[status] += 1
+                metrics.seconds.observe(monotonic() - started)
+
+    @app.post("/translate")
+    async def translate(body: TranslateBody) -> dict[str, Any]:
+        return await desk.translate(body)
+
+    @app.post("/attention")
+    async def attention(body: LookBody) -> JSONResponse:
+        return JSONResponse(await desk.attention(body))
+
+    @app.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        return service.languages()
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "waiting": batcher.waiting}
+
+    @app.get("/metrics")
+    async def numbers() -> PlainTextResponse:
+        return PlainTextResponse(metrics.text(batcher.waiting), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE, headers={"Content-Security-Policy": OWN, "X-Content-Type-Options": "nosniff"})
+
+    return app
+
+
+class BodyLimit:
+    """Refuses (413) a body of more than `most` bytes before it is in memory."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, and counts its bytes as they come."""
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._most:
+                raise HTTPException(413, f"the request is larger than {self._most:,} bytes")
+            return message
+
+        await self._app(scope, counted if scope["type"] == "http" else receive, send)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(each) for each in first["loc"] if each != "body")
+    return JSONResponse({"error": f"{where}: {first['msg']}" if where else first["msg"]}, 400)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, AnyHTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": "the translation failed; the server's log says why"}, 500)

@@ -1,0 +1,98 @@
+"""Requests for translations: checked against the limits, queued, answered in LibreTranslate's form."""
+
+import asyncio
+from typing import Any
+
+from fastapi import HTTPException
+from pydantic import BaseModel, Field
+
+from mtkit.errors import MtkitError
+from mtkit.serving.batcher import Batcher, Job, QueueFullError
+from mtkit.serving.limits import ServingLimits
+from mtkit.serving.metrics import ServingMetrics
+from mtkit.serving.service import Look, Service, Strings
+
+
+class TranslateBody(BaseModel):
+    """A request of LibreTranslate; other fields, as its api_key, are not read."""
+
+    q: str | list[str]
+    source: str = "auto"
+    target: str
+    format: str = "text"
+    alternatives: int = Field(default=0, ge=0)
+
+
+class LookBody(BaseModel):
+    """A request of the page: a line, how many hypotheses, and which of them the attention is of."""
+
+    q: str
+    source: str = "auto"
+    target: str
+    alternatives: int = Field(default=0, ge=0)
+    hypothesis: int = Field(default=0, ge=0)
+
+
+class Desk:
+    """Answers requests by a service behind a batcher. Raises: HTTPException with the status of each failure."""
+
+    def __init__(self, service: Service, batcher: Batcher, limits: ServingLimits, metrics: ServingMetrics) -> None:
+        self._service, self._batcher, self._limits, self._metrics = service, batcher, limits, metrics
+
+    async def translate(self, body: TranslateBody) -> dict[str, Any]:
+        """The translations, in the form of `q`."""
+        if body.format != "text":
+            raise HTTPException(400, f"format '{body.format}' is not known; this server translates format text")
+        strings = [body.q] if isinstance(body.q, str) else body.q
+        direction, n_best = self._checked(strings, body)
+        size = self._service.size(strings)
+        found = await self._done(Strings(tuple(strings), direction, n_best, size)) if strings else []
+        self._metrics.strings += len(strings)
+        self._metrics.pieces += size
+        best, others = [each[0] for each in found], [each[1:] for each in found]
+        if isinstance(body.q, str):
+            return {"translatedText": best[0]} | ({"alternatives": others[0]} if n_best > 1 else {})
+        return {"translatedText": best} | ({"alternatives": others} if n_best > 1 else {})
+
+    async def attention(self, body: LookBody) -> dict[str, Any]:
+        """Hypotheses of a line with scores, pieces, and attention weights of one of them."""
+        direction, n_best = self._checked([body.q], body)
+        if len(body.q.splitlines()) > 1 or not body.q.strip():
+            raise HTTPException(400, "attention is that of one line that is not blank")
+        if body.hypothesis >= n_best:
+            raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")
+        size = self._service.size([body.q])
+        shown: dict[str, Any] = await self._done(Look(body.q, direction, n_best, body.hypothesis, size))
+        return shown
+
+    def _checked(self, strings: list[str], body: TranslateBody | LookBody) -> tuple[str, int]:
+        """The direction and the number of hypotheses. Raises: HTTPException for what is above a limit."""
+        characters = sum(map(len, strings))
+        if len(strings) > self._limits.strings:
+            raise HTTPException(400, f"q holds {len(strings):,} strings; a request takes {self._limits.strings:,}")
+        if characters > self._limits.characters:
+            raise HTTPException(400, f"q holds {characters:,} characters; a request takes {self._limits.characters:,}")
+        if body.alternatives >= self._service.most:
+            raise HTTPException(
+                400, f"alternatives is {body.alternatives}; this server has {self._service.most - 1} at most"
+            )
+        try:
+            for each in strings:
+                each.encode()
+            return self._service.direction(body.source, body.target), body.alternatives + 1
+        except UnicodeEncodeError as error:
+            raise HTTPException(400, "q holds half of a surrogate pair, which is no character") from error
+        except MtkitError as error:
+            raise HTTPException(400, str(error)) from error
+
+    async def _done(self, job: Job) -> Any:
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await self._batcher.submit(job)
+        except QueueFullError as error:
+            message = f"{self._limits.queue} requests wait already; try again later"
+            raise HTTPException(503, message, {"Retry-After": "1"}) from error
+        except MtkitError as error:
+            raise HTTPException(500, str(error)) from error
+        except TimeoutError as error:
+            raise HTTPException(504, f"no translation within {self._limits.seconds:g} seconds") from error

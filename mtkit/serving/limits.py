@@ -1,0 +1,26 @@
+"""What a server takes at most, of a request and of all that wait."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """The limits of a server."""
+
+    wait: float = 5.0
+    """Milliseconds for which the first request of a batch waits for others."""
+    pieces: int = 4096
+    """Source pieces of the requests that are decoded together; a larger request is decoded alone."""
+    queue: int = 256
+    """Requests that wait; a further one is refused (503)."""
+    strings: int = 256
+    """Strings of a request."""
+    characters: int = 20_000
+    """Characters of all strings of a request."""
+    seconds: float = 60.0
+    """Seconds until a request that has no answer is given up (504)."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the body of a request: each character may be escaped as 12 bytes of JSON."""
+        return 12 * self.characters + 16 * self.strings + 4096

@@ -1,0 +1,51 @@
+"""The process: a socket, uvicorn, and a clean end on Ctrl-C and SIGTERM."""
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from mtkit.errors import MtkitError
+from mtkit.serving.app import make_app
+from mtkit.serving.limits import ServingLimits
+from mtkit.serving.service import Service, Strings
+
+
+class _Server(uvicorn.Server):
+    """Ends in order after a signal, instead of raising it once more; a second Ctrl-C ends at once."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def serve(service: Service, limits: ServingLimits, *, host: str, port: int, say: Callable[[str], object]) -> None:
+    """Serve until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.
+
+    Raises: MtkitError where the address cannot be taken.
+    """
+    service.work([Strings((".",), service.directions[0], 1, 1)])  # what is loaded at first use is loaded now
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        taken = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
+    with taken:
+        config = uvicorn.Config(
+            make_app(service, limits),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=int(limits.seconds) + 1,
+        )
+        shown = f"[{host}]" if ":" in host else host
+        say(f"serving {', '.join(service.directions)} at http://{shown}:{taken.getsockname()[1]}/ (Ctrl-C stops it)")
+        _Server(config).run(sockets=[taken])
+    say("stopped")

@@ -1,0 +1,208 @@
+"""The HTTP interface over a tiny run: LibreTranslate's form, its errors, batches, limits."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.serving.app import make_app
+from mtkit.serving.limits import ServingLimits
+from mtkit.serving.service import Service
+from tests.decoding.trained import make_run, sentences
+
+LIMITS = ServingLimits(strings=20, characters=2000)
+SETTINGS = {"beam": 3, "max_pieces": 6}
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    run = make_run(tmp_path_factory.mktemp("runs"), directions=("en-de", "en-zh")).run
+    return Translator([run], run.recipe.decoding.model_copy(update=SETTINGS))
+
+
+@pytest.fixture(scope="module")
+def client(translator: Translator) -> Iterator[TestClient]:
+    with TestClient(make_app(Service(translator), LIMITS)) as client:
+        yield client
+
+
+def ask(client: TestClient, q: Any, target: str = "de", **more: Any) -> Any:
+    return client.post("/translate", json={"q": q, "source": "en", "target": target, **more})
+
+
+def alone(translator: Translator, line: str, direction: str) -> str:
+    return translator.lines([line], direction=direction)[0][0].text
+
+
+@pytest.mark.parametrize("target", ["de", "zh"])
+def test_strings_in_and_as_many_out(client: TestClient, translator: Translator, target: str) -> None:
+    texts = ["The old dog.", "", "  ", "猫と犬。", "a\u2028b\x85c", "\x00", "The tree. A house sees the river."]
+    answer = ask(client, texts, target).json()["translatedText"]
+    assert answer == [alone(translator, text, f"en-{target}") for text in texts]
+    assert ask(client, texts[0], target).json() == {"translatedText": answer[0]}
+    assert ask(client, []).json() == {"translatedText": []}
+
+
+def test_line_ends_stay(client: TestClient, translator: Translator) -> None:
+    one, two = (alone(translator, line, "en-de") for line in ("a dog", "a cat"))
+    assert ask(client, "a dog\n\r\na cat\r").json()["translatedText"] == f"{one}\n\r\n{two}\r"
+
+
+def test_alternatives(client: TestClient, translator: Translator) -> None:
+    own = translator.with_settings(translator.settings.model_copy(update={"n_best": 3}))
+    best, *others = (each.text for each in own.lines(["a dog"], direction="en-de")[0])
+    assert ask(client, "a dog", alternatives=2).json() == {"translatedText": best, "alternatives": others}
+    assert ask(client, ["a dog"], alternatives=2).json()["alternatives"] == [others]
+    assert "2 at most" in ask(client, "a dog", alternatives=3).json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"q": "a", "target": "fr"}, 400, "no direction auto-fr; this server has: en-de, en-zh"),
+        ({"q": "a", "source": "de", "target": "de"}, 400, "no direction de-de"),
+        ({"q": 3, "target": "de"}, 400, "q"),
+        ({"target": "de"}, 400, "q: Field required"),
+        ({"q": "<b>a</b>", "target": "de", "format": "html"}, 400, "format"),
+        ({"q": ["a"] * 21, "target": "de"}, 400, "21 strings"),
+        ({"q": "a" * 2001, "target": "de"}, 400, "2,001 characters"),
+        ({"q": "a", "target": "de", "alternatives": -1}, 400, "alternatives"),
+        ({"q": "a" * 40_000, "target": "de"}, 413, "larger"),
+    ],
+)
+def test_errors(client: TestClient, body: dict[str, Any], status: int, said: str) -> None:
+    answer = client.post("/translate", json=body)
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+    assert said in answer.json()["error"]
+
+
+def test_what_is_no_request(client: TestClient) -> None:
+    headers = {"Content-Type": "application/json"}
+    for content in ("{", "[]", '{"q": "\\ud800", "target": "de"}'):
+        answer = client.post("/translate", content=content, headers=headers)
+        assert (answer.status_code, set(answer.json())) == (400, {"error"})
+    assert client.get("/nowhere").json() == {"error": "Not Found"}
+    assert client.get("/translate").status_code == 405
+    assert client.get("/docs").status_code == 404  # it would load scripts from the network
+
+
+def test_languages_health_and_metrics(client: TestClient) -> None:
+    assert client.get("/languages").json() == [{"code": "en", "name": "en", "targets": ["de", "zh"]}]
+    assert client.get("/health").json() == {"status": "ok", "waiting": 0}
+    before = metrics(client)
+    ask(client, ["a", "b"])
+    ask(client, "a", "fr")
+    after = metrics(client)
+    changes = {name: after[name] - before.get(name, 0) for name in after}
+    assert changes["mtkit_strings_total"] == 2
+    assert changes['mtkit_requests_total{status="200"}'] == changes['mtkit_requests_total{status="400"}'] == 1
+    assert changes["mtkit_request_seconds_count"] == changes['mtkit_request_seconds_bucket{le="+Inf"}'] == 2
+
+
+def metrics(client: TestClient) -> dict[str, float]:
+    lines = [line for line in client.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_the_attention_of_a_hypothesis(client: TestClient) -> None:
+    body = {"q": "The old dog.", "source": "en", "target": "zh", "alternatives": 2, "hypothesis": 0}
+    shown = client.post("/attention", json=body).json()
+    assert len(shown["hypotheses"]) == 3
+    for role, down, across in (
+        ("cross", "target", "source"),
+        ("encoder", "source", "source"),
+        ("decoder", "target", "read"),
+    ):
+        for layer in shown["roles"][role]:
+            assert len(layer["heads"]) == 2
+            for head in layer["heads"]:
+                assert len(head) == len(shown[down])
+                assert all(len(row) == len(shown[across]) for row in head)
+                assert all(sum(row) == pytest.approx(1, abs=0.01) for row in head)
+    assert client.post("/attention", json={**body, "q": "two\nlines"}).status_code == 400
+    assert client.post("/attention", json={**body, "hypothesis": 3}).status_code == 400
+
+
+class Slow:
+    """A service whose work waits for an event; strings come back reversed."""
+
+    most, directions = 1, ["en-de"]
+
+    def __init__(self) -> None:
+        self.go, self.batches = threading.Event(), list[int]()
+
+    def direction(self, source: str, target: str) -> str:
+        return "en-de"
+
+    def size(self, strings: list[str]) -> int:
+        return len(strings)
+
+    def work(self, jobs: list[Any]) -> list[Any]:
+        self.batches.append(len(jobs))
+        self.go.wait(10)
+        if any("bad" in job.strings for job in jobs):
+            raise MtkitError("this is bad")
+        return [[[text[::-1]] for text in job.strings] for job in jobs]
+
+
+def test_requests_that_arrive_together_are_decoded_together() -> None:
+    service = Slow()
+    service.go.set()
+    limits = ServingLimits(wait=300, pieces=8)
+    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(8) as pool:  # type: ignore[arg-type]
+        found = list(pool.map(lambda k: ask(client, f"text {k}").json()["translatedText"], range(8)))
+    assert found == [f"text {k}"[::-1] for k in range(8)]
+    assert max(service.batches) > 1
+    assert sum(service.batches) == 8
+
+
+def test_one_bad_request_fails_alone() -> None:
+    service = Slow()
+    service.go.set()
+    limits = ServingLimits(wait=300, pieces=3)
+    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(3) as pool:  # type: ignore[arg-type]
+        found = list(pool.map(lambda text: ask(client, text), ["ab", "bad", "cd"]))
+    assert [each.status_code for each in found] == [200, 500, 200]
+    assert [each.json().get("translatedText") for each in found] == ["ba", None, "dc"]
+    assert found[1].json() == {"error": "this is bad"}
+
+
+def test_a_full_queue_and_a_late_answer_are_said() -> None:
+    service = Slow()
+    limits = ServingLimits(wait=0, queue=1, seconds=1)
+    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
+        first = pool.submit(ask, client, "one")
+        while not service.batches:
+            time.sleep(0.01)
+        second = pool.submit(ask, client, "two")
+        while client.get("/health").json()["waiting"] < 1:
+            time.sleep(0.01)
+        third = ask(client, "three")
+        assert (third.status_code, third.headers["Retry-After"]) == (503, "1")
+        assert "1 requests wait" in third.json()["error"]
+        assert [each.result().status_code for each in (first, second)] == [504, 504]
+        service.go.set()
+        assert ask(client, "four").json() == {"translatedText": "ruof"}
+    assert service.batches == [1, 1]  # what was given up while it waited is not worked on
+
+
+def test_many_clients_get_their_own(client: TestClient, translator: Translator) -> None:
+    texts = sentences(24, seed=9)
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda text: ask(client, text, source="auto").json()["translatedText"], texts))
+    assert found == [alone(translator, text, "en-de") for text in texts]
+
+
+def test_the_page_is_whole(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "://" not in page.text  # nothing from the network
+    assert Path(__file__).parents[2].joinpath("mtkit/serving/page.html").read_text(encoding="utf-8") == page.text

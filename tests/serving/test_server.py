@@ -1,0 +1,95 @@
+"""The process: an address, a clean end, and the page in a browser."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from mtkit.errors import MtkitError
+from mtkit.serving.limits import ServingLimits
+from mtkit.serving.server import serve
+from tests.decoding.trained import make_run
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs")).run.folder
+
+
+@contextmanager
+def served(run: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server of the run, and its address."""
+    command = [sys.executable, "-m", "mtkit", "serve", "--run", str(run), "--port", "0", "--engine", "mtkit", *options]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert address, line + process.stdout.read()
+        yield process, address[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_it_answers_and_ends_in_order(run: Path, stop: signal.Signals) -> None:
+    with served(run) as (process, address):
+        body = json.dumps({"q": ["a dog", ""], "source": "auto", "target": "de"}).encode()
+        request = urllib.request.Request(f"{address}translate", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.load(answer)["translatedText"][1] == ""
+        process.send_signal(stop)
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "stopped\n"
+
+
+def test_a_taken_port_is_said(run: Path) -> None:
+    with served(run) as (_, address):
+        port = re.findall(r"\d+", address)[-1]
+        command = [sys.executable, "-m", "mtkit", "serve", "--run", str(run), "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"mtkit: cannot serve at 127.0.0.1, port {port}: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_no_such_host_is_said() -> None:
+    class Nothing:
+        directions = ("en-de",)
+
+        def work(self, jobs: object) -> None:
+            """Nothing."""
+
+    with pytest.raises(MtkitError, match="cannot serve at nowhere"):
+        serve(Nothing(), ServingLimits(), host="nowhere.invalid", port=0, say=print)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
+    with served(run) as (_, address):
+        command = [
+            *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"),
+            *("--virtual-time-budget=20000", "--dump-dom", address + "#" + quote("The old dog.")),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    shown = done.stdout
+    assert re.search(r'<p id="error"[^>]*hidden', shown), shown
+    assert shown.count('<li><button type="button" aria-pressed=') == 3
+    assert "mean of the last layer" in shown
+    assert len(re.findall(r'<td title="[^"]+ → [^"]+: [01]\.\d+" style="--w: [\d.]+;?">', shown)) > 10
