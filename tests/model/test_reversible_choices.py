@@ -78,7 +78,7 @@ def passed(attention: Attention, x: Tensor, memory: Tensor | None, error: Tensor
     def run(stream: Stream, passing: Passing, memory: Tensor | None) -> Stream:
         times.append(None)
         read = stream[1] if len(times) == 1 else stream[1] + error
-        return stream[1], stream[0] + passing.add(attention(read, memory))
+        return stream[1], stream[0] + passing.add(attention(read, memory), "encoder")
 
     passing = Passing()
     _, output = run_reversibly([SubLayer(run, tuple(attention.parameters()))], x.requires_grad_(), passing, memory)
