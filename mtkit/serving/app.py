@@ -72,7 +72,7 @@ def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"status": "ok", "waiting": batcher.waiting}
+        return {"status": "ok", "waiting": batcher.waiting, "hypotheses": service.most}
 
     @app.get("/metrics")
     async def numbers() -> PlainTextResponse:

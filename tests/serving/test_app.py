@@ -95,7 +95,7 @@ def test_what_is_no_request(client: TestClient) -> None:
 
 def test_languages_health_and_metrics(client: TestClient) -> None:
     assert client.get("/languages").json() == [{"code": "en", "name": "en", "targets": ["de", "zh"]}]
-    assert client.get("/health").json() == {"status": "ok", "waiting": 0}
+    assert client.get("/health").json() == {"status": "ok", "waiting": 0, "hypotheses": 3}
     before = metrics(client)
     ask(client, ["a", "b"])
     ask(client, "a", "fr")

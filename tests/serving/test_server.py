@@ -83,6 +83,8 @@ def test_no_such_host_is_said() -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
     with served(run) as (_, address):
+        with urllib.request.urlopen(f"{address}health", timeout=30) as answer:
+            most = json.load(answer)["hypotheses"]
         command = [
             *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"),
             *("--virtual-time-budget=20000", "--dump-dom", address + "#" + quote("The old dog.")),
@@ -90,6 +92,7 @@ def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     shown = done.stdout
     assert re.search(r'<p id="error"[^>]*hidden', shown), shown
+    assert re.findall(r"<option>(\d+)</option>", shown) == [str(each) for each in (1, 2, 3, 5, 10) if each <= most]
     assert shown.count('<li><button type="button" aria-pressed=') == 3
     assert "mean of the last layer" in shown
     assert len(re.findall(r'<td title="[^"]+ → [^"]+: [01]\.\d+" style="--w: [\d.]+;?">', shown)) > 10
