@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtkit.cli.translation.input import count, is_live, text
-from mtkit.cli.translation.lexicons import lexicon_for
+from mtkit.cli.translation.lexicons import heads_for, lexicon_for
 from mtkit.cli.translation.notes import note
 from mtkit.cli.translation.settings import recipe_of
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
+    from mtkit.decoding.links.heads import Heads
     from mtkit.decoding.translator import Translator
     from mtkit.runs import Run
 
@@ -66,6 +67,12 @@ def translate(
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
     target: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Print the log-probabilities of these translations instead.")
+    ] = None,
+    alignments: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write which words belong together, as 0-0 1-2: source word first, counted from 0."
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Search: greedy, beam or sample.")] = None,
     beam: Annotated[int | None, typer.Option(help="Beam size.")] = None,
@@ -118,6 +125,10 @@ def translate(
     An ensemble averages the probabilities of its runs. A shortlist also contains the pieces of the source and frequent
     pieces; its lexicon is learned from the prepared data at first use and kept with the run.
 
+    --alignments writes a line per line: each word of the translation with the source word that gets the most
+    attention, by the heads that follow the lexicon best on the validation side; they are chosen at first use. Words are
+    what white space parts; of Chinese, Japanese, Thai, Lao, Khmer and Burmese text each character is a word.
+
     \b
     Examples:
       mtkit translate --side test
@@ -125,6 +136,7 @@ def translate(
       mtkit translate --input text.en --output text.fr --direction en-fr
       mtkit translate --name one --name two --beam 5
       mtkit translate --dtype int8 --shortlist 20
+      mtkit translate --input text.en --output text.de --alignments text.en-de
     """
     import torch
 
@@ -135,14 +147,13 @@ def translate(
     _check_options(
         input,
         {"--scores": scores, "--direction": direction, "--document-ids": document_ids},
-        {"--side": side, "--data": None if shortlist else data},
+        {"--side": side, "--data": None if shortlist or alignments else data},
     )
     if input == "-" and str(document_ids) == "-":
         raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
-    if shortlist and target is not None:
-        raise MtkitError("--shortlist restricts a search; leave it out with --target")
-    if output is not None and output.is_dir():
-        raise MtkitError(f"{output} is a folder; give the name of a file to write")
+    if target is not None:
+        _check_alone(shortlist, alignments)
+    _check_files(output, alignments)
     runs = find_runs(run, name)
     given = {
         "method": method,
@@ -166,17 +177,20 @@ def translate(
     translator = Translator(
         runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, say=note
     )
+    if alignments is not None:
+        translator.check_links()
     prepared = data or whole.data.folder
     sides = _held_out(runs[0], prepared, side or []) if input is None else []
-    if len(sides) > 1 and (output or target):
-        option = "--target holds translations of" if target else "--output holds"
+    if len(sides) > 1 and (output or target or alignments):
+        option = "--target holds translations of" if target else "--output and --alignments hold"
         raise MtkitError(f"{option} one side; choose with --side: {', '.join(each.name for each in sides)}")
     if input is not None:
         translator.directions(direction, 0)  # said before anything is read or learned
     if shortlist:
         translator.shorten(lexicon_for(runs[0], prepared, shortlist))
+    heads = None if alignments is None else heads_for(translator, prepared)
     if input is None and target is None:
-        _translate_sides(translator, sides, output, joined=joined, asked=bool(documents))
+        _translate_sides(translator, sides, output, alignments, heads, joined=joined, asked=bool(documents))
         return
     where = sys.stdout.buffer if output is None else output
     with _progress(count(input) if input is not None else len(sides[0].sources)) as advance:
@@ -192,6 +206,8 @@ def translate(
             documents=joined,
             document_ids=None if document_ids is None else text(str(document_ids)),
             scores=scores,
+            alignments=alignments,
+            heads=heads,
             live=is_live(str(input)),
             say=note,
             on_progress=advance,
@@ -201,11 +217,19 @@ def translate(
 
 
 def _translate_sides(
-    translator: "Translator", sides: "Sequence[HeldOut]", output: Path | None, *, joined: bool, asked: bool
+    translator: "Translator",
+    sides: "Sequence[HeldOut]",
+    output: Path | None,
+    alignments: Path | None,
+    heads: "Heads | None",
+    *,
+    joined: bool,
+    asked: bool,
 ) -> None:
     """Translate test sides into the run's folder, and show samples, where and how fast."""
     from mtkit.decoding.lines.notes import Notes
     from mtkit.decoding.lines.output import write_whole
+    from mtkit.decoding.links.lines import pharaoh
 
     for side in sides:
         if asked and side.documents is None:
@@ -216,6 +240,9 @@ def _translate_sides(
             note(message)
         if output is not None:
             write_whole(output, "".join(f"{each.text}\n" for each, *_ in found))
+        if alignments is not None and heads is not None:
+            links = translator.links_of_side(side, [each for each, *_ in found], heads, joined=joined)
+            write_whole(alignments, "".join(f"{pharaoh(each)}\n" for each in links))
         for number in range(0, len(found), -(-len(found) // SAMPLES)):
             typer.echo(f"source       {side.sources[number]}")
             typer.echo(f"reference    {side.references[number]}")
@@ -236,6 +263,21 @@ def _check_options(input: str | None, with_input: dict[str, Any], without: dict[
     for option, value in without.items():
         if value and input is not None:
             raise MtkitError(f"{option} applies to prepared data only; leave it out, or leave out --input")
+
+
+def _check_alone(shortlist: int | None, alignments: Path | None) -> None:
+    """Raises: MtkitError for what says nothing about given translations."""
+    if shortlist:
+        raise MtkitError("--shortlist restricts a search; leave it out with --target")
+    if alignments is not None:
+        raise MtkitError("--alignments is of translations that the run finds; leave it out with --target")
+
+
+def _check_files(*outputs: Path | None) -> None:
+    """Raises: MtkitError for an output that is a folder."""
+    for path in outputs:
+        if path is not None and path.is_dir():
+            raise MtkitError(f"{path} is a folder; give the name of a file to write")
 
 
 def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]":

@@ -81,6 +81,15 @@ class Tokenizer:
         self.begins_word = np.array([self.piece(piece).startswith("\u2581") for piece in range(self.size)])
         """(size,) True for the pieces that begin with a space, as the first of each word does."""
 
+    @cached_property
+    def bytes(self) -> np.ndarray:
+        """(size,) int64: the bytes of UTF-8 that each piece spells, without spaces; 0 of specials, tags and breaks."""
+        is_text = [
+            not (self._processor.is_control(each) or self._processor.is_unknown(each)) for each in range(self.size)
+        ]
+        spelt = [len(self.piece(each).replace("\u2581", "").encode()) * is_text[each] for each in range(self.size)]
+        return np.where(self.is_byte, 1, spelt)
+
     @classmethod
     def load(cls, path: Path, folding: Folding | None = None) -> "Tokenizer":
         """The tokenizer saved at `path`. Raises: DataError where there is none, or it is damaged or not mtkit's."""
@@ -104,6 +113,12 @@ class Tokenizer:
         """The pieces of any text, without beginning and end; no text gives a special."""
         folded = text if self._folding is None else self._folding(text)
         return self._named(self._processor.encode(folded), folded)
+
+    def normal(self, text: str) -> str:
+        """The text as it is when it is cut into pieces: folded, and normalised by models of other versions."""
+        text = text if self._folding is None else self._folding(text)
+        normalised: str = self._processor.normalize(text)
+        return normalised
 
     def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
         """The pieces of each line, by all processors or by so many threads."""

@@ -1,17 +1,32 @@
 """The soft alignment of Bahdanau et al., 2015, in every layer and head: what a model attends to for each piece."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
-from mtkit.decoding.batches import padded, tasks_of
+from mtkit.decoding.batches import padded, plan, tasks_of
 from mtkit.decoding.engines.arithmetic import decoding_with
-from mtkit.decoding.lines.segments import Directions, Source
+from mtkit.decoding.lines.segments import Directions, Segment, Source
+from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import DataError, MtkitError
 from mtkit.model.network import Network, Weights
+from mtkit.out_of_memory import Halving
+
+ROLES = ("encoder", "decoder", "cross")
+
+TOKENS = 2048
+"""Padded pieces of a side in a batch of `over_segments`, or one segment: each head has a weight for every pair."""
+
+Layers = list[Tensor | None]
+"""The weights of each cross-attention layer; None for a mechanism that has none."""
+
+Result = TypeVar("Result")
 
 BEGIN, END = "<s>", "</s>"
 
@@ -61,9 +76,11 @@ def align(
             raise DataError(f"the {side} has {length:,} pieces, and the model takes {longest:,}; shorten it")
     segment = front.segment(0, words)
     with decoding_with(network, None) as device:
-        found = forced_weights(network, [segment.pieces], [pieces], [segment.task], device)
+        found = forced_weights(network, [segment.pieces], [pieces], [segment.task], device, ROLES)
     layers: Weights = {
-        role: [None if each is None else each[0].float().cpu() for each in stack] for role, stack in found.items()
+        role: [None if each is None else each[0].float().cpu() for each in stack]
+        for role, stack in found.items()
+        if stack
     }
     names = [tokenizers.source.piece(piece) for piece in segment.pieces[:-1]]
     spelt = [tokenizers.target.piece(piece) for piece in pieces[:-1]]
@@ -76,15 +93,17 @@ def forced_weights(
     targets: Sequence[Sequence[int]],
     tasks: Sequence[int | None],
     device: torch.device,
+    roles: Sequence[str] = ("cross",),
 ) -> Weights:
-    """The attention weights of a batch of segments whose translations are given; to be called within `decoding_with`.
+    """The attention weights of these roles, in all layers, of a batch of segments whose translations are given.
 
-    sources and targets are pieces with EOS at the end; tasks are the segments'. Weights of padding mean nothing.
+    sources and targets are pieces with EOS at the end; tasks are the segments'. Weights of padding mean nothing. To be
+    called within `decoding_with`.
     """
     source, target = padded(sources, device), padded(targets, device)
     valid = target != PAD
     target_in = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], 1)
-    weights: Weights = {}
+    weights: Weights = {role: [] for role in roles}
     network.forward(
         source,
         target_in.masked_fill(~valid, PAD),
@@ -94,6 +113,38 @@ def forced_weights(
         weights=weights,
     )
     return weights
+
+
+def over_segments(
+    network: Network,
+    segments: Sequence[Segment],
+    targets: Sequence[Sequence[int]],
+    work: Callable[[int, Layers], Result],
+) -> list[Result]:
+    """What `work` makes of each segment, in order: of its index, and of the weights (H, T, S) of each cross layer.
+
+    targets are the pieces of the segments' translations, EOS at the end. `work` may be called by several threads.
+    """
+    lengths = [max(len(each.pieces), len(target)) for each, target in zip(segments, targets, strict=True)]
+    found: dict[int, Result] = {}
+    with decoding_with(network, None) as device:
+
+        def forced(rows: Sequence[int]) -> list[Result]:
+            batch, answers = [segments[row] for row in rows], [targets[row] for row in rows]
+            weights = forced_weights(
+                network, [each.pieces for each in batch], answers, [each.task for each in batch], device
+            )
+            results = []
+            for place, (row, segment, answer) in enumerate(zip(rows, batch, answers, strict=True)):
+                inside = (place, slice(None), slice(len(answer)), slice(len(segment.pieces)))
+                results.append(work(row, [each if each is None else each[inside].cpu() for each in weights["cross"]]))
+            return results
+
+        batches = plan(lengths, TOKENS, 1, at_once(device))
+        parts = side_by_side(partial(Halving(lengths).run, forced), batches, device)
+        for rows, results in zip(batches, parts, strict=True):
+            found |= zip(rows, chain.from_iterable(results), strict=True)
+    return [found[row] for row in range(len(segments))]
 
 
 def check_weights(network: Network) -> None:

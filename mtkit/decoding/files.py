@@ -1,6 +1,7 @@
 """Translation and scoring of files: N lines in, N lines out; an interrupted call resumes when it is repeated."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,6 +12,8 @@ from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.lines.stream import Item
+from mtkit.decoding.links.heads import Heads
+from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.errors import DataError
@@ -28,6 +31,8 @@ def translate_file(
     documents: bool | None = None,
     document_ids: Text | None = None,
     scores: bool = False,
+    alignments: Path | BinaryIO | None = None,
+    heads: Heads | None = None,
     live: bool = False,
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
@@ -37,7 +42,8 @@ def translate_file(
     The file `output` appears when it is complete; the same call after an interruption skips finished lines. A stream
     gets translations as they are made. `live` lines, whose writer may wait for an answer, are read as they arrive. With
     several translations per line (`n_best`), each has its own output line of number, score and text. `scores` puts the
-    score and a tab before each text.
+    score and a tab before each text. `alignments` gets a line for each line too: which words of its translation belong
+    to which of its own (`mtkit.decoding.links.lines`), by these `heads`, or the mean of the last layer's.
 
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
@@ -45,6 +51,9 @@ def translate_file(
 
     Raises: MtkitError for options that do not combine, and where `output` cannot be written; DataError for bad input.
     """
+    heads = Heads() if heads is None else heads
+    if alignments is not None:
+        translator.check_links()
     together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
     items: Iterable[Item] = zip(_lines(source)) if document_ids is None else _with_ids(source, document_ids)
 
@@ -53,15 +62,14 @@ def translate_file(
             return None
         return parted_by_blank_lines([item[0] for item in chunk]) if document_ids is None else [i[1] for i in chunk]
 
-    def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
-        found = translator.lines(
-            [item[0] for item in chunk],
-            direction=direction,
-            documents=ids_of(chunk),
-            first=first,
-            on_progress=on_progress,
-        )
-        return _written(found, first, several=translator.settings.n_best > 1, scores=scores), Notes.of(found, first)
+    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
+        lines, ids = [item[0] for item in chunk], ids_of(chunk)
+        found = translator.lines(lines, direction=direction, documents=ids, first=first, on_progress=on_progress)
+        written = [_written(found, first, several=translator.settings.n_best > 1, scores=scores)]
+        if alignments is not None:
+            best = [each for each, *_ in found]
+            written.append(map(pharaoh, translator.links(lines, best, heads, direction=direction, documents=ids)))
+        return written, Notes.of(found, first)
 
     def in_a_document(one: Item, other: Item) -> bool:
         return bool(one[0].strip() and other[0].strip()) if document_ids is None else one[1] == other[1]
@@ -70,8 +78,14 @@ def translate_file(
     return write_lines(
         items,
         work,
-        output,
-        lambda: {**translator.identity, "direction": direction, "documents": parted, "scores": scores},
+        [output] if alignments is None else [output, alignments],
+        lambda: {
+            **translator.identity,
+            "direction": direction,
+            "documents": parted,
+            "scores": scores,
+            "heads": None if alignments is None else asdict(heads),
+        },
         together=in_a_document if together else None,
         live=live,
         say=say,
@@ -103,7 +117,7 @@ def force_file(
         directions = translator.directions(directions, len(source))
     ways = directions
 
-    def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
+    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
         found = translator.force(
             [item[0] for item in chunk],
             [item[1] for item in chunk],
@@ -111,10 +125,10 @@ def force_file(
             first=first,
             on_progress=on_progress,
         )
-        return [f"{each:.6f}" for each in found], Notes()
+        return [[f"{each:.6f}" for each in found]], Notes()
 
     items = zip(source, target, ways.names_of_lines(), strict=True)
-    write_lines(items, work, output, lambda: {**translator.identity, "forced": True}, say=say, on_skip=on_progress)
+    write_lines(items, work, [output], lambda: {**translator.identity, "forced": True}, say=say, on_skip=on_progress)
 
 
 def _written(

@@ -8,6 +8,7 @@ empty word of the paper, to which pieces belong that any sentence may hold.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,6 +111,11 @@ def learn_lexicon(run: Run, folder: Path, progress: ProgressBar = silent) -> Lex
 
     Raises: MtkitError where the data is missing or has other pieces; DataError where all its segments are too long.
     """
+    return learn(training_text(run, folder), progress)
+
+
+def training_text(run: Run, folder: Path) -> Prepared:
+    """The prepared data that a run's lexicon is learned from. Raises: MtkitError where it is missing or another's."""
     if not (folder / "prepared.json").is_file():
         raise MtkitError(
             f"{run.folder} has no lexicon yet, and there is no prepared data in {folder} to learn it from; "
@@ -121,15 +127,12 @@ def learn_lexicon(run: Run, folder: Path, progress: ProgressBar = silent) -> Lex
             f"{folder} has other pieces than {run.folder}, whose lexicon is to be learned from it; "
             "give the prepared data it was trained on with --data"
         )
-    return learn(prepared, progress)
+    return prepared
 
 
 def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
     """The lexicon of the training side of prepared data. Raises: DataError where its segments are all too long."""
-    tokenizers, side = prepared.tokenizers, prepared.train
-    rows = _sample(side.source.lengths, side.target.lengths)
-    if not len(rows):
-        raise DataError(f"all training segments of {prepared.folder} are too long to learn a lexicon from")
+    tokenizers, side, rows = prepared.tokenizers, prepared.train, _rows(prepared)
     counts = np.bincount(_flat(side.target, rows), minlength=tokenizers.target.size)
     counts[: BREAK + 1] = 0
     frequent = np.argsort(-counts, kind="stable")[: min(FREQUENT, int((counts > 0).sum()))].astype(np.int32)
@@ -140,6 +143,39 @@ def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
     translations[:, 0] = _same_piece(tokenizers)
     translations[source, 1 + rank] = target
     return Lexicon(torch.from_numpy(translations), torch.from_numpy(frequent))
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """t(y | x) of all pieces x and y that training sentences hold together, frequent ones too."""
+
+    pairs: np.ndarray
+    """(pairs,) int64, ascending: x * target pieces + y."""
+    likely: np.ndarray
+    """(pairs,) float64."""
+    target_pieces: int
+
+    def of(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
+        """(T, S) float64: t(y | x) of each target piece y and source piece x, 0 where they never came together."""
+        wanted = np.asarray(source, dtype=np.int64) * self.target_pieces + np.asarray(target, dtype=np.int64)[:, None]
+        at = np.searchsorted(self.pairs, wanted).clip(max=len(self.pairs) - 1)
+        return np.where(self.pairs[at] == wanted, self.likely[at], 0.0)
+
+
+def learn_probabilities(prepared: Prepared, progress: ProgressBar = silent) -> Probabilities:
+    """Those of the training side of prepared data. Raises: DataError where its segments are all too long."""
+    side, target_pieces = prepared.train, prepared.tokenizers.target.size
+    together = _together(side.source, side.target, _rows(prepared), target_pieces)
+    source, target, likely = _model_1(*together, target_pieces, progress)
+    return Probabilities(source * target_pieces + target, likely, target_pieces)
+
+
+def _rows(prepared: Prepared) -> np.ndarray:
+    """The training rows to learn from. Raises: DataError where all are too long."""
+    rows = _sample(prepared.train.source.lengths, prepared.train.target.lengths)
+    if not len(rows):
+        raise DataError(f"all training segments of {prepared.folder} are too long to learn a lexicon from")
+    return rows
 
 
 def _sample(source: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -45,6 +45,8 @@ class Translation:
     """Whether it, or a part of it, has as many pieces as it may have, so that its end may be missing."""
     fell_back: bool = False
     """Whether that translation did not come apart into as many lines, so that this line was translated alone."""
+    of_parts: tuple["Translation", ...] = ()
+    """Those of its parts, where there are several."""
 
 
 BLANK = Translation(text="", score=0.0, log_prob=0.0, pieces=(), parts=0)
@@ -209,4 +211,5 @@ def _joined(parts: Sequence[Translation], alpha: float, seam: str) -> Translatio
         coverage = sum(part.score - part.log_prob / len(part.pieces) ** alpha for part in parts)
         score = log_prob / sum(len(part.pieces) for part in parts) ** alpha + coverage
     text = seam.join(part.text for part in parts if part.text)
-    return Translation(text, score, log_prob, pieces, len(parts), cut=any(part.cut for part in parts))
+    cut = any(part.cut for part in parts)
+    return Translation(text, score, log_prob, pieces, len(parts), cut=cut, of_parts=tuple(parts))

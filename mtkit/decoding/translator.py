@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from mtkit.data.tokenizer import Tokenizers
-from mtkit.decoding.alignment import Alignment, align
+from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2
 from mtkit.decoding.engines.ensemble import Ensemble
@@ -20,6 +20,8 @@ from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.links.heads import Heads
+from mtkit.decoding.links.lines import Links, link_lines
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
@@ -170,6 +172,37 @@ class Translator:
             target = self.lines([source], direction=direction)[0][0].text
         return align(network, self.tokenizers, source, target, directions=directions)
 
+    def check_links(self) -> None:
+        """Raises: MtkitError where words cannot be aligned: an ensemble, no weights, several translations a line."""
+        check_weights(self.network)
+        if self.settings.n_best > 1:
+            raise MtkitError(
+                f"words are aligned with one translation per line, and decoding.n_best = {self.settings.n_best}; "
+                "set it to 1"
+            )
+
+    def links(
+        self,
+        lines: Sequence[str],
+        translations: Sequence[Translation],
+        heads: Heads,
+        *,
+        direction: str | None = None,
+        documents: Sequence[int] | Sequence[str] | None = None,
+    ) -> list[Links]:
+        """The links between the words of each line and its translation, which `lines` gave with the same arguments."""
+        pieces = self.document_pieces
+        return link_lines(
+            self.network,
+            self.tokenizers,
+            heads,
+            lines,
+            translations,
+            directions=self.directions(direction, len(lines)),
+            documents=None if documents is None or pieces is None else Documents(documents, pieces),
+            trained_on=self._trained_on,
+        )
+
     def force(
         self,
         sources: Sequence[str],
@@ -197,11 +230,7 @@ class Translator:
 
         The file name of an ensemble includes the names of the other runs: test+two.
         """
-        run = self.runs[0]
-        if side.directions is not None:
-            side = replace(side, directions=side.directions.among(run.directions))
-        if side.documents is not None and self.document_pieces is not None:
-            side = replace(side, documents=replace(side.documents, pieces=self.document_pieces))
+        run, side = self.runs[0], self._own(side)
         found, speed = timed(
             self.engine,
             self.tokenizers,
@@ -213,6 +242,28 @@ class Translator:
         about = {**self.about, "by_documents": joined and side.documents is not None}
         name = "+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])])
         return found, speed, save(run, side.renamed(name), found, speed, about)
+
+    def links_of_side(
+        self, side: HeldOut, translations: Sequence[Translation], heads: Heads, *, joined: bool
+    ) -> list[Links]:
+        """The links between the words of each segment and its translation, which `held_out` gave."""
+        return link_lines(
+            self.network,
+            self.tokenizers,
+            heads,
+            side.sources,
+            translations,
+            trained_on=self._trained_on,
+            **self._own(side).how(self.settings, joined=joined),
+        )
+
+    def _own(self, side: HeldOut) -> HeldOut:
+        """The side with the directions and the limits of documents of these runs."""
+        if side.directions is not None:
+            side = replace(side, directions=side.directions.among(self.runs[0].directions))
+        if side.documents is not None and self.document_pieces is not None:
+            side = replace(side, documents=replace(side.documents, pieces=self.document_pieces))
+        return side
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:

@@ -21,18 +21,17 @@ class Passing:
     losses: dict[str, Tensor] | None = None
     log_prob: Tensor | None = None
     weights: Weights | None = None
-    """Gathers the attention weights of every layer where it is given."""
+    """Gathers the attention weights of the roles that are in it."""
 
-    @property
-    def need_weights(self) -> bool:
-        """Whether attention weights are gathered."""
-        return self.weights is not None
+    def wants(self, role: str) -> bool:
+        """Whether the attention weights of a role are gathered."""
+        return self.weights is not None and role in self.weights
 
     def add(self, attended: Attended, role: str) -> Tensor:
         """The attention's output, once its losses and log-probability are summed in and its weights are gathered."""
         self.sum_in(attended.losses, attended.log_prob)
-        if self.weights is not None:
-            self.weights.setdefault(role, []).append(attended.weights)
+        if self.weights is not None and role in self.weights:
+            self.weights[role].append(attended.weights)
         return attended.output
 
     def sum_in(self, losses: dict[str, Tensor], log_prob: Tensor | None) -> None:
@@ -66,7 +65,7 @@ class EncoderLayer(nn.Module):
             query_valid=valid,
             carry=passing.self_carry,
             task=task,
-            need_weights=passing.need_weights,
+            need_weights=passing.wants("encoder"),
         )
         passing.self_carry = attended.carry
         return here.after(x, passing.add(attended, "encoder"))
@@ -117,7 +116,7 @@ class DecoderLayer(nn.Module):
             carry=passing.self_carry,
             memory_carry=context.memory_carry,
             task=context.task,
-            need_weights=passing.need_weights,
+            need_weights=passing.wants("decoder"),
         )
         passing.self_carry = attended.carry
         return here.after(x, passing.add(attended, "decoder"))
@@ -133,7 +132,7 @@ class DecoderLayer(nn.Module):
             carry=passing.cross_carry,
             memory_carry=context.memory_carry,
             task=context.task,
-            need_weights=passing.need_weights,
+            need_weights=passing.wants("cross"),
         )
         passing.cross_carry = attended.carry
         return here.after(x, passing.add(attended, "cross"))

@@ -144,8 +144,8 @@ class Network(nn.Module):
     ) -> Output:
         """source (B, S) with the end mark, target_in (B, T) with the start mark; hidden (B, T, D) predicts the next.
 
-        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction. `weights`, an
-        empty dictionary, gathers those of every layer.
+        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction. `weights`,
+        with an empty list for each role wanted, gathers those of its layers.
         """
         raise NotImplementedError
 

@@ -142,7 +142,7 @@ class Transformer(Network):
         return logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
 
     def _runs_reversibly(self, passing: Passing) -> bool:
-        return self.settings.reversible and torch.is_grad_enabled() and not passing.need_weights
+        return self.settings.reversible and torch.is_grad_enabled() and passing.weights is None
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:

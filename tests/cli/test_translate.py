@@ -316,3 +316,26 @@ def test_several_runs_are_an_ensemble(tmp_path: Path, monkeypatch: pytest.Monkey
     make_run(tmp_path / "wide", directions=("en-de", "en-fr"))
     with pytest.raises(MtkitError, match="different tokenizers"):
         typed("--name", "one", "--run", str(tmp_path / "wide" / "mtkit-runs" / "one"))
+
+
+def test_words_are_aligned_beside_the_translations(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    result = typed("--input", "-", "--alignments", str(links), stdin="The dog.\n\n犬 sees\u2028a cat\n".encode())
+    assert len(lines_of(result)) == 3
+    assert "words are aligned by" in result.stderr
+    lines = links.read_text().split("\n")
+    assert len(lines) == 4
+    assert not lines[1]
+    assert all("-" in pair for pair in lines[0].split())
+    assert lines[0]
+    again = typed("--side", "test", "--alignments", str(links))
+    assert again.exit_code == 0
+    assert "chosen" not in again.stderr
+    assert links.read_text().count("\n") == 7
+    for wrong, match in (
+        (["--input", "test.source", "--target", "test.target"], "leave it out with --target"),
+        (["--input", "test.source", "--output", str(links)], "two outputs"),
+        (["--name", "one", "--name", "one"], "ensemble"),
+    ):
+        with pytest.raises(MtkitError, match=match):
+            typed(*wrong, "--alignments", str(links))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.data.tokenizer import BOS, EOS
-from mtkit.decoding.alignment import align, forced_weights
+from mtkit.decoding.alignment import ROLES, align, forced_weights
 from mtkit.errors import DataError, MtkitError
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
@@ -53,7 +53,7 @@ def test_every_layer_and_head_has_its_weights(runs: dict[str, Run], name: str) -
     assert {role: len(stack) for role, stack in found.layers.items()} == roles
     source = [[*tokenizers.source.encode(each), EOS] for each in ("the boy sleeps", "the old dog sees a cat")]
     target = [[*tokenizers.target.encode(each), EOS] for each in ("der Junge", "der alte Hund")]
-    together = forced_weights(model, source, target, [None, None], torch.device("cpu"))
+    together = forced_weights(model, source, target, [None, None], torch.device("cpu"), ROLES)
     for role, stack in found.layers.items():
         for layer, whole in zip(stack, together[role], strict=True):
             assert layer is not None

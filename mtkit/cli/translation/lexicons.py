@@ -1,4 +1,4 @@
-"""The lexicon that `--shortlist` needs: the run's, or learned at first."""
+"""What is learned from prepared data at first use: the lexicon of `--shortlist`, the heads of `--alignments`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +8,8 @@ from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.lexicon import Lexicon
+    from mtkit.decoding.links.heads import Heads
+    from mtkit.decoding.translator import Translator
     from mtkit.runs import Run
 
 
@@ -28,3 +30,12 @@ def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
         except MtkitError as error:
             note(f"{error}; the lexicon will be learned again next time")
     return lexicon.cut(each)
+
+
+def heads_for(translator: "Translator", data: Path) -> "Heads":
+    """The attention heads that align words for the translator's run. Raises: RunError for a damaged file of them."""
+    from mtkit.cli.progress import through
+    from mtkit.decoding.links import heads
+
+    (run,), checkpoint = translator.runs, translator.about["checkpoint"]
+    return heads.heads_for(run, translator.network, checkpoint, data, say=note, progress=through)

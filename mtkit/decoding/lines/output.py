@@ -1,18 +1,21 @@
-"""The destination of output lines: a file, which appears only when complete, a device or pipe, or a stream."""
+"""The destinations of output lines: files, which appear only when complete, devices or pipes, and streams."""
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.stream import Item, Together, Work, to_file, to_stream
-from mtkit.files import write_text
+from mtkit.errors import MtkitError
+from mtkit.files import write_text, writing
 
 
 def write_lines(
     items: Iterable[Item],
     work: Work,
-    output: Path | BinaryIO,
+    outputs: Sequence[Path | BinaryIO],
     about: Callable[[], Mapping[str, Any]],
     *,
     together: Together | None = None,
@@ -20,16 +23,26 @@ def write_lines(
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> Notes:
-    """Writes by `to_file`, which resumes, if `output` is the path of a file; otherwise by `to_stream`.
+    """Writes by `to_file`, which resumes, if all outputs are the paths of files; otherwise by `to_stream`.
 
-    `about` gives the values that `to_file` compares, and is called only for a file.
+    `about` gives the values that `to_file` compares, and is called only for files.
+
+    Raises: MtkitError where two outputs are the same file, and as `to_file`.
     """
-    if not isinstance(output, Path):
-        return to_stream(items, work, output, together=together, live=live)
-    if is_device(output):
-        with output.open("wb") as pipe:
-            return to_stream(items, work, pipe, together=together, live=live)
-    return to_file(items, work, output, about(), together=together, say=say, on_skip=on_skip)
+    files = [each for each in outputs if isinstance(each, Path) and not is_device(each)]
+    if len({os.path.realpath(each) for each in files}) < len(files):
+        raise MtkitError(f"{files[0]} cannot hold two outputs; give each a file of its own")
+    if len(files) == len(outputs):
+        return to_file(items, work, files, about(), together=together, say=say, on_skip=on_skip)
+    with ExitStack() as stack:
+
+        def opened(output: Path | BinaryIO) -> BinaryIO:
+            if not isinstance(output, Path):
+                return output
+            path = output if is_device(output) else stack.enter_context(writing(output))
+            return stack.enter_context(path.open("wb"))
+
+        return to_stream(items, work, [opened(each) for each in outputs], together=together, live=live)
 
 
 def write_whole(output: Path, text: str) -> None:

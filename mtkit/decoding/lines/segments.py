@@ -113,12 +113,19 @@ class Source:
     def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
         """The segments of the lines of these numbers: none of a blank line, several of a line that is split."""
         for number in which:
-            if not encoded[number]:
-                continue
-            texts = self._parts(lines[number], len(encoded[number]), self.task(number))
-            parts = self._tokenizer.encode_lines(texts) if len(texts) > 1 else [encoded[number]]
-            for part, pieces in enumerate(filter(None, parts)):
+            for part, (_, pieces) in enumerate(self.parts(lines[number], encoded[number], number)):
                 yield self.segment(number, pieces, part)
+
+    def parts(self, line: str, pieces: list[int], number: int) -> list[tuple[str, list[int]]]:
+        """The texts into which a line of these pieces is split, or the line itself, each with its pieces.
+
+        They stand in the line in this order; white space between them may be left out. A blank line has none.
+        """
+        if not pieces:
+            return []
+        texts = self._parts(line, len(pieces), self.task(number))
+        parts = self._tokenizer.encode_lines(texts) if len(texts) > 1 else [pieces]
+        return [(text, part) for text, part in zip(texts, parts, strict=True) if part]
 
     def _parts(self, line: str, pieces: int, task: int | None) -> list[str]:
         """The parts into which a line of this number of pieces is split, or the line itself."""

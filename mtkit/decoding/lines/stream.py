@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
 from queue import Queue
@@ -23,87 +24,101 @@ LONGEST_CHUNK = 4 * CHUNK
 Item = tuple[str, ...]
 """An input line with what belongs to it, none of which has a line end; all items of an input have as many strings."""
 
-Work = Callable[[int, list[Item]], tuple[Iterable[str], Notes]]
-"""(number of the first item, from 0; items) to lines of output and notes on them, which depend on nothing else."""
+Work = Callable[[int, list[Item]], tuple[Sequence[Iterable[str]], Notes]]
+"""(number of the first item, from 0; items) to the lines of each output, and notes, which depend on nothing else."""
 
 Together = Callable[[Item, Item], bool]
 """Whether an item and the next belong together, so that no chunk should end between them."""
 
 
 def to_stream(
-    items: Iterable[Item], work: Work, stream: BinaryIO, *, together: Together | None = None, live: bool = False
+    items: Iterable[Item],
+    work: Work,
+    streams: Sequence[BinaryIO],
+    *,
+    together: Together | None = None,
+    live: bool = False,
 ) -> Notes:
-    """Writes the output of each chunk as soon as it is made; gives the notes on all.
+    """Writes the outputs of each chunk as soon as they are made; gives the notes on all.
 
     A chunk of `live` items, which are independent of each other, holds those that arrived during the work on the chunk
     before. A writer of single lines therefore gets an answer to each.
     """
     notes = Notes()
     for first, chunk in _chunks_as_they_come(items) if live and together is None else _chunks(items, together):
-        lines, found = work(first, chunk)
+        outputs, found = work(first, chunk)
         notes += found
-        stream.write(_bytes(lines))
-        stream.flush()
+        for stream, lines in zip(streams, outputs, strict=True):
+            stream.write(_bytes(lines))
+            stream.flush()
     return notes
 
 
 def to_file(
     items: Iterable[Item],
     work: Work,
-    path: Path,
+    paths: Sequence[Path],
     about: Mapping[str, Any],
     *,
     together: Together | None = None,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> Notes:
-    """Writes the output to `path`, which appears when it is complete; gives the notes on all, also on resumed chunks.
+    """Writes each output to its path, which appears when it is complete; gives the notes on all, also resumed chunks.
 
-    Until then the output grows chunk by chunk in `path`.partial, with `path`.partial.json beside it. After an
+    Until then each output grows chunk by chunk in PATH.partial, with PATH.partial.json beside the first. After an
     interruption, the same call skips finished chunks; `on_skip` gets the number of their items. A chunk is skipped if
     it and all chunks before it held the same items, and if `about`, the JSON values of all else that the output depends
     on, is the same. `say` gets a message when work resumes or starts again.
 
     Raises: MtkitError where it cannot be written, or another process is writing it.
     """
-    path = Path(os.path.realpath(path))  # a link is kept
-    partial, record, lock = (path.with_name(f"{path.name}.partial{suffix}") for suffix in ("", ".json", ".lock"))
+    paths = [Path(os.path.realpath(path)) for path in paths]  # a link is kept
+    partials = [path.with_name(f"{path.name}.partial") for path in paths]
+    record = paths[0].with_name(f"{paths[0].name}.partial.json")
     about = json.loads(json_text(about))
-    if path.is_dir():
-        raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    for path in paths:
+        if path.is_dir():
+            raise MtkitError(f"{path} is a folder; give the name of a file to write")
     todo, done, notes = _chunks(items, together), list[dict[str, Any]](), Notes()
     begun = False
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        held = f"another process is writing {path}; wait for it, or choose another file"
-        with locked(lock, held), partial.open("ab") as file:
-            done = _done(record, about, partial.stat().st_size, say)
+        with ExitStack() as stack:
+            for path in paths:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                held = f"another process is writing {path}; wait for it, or choose another file"
+                stack.enter_context(locked(path.with_name(f"{path.name}.partial.lock"), held))
+            files = [stack.enter_context(partial.open("ab")) for partial in partials]
+            done = _done(record, about, [partial.stat().st_size for partial in partials], say)
             begun = True
-            there, waiting = _skip(done, todo, partial, say, on_skip)
+            there, waiting = _skip(done, todo, partials[0], say, on_skip)
             done = done[:there]
             if done:
                 notes = Notes.restored(done[-1]["notes"])
-            file.truncate(done[-1]["bytes"] if done else 0)
+            for file, size in zip(files, done[-1]["bytes"] if done else [0] * len(files), strict=True):
+                file.truncate(size)
             for first, chunk in chain(waiting, todo):
-                lines, found = work(first, chunk)
+                outputs, found = work(first, chunk)
                 notes += found
-                file.write(_bytes(lines))
-                file.flush()
-                os.fsync(file.fileno())
-                size = os.fstat(file.fileno()).st_size
-                done.append({"sha256": _digest(chunk), "bytes": size, "notes": notes.state()})
+                for file, lines in zip(files, outputs, strict=True):
+                    file.write(_bytes(lines))
+                    file.flush()
+                    os.fsync(file.fileno())
+                sizes = [os.fstat(file.fileno()).st_size for file in files]
+                done.append({"sha256": _digest(chunk), "bytes": sizes, "notes": notes.state()})
                 write_json(record, {"about": about, "chunks": done})
-            os.fsync(file.fileno())
-            partial.replace(path)
+            for partial, path in reversed([*zip(partials, paths, strict=True)]):  # the first tells that all are there
+                partial.replace(path)
             done = []
             return notes
     except OSError as error:
         raise MtkitError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
+            f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}; "
+            "free some space or choose another place"
         ) from error
     finally:
         if begun and not done:  # there is nothing to resume from
-            for each in (partial, record):
+            for each in (*partials, record):
                 each.unlink(missing_ok=True)
 
 
@@ -165,11 +180,15 @@ def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[
         chunk = begun + list(islice(iterator, CHUNK - len(begun)))
 
 
-def _done(record: Path, about: Any, size: int, say: Callable[[str], object]) -> list[dict[str, Any]]:
-    """The chunks of a partial file that were made with the same `about`."""
+def _done(record: Path, about: Any, sizes: list[int], say: Callable[[str], object]) -> list[dict[str, Any]]:
+    """The chunks of partial files of these sizes that were made with the same `about`."""
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
-        there = [each for each in found["chunks"] if each["bytes"] <= size and each["sha256"]]
+        there = [
+            each
+            for each in found["chunks"]
+            if each["sha256"] and all(end <= size for end, size in zip(each["bytes"], sizes, strict=True))
+        ]
         for each in there:
             Notes.restored(each["notes"])
         before = found["about"]

@@ -99,12 +99,13 @@ class Recurrent(Network):
         tokens = self.target_embedding(target_in)
         read: list[tuple[Tensor, Tensor]] = []
         rows: list[Tensor] = []
+        wanted = weights is not None and "cross" in weights
         for inputs in self.from_token(tokens).split(1, dim=1):  # the query of a position is the state before it
-            before, context, state, row = self._advanced(inputs, state, need_weights=weights is not None)
+            before, context, state, row = self._advanced(inputs, state, need_weights=wanted)
             rows += [] if row is None else [row]
             read.append((self._top(state) if self.maxout is None else before, context))
-        if weights is not None:
-            weights["cross"] = [torch.cat(rows, dim=2) if rows else None]
+        if weights is not None and wanted:
+            weights["cross"] += [torch.cat(rows, dim=2) if rows else None]
         tops, contexts = (torch.cat(each, dim=1) for each in zip(*read, strict=True))
         return Output(self._hidden(tops, tokens, contexts))
 

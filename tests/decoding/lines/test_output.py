@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from mtkit.decoding.lines.output import write_lines, write_whole
 from mtkit.decoding.lines.stream import Item
 
 
-def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
-    return [line.upper() for (line,) in chunk], Notes(cut=Listed.of(range(first + 1, first + 1 + len(chunk))))
+def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
+    return [[line.upper() for (line,) in chunk]], Notes(cut=Listed.of(range(first + 1, first + 1 + len(chunk))))
 
 
 def written(output: Any, about: Any = None) -> Notes:
     nobody = list[object]().append
-    return write_lines([("a",), ("b",)], work, output, about, say=nobody, on_skip=nobody)
+    return write_lines([("a",), ("b",)], work, [output], about, say=nobody, on_skip=nobody)
 
 
 def test_a_file_a_pipe_and_a_stream_get_the_same(tmp_path: Path) -> None:

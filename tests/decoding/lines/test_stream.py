@@ -3,7 +3,7 @@
 import io
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,30 +40,29 @@ def expected(given: list[Item]) -> bytes:
 class Worker:
     """Numbers lines, and fails at the first that is `killed_at`."""
 
-    def __init__(self, killed_at: int | None = None) -> None:
-        self.killed_at, self.firsts = killed_at, list[int]()
+    def __init__(self, killed_at: int | None = None, outputs: int = 1) -> None:
+        self.killed_at, self.firsts, self.outputs = killed_at, list[int](), outputs
 
-    def __call__(self, first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
+    def __call__(self, first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
         if self.killed_at is not None and first + len(chunk) > self.killed_at:
             raise KilledError
         self.firsts.append(first)
-        return [f"{first + number} {item[0]}\u0085" for number, item in enumerate(chunk)], Notes(
-            cut=Listed.of([first + 1])
-        )
+        lines = [f"{first + number} {item[0]}\u0085" for number, item in enumerate(chunk)]
+        return [lines, [f"{len(line)}" for line in lines]][: self.outputs], Notes(cut=Listed.of([first + 1]))
 
 
 def run(out: Path, given: list[Item], worker: Worker, about: object = 1) -> tuple[list[str], int]:
     """What was said, and how many items were skipped."""
     said: list[str] = []
     skipped: list[int] = []
-    to_file(iter(given), worker, out, {"about": about}, say=said.append, on_skip=skipped.append)
+    to_file(iter(given), worker, [out], {"about": about}, say=said.append, on_skip=skipped.append)
     return said, sum(skipped)
 
 
 def test_notes_go_on_after_a_kill(out: Path) -> None:
     def work(at: int | None) -> Notes:
         nobody = list[object]().append
-        return to_file(iter(items(45)), Worker(at), out, {}, say=nobody, on_skip=nobody)
+        return to_file(iter(items(45)), Worker(at), [out], {}, say=nobody, on_skip=nobody)
 
     with pytest.raises(KilledError):
         work(25)
@@ -83,7 +82,7 @@ def test_all_of_it_is_there_in_order(out: Path, count: int) -> None:
     assert out.read_bytes() == expected(items(count))
     assert [each.name for each in out.parent.iterdir()] == ["out.txt"]
     buffer = io.BytesIO()
-    to_stream(iter(items(count)), Worker(), buffer)
+    to_stream(iter(items(count)), Worker(), [buffer])
     assert buffer.getvalue() == out.read_bytes()
 
 
@@ -198,7 +197,7 @@ def test_who_writes_a_line_at_a_time_is_answered_a_line_at_a_time() -> None:
                 assert pipe.written.wait_for(lambda: pipe.getvalue() == expected(items(number)), timeout=20)  # noqa: B023
             yield item
 
-    to_stream(partner(), Worker(), pipe, live=True)
+    to_stream(partner(), Worker(), [pipe], live=True)
     assert pipe.getvalue() == expected(items(25))
 
 
@@ -209,11 +208,11 @@ def test_lines_that_have_come_are_worked_on_together() -> None:
         yield from items(25)
         come.set()
 
-    def work(first: int, chunk: list[Item]) -> tuple[Iterable[str], Notes]:
+    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
         assert come.wait(20)
         return worker(first, chunk)
 
-    to_stream(reader(), work, io.BytesIO(), live=True)
+    to_stream(reader(), work, [io.BytesIO()], live=True)
     assert len(worker.firsts) <= 5  # one with what had come at first, two of ten, and what is left
 
 
@@ -225,7 +224,7 @@ def test_what_came_before_bad_input_is_written() -> None:
         raise MtkitError("line 4 is bad")
 
     with pytest.raises(MtkitError, match="line 4"):
-        to_stream(reader(), Worker(), written, live=True)
+        to_stream(reader(), Worker(), [written], live=True)
     assert written.getvalue() == expected(items(3))
 
 
@@ -238,13 +237,13 @@ def test_no_chunk_ends_where_items_belong_together(out: Path, longest: int, monk
     borders = (8, 25, 33)
     given = [(str(number), "abcd"[sum(number >= end for end in borders)]) for number in range(38)]
     worker, nobody = Worker(), list[object]().append
-    to_file(iter(given), worker, out, {}, together=together, say=nobody, on_skip=nobody)
+    to_file(iter(given), worker, [out], {}, together=together, say=nobody, on_skip=nobody)
     assert out.read_bytes() == expected(given)
     # after ten items at the next border of a document, or where a chunk has become too long
     assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
 
     for live in (False, True):  # what belongs together has to be waited for
         worker, written = Worker(), io.BytesIO()
-        to_stream(iter(given), worker, written, together=together, live=live)
+        to_stream(iter(given), worker, [written], together=together, live=live)
         assert written.getvalue() == expected(given)
         assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])

@@ -1,0 +1,1 @@
+"""Links between the words of a line and those of its translation."""
