@@ -49,6 +49,22 @@ def writing(path: Path) -> Iterator[Path]:
         ) from (error)
 
 
+def check_writable(path: Path) -> None:
+    """Tries the place of a file that long work will write, and leaves nothing there.
+
+    Raises: MtkitError for a folder, and where the place cannot be written.
+    """
+    if path.is_dir():
+        raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    place = Path(os.path.realpath(path))
+    try:
+        there = next(each for each in place.parents if each.exists())
+        with _own_folder(there / place.name):
+            pass
+    except OSError as error:
+        raise MtkitError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text, whole or not at all."""
     with writing(path) as temporary:

@@ -12,7 +12,7 @@ from textwrap import dedent
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.files import json_text, write_json, write_text, writing
+from mtkit.files import check_writable, json_text, write_json, write_text, writing
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -127,3 +127,15 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
         (temporary / "new").touch()
     assert (tmp_path / "link").is_symlink()
     assert list((tmp_path / "disk").iterdir()) == [tmp_path / "disk" / "new"]
+
+
+def test_a_place_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder" / "file.txt")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("old")
+    check_writable(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "old"
+    with pytest.raises(MtkitError, match=r"cannot write .*Not a directory; choose another place"):
+        check_writable(tmp_path / "file" / "out.txt")
+    with pytest.raises(MtkitError, match="is a folder; give the name of a file"):
+        check_writable(tmp_path)

@@ -141,6 +141,7 @@ def translate(
     import torch
 
     from mtkit.decoding.files import force_file, translate_file
+    from mtkit.decoding.lines.output import check_output
     from mtkit.decoding.translator import Translator, joins_documents
     from mtkit.runs import find_runs
 
@@ -153,7 +154,8 @@ def translate(
         raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
     if target is not None:
         _check_alone(shortlist, alignments)
-    _check_files(output, alignments)
+    for file in filter(None, (output, alignments)):
+        check_output(file)
     runs = find_runs(run, name)
     given = {
         "method": method,
@@ -271,13 +273,6 @@ def _check_alone(shortlist: int | None, alignments: Path | None) -> None:
         raise MtkitError("--shortlist restricts a search; leave it out with --target")
     if alignments is not None:
         raise MtkitError("--alignments is of translations that the run finds; leave it out with --target")
-
-
-def _check_files(*outputs: Path | None) -> None:
-    """Raises: MtkitError for an output that is a folder."""
-    for path in outputs:
-        if path is not None and path.is_dir():
-            raise MtkitError(f"{path} is a folder; give the name of a file to write")
 
 
 def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]":

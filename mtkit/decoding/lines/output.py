@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.stream import Item, Together, Work, to_file, to_stream
 from mtkit.errors import MtkitError
-from mtkit.files import write_text, writing
+from mtkit.files import check_writable, write_text, writing
 
 
 def write_lines(
@@ -54,7 +54,13 @@ def write_whole(output: Path, text: str) -> None:
         write_text(output, text)
 
 
+def check_output(output: Path) -> None:
+    """Finds out before the decoding. Raises: MtkitError where the output cannot be written."""
+    if not is_device(output):
+        check_writable(output)
+
+
 def is_device(path: Path) -> bool:
     """Whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
     descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
-    return path.exists() and (descriptor or not path.is_file())
+    return path.exists() and (descriptor or not (path.is_file() or path.is_dir()))
