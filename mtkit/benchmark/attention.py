@@ -5,7 +5,8 @@ growing positions. Each in two forms: the whole sub-layer, and the attention wit
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean
-from mtkit.out_of_memory import GIVES_OUT, gave_out
+from mtkit.out_of_memory import gave_out
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")
@@ -61,12 +62,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """All measurements of one run, and a line for everything that was left out."""
+    """All measurements of one run, a line for everything that was left out, and a line for everything that failed."""
 
     setting: Setting
     lengths: tuple[int, ...]
     measurements: list[Measurement]
     skipped: list[str]
+    failed: list[str]
 
     def ratio(self, row: Measurement, metric: str) -> float | None:
         """How many times less than `full` it takes of one of METRICS; None where full was not measured."""
@@ -112,7 +114,8 @@ def measure_attention(
 ) -> Benchmark:
     """Measures `full` and the mechanisms named, in turns, so that what slows the machine down slows all of them.
 
-    `on_progress` is told how many of how many parts are done. What does not fit in memory is left out, with a line.
+    `on_progress` is told how many of how many parts are done. What does not fit in memory is left out, with a line; where a
+    mechanism raises something else at work, the others are measured.
 
     Raises: MtkitError for a name, role, option or length that cannot be, and where nothing fits.
     """
@@ -135,8 +138,8 @@ def measure_attention(
             for name in names:
                 run.steps(name, form)
     if not run.measurements:
-        raise MtkitError(f"nothing could be measured; {run.skipped[0]}; choose shorter lengths")
-    return Benchmark(setting, lengths, run.measurements, run.skipped)
+        raise MtkitError(f"nothing could be measured; {[*run.skipped, *run.failed][0]}; choose shorter lengths")
+    return Benchmark(setting, lengths, run.measurements, run.skipped, run.failed)
 
 
 class _Run:
@@ -153,6 +156,7 @@ class _Run:
         self.names, self.lengths, self.setting, self.options = names, lengths, setting, options
         self.measurements: list[Measurement] = []
         self.skipped: list[str] = []
+        self.failed: list[str] = []
         self._held: dict[tuple[str, str], dict[int, int]] = {}
         self._generator = torch.Generator(setting.device).manual_seed(setting.seed)
         self._on_progress = on_progress
@@ -161,26 +165,29 @@ class _Run:
 
     def forward_backward(self, form: str, length: int) -> None:
         """All mechanisms at one length: each is counted once, which warms it up, then all are timed in turns."""
-        fitting = [name for name in self.names if self._fits(name, form, length)]
+        fitting = []
+        for name in self.names:
+            with self._alone(name, form, length):
+                if self._fits(name, form, length):
+                    fitting.append(name)
         inputs = self._inputs(length if fitting else 1)
         works: dict[str, Callable[[], None]] = {}
         costs: dict[str, Cost] = {}
         for name in fitting:
-            work = training(self._build(name, form, length), *inputs)
-            try:
+            with self._alone(name, form, length):
+                work = training(self._build(name, form, length), *inputs)
                 costs[name] = cost_of(work, self.setting.device)
-            except GIVES_OUT as error:
-                if not gave_out(error):
-                    raise
-                self._skip(name, form, length, "does not fit in memory")
-            else:
                 works[name] = work
                 self._held.setdefault((name, form), {})[length] = costs[name].peak_bytes
         best = dict.fromkeys(works, math.inf)
         for _ in range(self.setting.repeats):
-            for name, work in works.items():
-                best[name] = min(best[name], seconds_of(work, self.setting.device))
-        for name, cost in costs.items():
+            for name in list(works):
+                with self._alone(name, form, length):
+                    best[name] = min(best[name], seconds_of(works[name], self.setting.device))
+                    continue
+                del works[name]
+        for name in works:
+            cost = costs[name]
             self._keep(Measurement(name, "forward-backward", form, length, best[name], cost.peak_bytes, cost.flops))
         self._advance(len(self.names))
 
@@ -188,14 +195,30 @@ class _Run:
         """One mechanism at every length whose forward-backward was measured, on one walk through all positions."""
         measured = (name, "forward-backward", form)
         lengths = [each.length for each in self.measurements if (each.attention, each.work, each.form) == measured]
+        done = self._done
         if lengths:
-            attention = self._build(name, form, lengths[-1] + BEYOND)
-            walk = Walk(attention, *self._inputs(lengths[-1])[:2])
-            for length in lengths:
-                seconds, cost = walk.measure(length)
-                self._keep(Measurement(name, "step", form, length, seconds, cost.peak_bytes, cost.flops))
-                self._advance(1)
-        self._advance(len(self.lengths) - len(lengths))
+            with self._alone(name, form, lengths[-1]):
+                attention = self._build(name, form, lengths[-1] + BEYOND)
+                walk = Walk(attention, *self._inputs(lengths[-1])[:2])
+                for length in lengths:
+                    seconds, cost = walk.measure(length)
+                    self._keep(Measurement(name, "step", form, length, seconds, cost.peak_bytes, cost.flops))
+                    self._advance(1)
+        self._advance(len(self.lengths) - (self._done - done))
+
+    @contextmanager
+    def _alone(self, name: str, form: str, length: int) -> Iterator[None]:
+        """What is raised inside costs this mechanism its measurement, and no other."""
+        try:
+            yield
+        except MtkitError:
+            raise
+        except Exception as error:
+            if gave_out(error):
+                self._skip(name, form, length, "does not fit in memory")
+            else:
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                self.failed.append(f"{name}, {form}, at {length:,}: failed, {why}")
 
     def _fits(self, name: str, form: str, length: int) -> bool:
         """Whether the mechanism takes this length, and memory will hold its work, judged by what shorter ones took."""

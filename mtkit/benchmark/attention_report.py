@@ -36,7 +36,8 @@ def table(benchmark: Benchmark) -> str:
         f"{hardware(setting.device)}\n(×: how many times less than full; T^: fitted exponent of the length)"
     )
     parts = [head, *(_section(benchmark, *each) for each in sections(benchmark))]
-    return "\n\n".join([*parts, *(["\n".join(benchmark.skipped)] if benchmark.skipped else [])])
+    left_out = [*benchmark.skipped, *benchmark.failed]
+    return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 
 
 def as_object(benchmark: Benchmark) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def as_object(benchmark: Benchmark) -> dict[str, Any]:
             for name in names(benchmark)
         ],
         "skipped": benchmark.skipped,
+        "failed": benchmark.failed,
     }
 
 

@@ -53,7 +53,7 @@ def attention(
 
     Each mechanism runs beside full on the same inputs: forward and backward at each length, and a decoding step in the
     decoder and cross roles. The whole sub-layer and the attention without projections are measured separately.
-    Cases that do not fit in memory are skipped and named.
+    Cases that do not fit in memory are skipped and named. The exit code is 1 if a mechanism failed.
 
     \b
     Examples:
@@ -86,6 +86,8 @@ def attention(
     write_text(stem.with_suffix(".txt"), table(measured) + "\n")
     write_json(stem.with_suffix(".json"), as_object(measured))
     typer.echo(f"\n{stem}.txt, {stem}.json{_picture(measured, stem.with_suffix('.png'))}")
+    if measured.failed:
+        raise typer.Exit(1)
 
 
 def _picture(measured: "Benchmark", path: Path) -> str:

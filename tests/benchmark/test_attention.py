@@ -121,6 +121,29 @@ def test_what_does_not_fit_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
     assert told[-1][0] == told[-1][1]
 
 
+def test_a_mechanism_that_raises_costs_no_other_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def band_fails_at_16(*args: Any) -> Any:
+        if args[0] == "band" and args[2] == 16:
+            raise RuntimeError("no kernel\nfor this")
+        return built(*args)
+
+    built = attention._build
+    monkeypatch.setattr(attention, "_build", band_fails_at_16)
+    told: list[tuple[int, int]] = []
+    measured = measure_attention(
+        ["band"], [8, 16, 32], setting(role="decoder"), on_progress=lambda *each: told.append(each)
+    )
+    assert measured.failed == [
+        f"band, {form}, at 16: failed, RuntimeError: no kernel for this" for form in ("sub-layer", "attention")
+    ]
+    for name, lengths in (("full", [8, 16, 32]), ("band", [8, 32])):
+        for work in ("forward-backward", "step"):
+            for form in ("sub-layer", "attention"):
+                assert [row.length for row in measured.rows(name, work, form)] == lengths
+    assert table(measured).endswith("\n".join(measured.failed))
+    assert told[-1][0] == told[-1][1]
+
+
 def test_without_its_projections_full_is_the_attention_of_its_input() -> None:
     attention = without_projections(build("full", role="decoder", d_model=WIDTH, heads=HEADS))
     x = torch.randn(2, 9, WIDTH)
@@ -216,7 +239,7 @@ def test_the_object_is_json_with_ratios_and_exponents(decoder: Benchmark) -> Non
 
 def test_a_picture_is_drawn(decoder: Benchmark, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    nothing = Benchmark(setting(), LENGTHS, decoder.measurements[:1], [])
+    nothing = Benchmark(setting(), LENGTHS, decoder.measurements[:1], [], [])
     for name, measured in (("all", decoder), ("one", nothing)):
         draw_benchmark(measured, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

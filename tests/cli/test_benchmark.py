@@ -1,6 +1,7 @@
 """`mtkit benchmark`, as typed."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_options_reach_the_mechanisms() -> None:
             row["peak_bytes"] for row in read["measurements"] if (row["attention"], row["work"]) == ("band", "step")
         ]
     assert all(narrow < wide for narrow, wide in zip(state["1"], state["8"], strict=True))
+
+
+def test_a_failure_is_named_and_the_rest_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(work: Callable[[], None], device: object) -> float:
+        calls.append(work)
+        if len(calls) == 2:
+            raise RuntimeError("no kernel")
+        return 0.5
+
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr("mtkit.benchmark.attention.seconds_of", fails)
+    result = CliRunner().invoke(app, ["benchmark", "attention", "--names", "linear", *SMALL])
+    assert result.exit_code == 1
+    assert "linear, sub-layer, at 8: failed, RuntimeError: no kernel" in result.stdout
+    read = json.loads(Path("mtkit-benchmark/attention-encoder.json").read_text())
+    assert len(read["failed"]) == 1
+    assert len(read["measurements"]) == 2 * 2 * 2 - 1
 
 
 def test_without_matplotlib_there_is_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
