@@ -114,8 +114,8 @@ def measure_attention(
 ) -> Benchmark:
     """Measures `full` and the mechanisms named, in turns, so that what slows the machine down slows all of them.
 
-    `on_progress` is told how many of how many parts are done. What does not fit in memory is left out, with a line; where a
-    mechanism raises something else at work, the others are measured.
+    `on_progress` is told how many of how many parts are done. What does not fit in memory is left out, with a line.
+    Where a mechanism raises something else at work, the others are measured.
 
     Raises: MtkitError for a name, role, option or length that cannot be, and where nothing fits.
     """
