@@ -182,10 +182,10 @@ class _Run:
         best = dict.fromkeys(works, math.inf)
         for _ in range(self.setting.repeats):
             for name in list(works):
+                work = works.pop(name)
                 with self._alone(name, form, length):
-                    best[name] = min(best[name], seconds_of(works[name], self.setting.device))
-                    continue
-                del works[name]
+                    best[name] = min(best[name], seconds_of(work, self.setting.device))
+                    works[name] = work  # it has not failed
         for name in works:
             cost = costs[name]
             self._keep(Measurement(name, "forward-backward", form, length, best[name], cost.peak_bytes, cost.flops))
