@@ -43,8 +43,15 @@ def translate(
         list[str] | None,
         typer.Option(metavar="NAME", help="Test side, or valid; repeatable.  [default: all test sides]"),
     ] = None,
+    test: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Test set of sacrebleu instead, downloaded, e.g. wmt14.")
+    ] = None,
+    languages: Annotated[
+        str | None, typer.Option(metavar="EN-DE", help="Language pair of --test.  [default: the run's direction]")
+    ] = None,
     direction: Annotated[
-        str | None, typer.Option(metavar="EN-FR", help="Direction of --input; required for runs with several.")
+        str | None,
+        typer.Option(metavar="EN-FR", help="Direction of --input or --test; required for runs with several."),
     ] = None,
     documents: Annotated[
         bool | None,
@@ -132,6 +139,7 @@ def translate(
     \b
     Examples:
       mtkit translate --side test
+      mtkit translate --test wmt14 && mtkit score
       mtkit translate --input - < text.en > text.de
       mtkit translate --input text.en --output text.fr --direction en-fr
       mtkit translate --name one --name two --beam 5
@@ -147,13 +155,14 @@ def translate(
 
     _check_options(
         input,
-        {"--scores": scores, "--direction": direction, "--document-ids": document_ids},
-        {"--side": side, "--data": None if shortlist or alignments else data},
+        {"--scores": scores, "--direction": None if test else direction, "--document-ids": document_ids},
+        {"--side": side, "--test": test, "--data": None if shortlist or alignments else data},
     )
     if input == "-" and str(document_ids) == "-":
         raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
     if target is not None:
         _check_alone(shortlist, alignments)
+    _check_set(test, languages, side)
     for file in filter(None, (output, alignments)):
         check_output(file)
     runs = find_runs(run, name)
@@ -182,7 +191,7 @@ def translate(
     if alignments is not None:
         translator.check_links()
     prepared = data or whole.data.folder
-    sides = _held_out(runs[0], prepared, side or []) if input is None else []
+    sides = _sides(translator, prepared, side or [], test, languages, direction) if input is None else []
     if len(sides) > 1 and (output or target or alignments):
         option = "--target holds translations of" if target else "--output and --alignments hold"
         raise MtkitError(f"{option} one side; choose with --side: {', '.join(each.name for each in sides)}")
@@ -275,6 +284,28 @@ def _check_alone(shortlist: int | None, alignments: Path | None) -> None:
         raise MtkitError("--alignments is of translations that the run finds; leave it out with --target")
 
 
+def _check_set(test: str | None, languages: str | None, side: list[str] | None) -> None:
+    """Raises: MtkitError for options that do not go with a named test set."""
+    if test and side:
+        raise MtkitError("--test and --side do not combine; leave one out")
+    if languages and not test:
+        raise MtkitError("--languages applies to --test only; leave it out")
+
+
+def _sides(
+    translator: "Translator",
+    folder: Path,
+    names: Sequence[str],
+    test: str | None,
+    languages: str | None,
+    direction: str | None,
+) -> "list[HeldOut]":
+    """The named test set, or sides of prepared data."""
+    if test is not None:
+        return [_named(translator, test, languages, direction)]
+    return _held_out(translator.runs[0], folder, names)
+
+
 def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]":
     """The sides of those names; without one, those that a bare `mtkit translate` translates."""
     from mtkit.data.prepared import open_prepared
@@ -286,6 +317,16 @@ def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]"
     if not names and not prepared.tests:
         note(f"{folder} has no test side, so the validation side is translated")
     return [held_out(prepared, name) for name in dict.fromkeys(names or prepared.tests or ["valid"])]
+
+
+def _named(translator: "Translator", name: str, languages: str | None, direction: str | None) -> "HeldOut":
+    """A test set of sacrebleu as a side of the run's only direction, or the given one."""
+    from mtkit.data.readers.named_sets import read_test_set
+    from mtkit.decoding.held_out import HeldOut
+
+    way = translator.directions(direction, 1).names_of_lines()[0]
+    found = read_test_set(name, languages or way)
+    return HeldOut(found.name, found.sources, found.references, translator.directions(way, len(found.sources)))
 
 
 @contextmanager
