@@ -1,7 +1,6 @@
 """Work on many lines, chunk by chunk: to a stream as results are made, or to a file, resumed after an interruption."""
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,9 +10,10 @@ from queue import Queue
 from threading import Thread
 from typing import Any, BinaryIO
 
+from mtkit.decoding.lines.journal import Finished, Journal
 from mtkit.decoding.lines.notes import Notes
 from mtkit.errors import MtkitError
-from mtkit.files import json_text, locked, write_json
+from mtkit.files import locked
 
 CHUNK = 10_000
 """Items worked on together; what is lost by a kill."""
@@ -66,7 +66,7 @@ def to_file(
 ) -> Notes:
     """Writes each output to its path, which appears when it is complete; gives the notes on all, also resumed chunks.
 
-    Until then each output grows chunk by chunk in PATH.partial, with PATH.partial.json beside the first. After an
+    Until then each output grows chunk by chunk in PATH.partial, with PATH.partial.jsonl beside the first. After an
     interruption, the same call skips finished chunks; `on_skip` gets the number of their items. A chunk is skipped if
     it and all chunks before it held the same items, and if `about`, the JSON values of all else that the output depends
     on, is the same. `say` gets a message when work resumes or starts again.
@@ -75,27 +75,29 @@ def to_file(
     """
     paths = [Path(os.path.realpath(path)) for path in paths]  # a link is kept
     partials = [path.with_name(f"{path.name}.partial") for path in paths]
-    record = paths[0].with_name(f"{paths[0].name}.partial.json")
-    about = json.loads(json_text(about))
+    record_path = paths[0].with_name(f"{paths[0].name}.partial.jsonl")
     for path in paths:
         if path.is_dir():
             raise MtkitError(f"{path} is a folder; give the name of a file to write")
-    todo, done, notes = _chunks(items, together), list[dict[str, Any]](), Notes()
-    begun = False
+    todo, notes = _chunks(items, together), Notes()
     try:
         with ExitStack() as stack:
             for path in paths:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 held = f"another process is writing {path}; wait for it, or choose another file"
                 stack.enter_context(locked(path.with_name(f"{path.name}.partial.lock"), held))
+            _drop_earlier_record(paths[0], partials[0], say)
             files = [stack.enter_context(partial.open("ab")) for partial in partials]
-            done = _done(record, about, [partial.stat().st_size for partial in partials], say)
-            begun = True
-            there, waiting = _skip(done, todo, partials[0], say, on_skip)
-            done = done[:there]
-            if done:
-                notes = Notes.restored(done[-1]["notes"])
-            for file, size in zip(files, done[-1]["bytes"] if done else [0] * len(files), strict=True):
+            record = stack.enter_context(Journal(record_path, about))
+            sizes = [partial.stat().st_size for partial in partials]
+            if problem := record.problem:
+                say(f"{partials[0]} {problem}; translation starts again")
+            stack.callback(_clear, record, [*partials, record_path])
+            end, last, waiting = _skip(record.finished(sizes), todo, partials[0], say, on_skip)
+            record.keep(end)
+            if last is not None:
+                notes = Notes.restored(last.notes)
+            for file, size in zip(files, last.ends if last else [0] * len(files), strict=True):
                 file.truncate(size)
             for first, chunk in chain(waiting, todo):
                 outputs, found = work(first, chunk)
@@ -104,22 +106,17 @@ def to_file(
                     file.write(_bytes(lines))
                     file.flush()
                     os.fsync(file.fileno())
-                sizes = [os.fstat(file.fileno()).st_size for file in files]
-                done.append({"sha256": _digest(chunk), "bytes": sizes, "notes": notes.state()})
-                write_json(record, {"about": about, "chunks": done})
+                ends = tuple(os.fstat(file.fileno()).st_size for file in files)
+                record.add(Finished(_digest(chunk), ends, notes.state()))
             for partial, path in reversed([*zip(partials, paths, strict=True)]):  # the first tells that all are there
                 partial.replace(path)
-            done = []
+            record.keep(0)
             return notes
     except OSError as error:
         raise MtkitError(
             f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}; "
             "free some space or choose another place"
         ) from error
-    finally:
-        if begun and not done:  # there is nothing to resume from
-            for each in (*partials, record):
-                each.unlink(missing_ok=True)
 
 
 class _Arriving:
@@ -180,49 +177,41 @@ def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[
         chunk = begun + list(islice(iterator, CHUNK - len(begun)))
 
 
-def _done(record: Path, about: Any, sizes: list[int], say: Callable[[str], object]) -> list[dict[str, Any]]:
-    """The chunks of partial files of these sizes that were made with the same `about`."""
-    try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-        there = [
-            each
-            for each in found["chunks"]
-            if each["sha256"] and all(end <= size for end, size in zip(each["bytes"], sizes, strict=True))
-        ]
-        for each in there:
-            Notes.restored(each["notes"])
-        before = found["about"]
-    except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError):
-        there, before = [], None
-    if before != about:
-        say(f"{record.with_suffix('')} was made with another model or other settings; translation starts again")
-        return []
-    return there
+def _drop_earlier_record(path: Path, partial: Path, say: Callable[[str], object]) -> None:
+    """Earlier versions rewrote one JSON object after each chunk; what it tells of is begun again."""
+    earlier = path.with_name(f"{path.name}.partial.json")
+    if earlier.exists():
+        say(f"{partial} was made by an earlier version of mtkit; translation starts again")
+        earlier.unlink()
+
+
+def _clear(record: Journal, paths: Iterable[Path]) -> None:
+    """Removes these files where there is nothing to resume from."""
+    if record.empty:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def _skip(
-    done: list[dict[str, Any]],
+    done: Iterator[tuple[int, Finished]],
     todo: Iterator[tuple[int, list[Item]]],
     partial: Path,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
-) -> tuple[int, list[tuple[int, list[Item]]]]:
-    """Skips the finished chunks; gives their number, and the first unfinished chunk, if there is one."""
-    there = 0
-    waiting: list[tuple[int, list[Item]]] = []
+) -> tuple[int, Finished | None, list[tuple[int, list[Item]]]]:
+    """Skips the finished chunks; gives where the record of them ends, the last, and the first unfinished, if any."""
+    end, last = 0, None
     for first, chunk in todo:
-        if there == len(done) or done[there]["sha256"] != _digest(chunk):
-            waiting.append((first, chunk))
-            break
-        there += 1
+        place, finished = next(done, (0, None))
+        if finished is None or finished.sha256 != _digest(chunk):
+            if finished is not None:
+                say(f"{partial} was made of other text from line {first + 1:,} on")
+            if last is not None:
+                say(f"resuming after line {first:,}, where {partial} ends")
+            return end, last, [(first, chunk)]
+        end, last = place, finished
         on_skip(len(chunk))
-    if waiting and there < len(done):
-        say(f"{partial} was made of other text from line {waiting[0][0] + 1:,} on")
-    if waiting and there:
-        say(f"resuming after line {waiting[0][0]:,}, where {partial} ends")
-    return there, waiting
+    return end, last, []
 
 
 def _digest(chunk: list[Item]) -> str:
