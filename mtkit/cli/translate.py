@@ -4,13 +4,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from mtkit.cli.translation.checks import check_alone, check_options, check_set, check_standard_input
 from mtkit.cli.translation.input import count, is_live, text
 from mtkit.cli.translation.lexicons import heads_for, lexicon_for
 from mtkit.cli.translation.notes import note
+from mtkit.cli.translation.parts import check_parts, own_part
+from mtkit.cli.translation.parts import join as join_parts
 from mtkit.cli.translation.settings import recipe_of
 from mtkit.errors import MtkitError
 
@@ -64,6 +67,11 @@ def translate(
     document_ids: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Document ids of the lines of --input, one per line.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Translate part I of N of --input only, into a file of that part."),
+    ] = None,
+    join: Annotated[bool, typer.Option("--join", help="Check and join the translated parts of --input.")] = False,
     recipe: Annotated[Path | None, typer.Option(help="Recipe with decoding settings.  [default: the run's]")] = None,
     data: Annotated[
         Path | None,
@@ -136,6 +144,9 @@ def translate(
     attention, by the heads that follow the lexicon best on the validation side; they are chosen at first use. Words are
     what white space parts; of Chinese, Japanese, Thai, Lao, Khmer and Burmese text each character is a word.
 
+    --part divides --input by bytes, so that any machines can translate the parts of a large file; each line is in one
+    part. Processes of torchrun take a part each. --join checks that all lines are there and writes --output.
+
     \b
     Examples:
       mtkit translate --side test
@@ -145,6 +156,8 @@ def translate(
       mtkit translate --name one --name two --beam 5
       mtkit translate --dtype int8 --shortlist 20
       mtkit translate --input text.en --output text.de --alignments text.en-de
+      mtkit translate --input text.en --output text.de --part 2/8
+      mtkit translate --input text.en --output text.de --join
     """
     import torch
 
@@ -153,18 +166,22 @@ def translate(
     from mtkit.decoding.translator import Translator, joins_documents
     from mtkit.runs import find_runs
 
-    _check_options(
+    check_options(
         input,
         {"--scores": scores, "--direction": None if test else direction, "--document-ids": document_ids},
         {"--side": side, "--test": test, "--data": None if shortlist or alignments else data},
     )
-    if input == "-" and str(document_ids) == "-":
-        raise MtkitError("--input and --document-ids cannot both be standard input; give one of them as a file")
+    check_standard_input(input, {"--document-ids": document_ids, "--target": target})
     if target is not None:
-        _check_alone(shortlist, alignments)
-    _check_set(test, languages, side)
+        check_alone(shortlist, alignments)
+    check_set(test, languages, side)
+    check_parts(part, join, input, output, target)
     for file in filter(None, (output, alignments)):
         check_output(file)
+    if join:
+        join_parts(Path(str(input)), cast(Path, output), alignments)
+        return
+    piece, device = own_part(part, input, output, target, device)
     runs = find_runs(run, name)
     given = {
         "method": method,
@@ -204,7 +221,7 @@ def translate(
         _translate_sides(translator, sides, output, alignments, heads, joined=joined, asked=bool(documents))
         return
     where = sys.stdout.buffer if output is None else output
-    with _progress(count(input) if input is not None else len(sides[0].sources)) as advance:
+    with _progress(None if piece else count(input) if input is not None else len(sides[0].sources)) as advance:
         if target is not None:
             lines, ways = (sides[0].sources, sides[0].directions) if input is None else (text(input), direction)
             force_file(translator, lines, text(str(target)), where, directions=ways, say=note, on_progress=advance)
@@ -220,6 +237,7 @@ def translate(
             alignments=alignments,
             heads=heads,
             live=is_live(str(input)),
+            part=piece,
             say=note,
             on_progress=advance,
         )
@@ -264,32 +282,6 @@ def _translate_sides(
             f"segments/s, {numbers['tokens_per_second']:,.0f} tokens/s), "
             f"checkpoint {translator.about['checkpoint']}: {path}"
         )
-
-
-def _check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:
-    """Raises: MtkitError for an option that says nothing about lines of --input, or only about them."""
-    for option, value in with_input.items():
-        if value and input is None:
-            raise MtkitError(f"{option} applies to --input only; give --input FILE too")
-    for option, value in without.items():
-        if value and input is not None:
-            raise MtkitError(f"{option} applies to prepared data only; leave it out, or leave out --input")
-
-
-def _check_alone(shortlist: int | None, alignments: Path | None) -> None:
-    """Raises: MtkitError for what says nothing about given translations."""
-    if shortlist:
-        raise MtkitError("--shortlist restricts a search; leave it out with --target")
-    if alignments is not None:
-        raise MtkitError("--alignments is of translations that the run finds; leave it out with --target")
-
-
-def _check_set(test: str | None, languages: str | None, side: list[str] | None) -> None:
-    """Raises: MtkitError for options that do not go with a named test set."""
-    if test and side:
-        raise MtkitError("--test and --side do not combine; leave one out")
-    if languages and not test:
-        raise MtkitError("--languages applies to --test only; leave it out")
 
 
 def _sides(

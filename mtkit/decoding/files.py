@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import repeat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
-from mtkit.data.readers import Lines
+from mtkit.data.readers import Lines, Span
 from mtkit.decoding.held_out import n_best_lines
 from mtkit.decoding.lines.documents import parted_by_blank_lines
 from mtkit.decoding.lines.notes import Notes
-from mtkit.decoding.lines.output import write_lines
+from mtkit.decoding.lines.output import is_device, write_lines
+from mtkit.decoding.lines.parts import FilePart, begin_part, part_lines
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.links.heads import Heads
 from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
-from mtkit.errors import DataError
+from mtkit.errors import DataError, MtkitError
 
 Text = Path | Iterable[str]
 """Lines: a file, .gz too, or what gives one after the other, without line ends."""
@@ -34,6 +36,7 @@ def translate_file(
     alignments: Path | BinaryIO | None = None,
     heads: Heads | None = None,
     live: bool = False,
+    part: FilePart | None = None,
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
 ) -> Notes:
@@ -49,21 +52,28 @@ def translate_file(
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
     messages for people, `on_progress` the number of lines just finished.
 
+    With a `part` of a source file, its lines alone are translated, each as in a translation of the whole, into files of
+    that part (`FilePart.output`); `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
+
     Raises: MtkitError for options that do not combine, and where `output` cannot be written; DataError for bad input.
     """
     heads = Heads() if heads is None else heads
     if alignments is not None:
         translator.check_links()
     together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
-    items: Iterable[Item] = zip(_lines(source)) if document_ids is None else _with_ids(source, document_ids)
+    if part is not None:
+        _check_part(translator, source, output, alignments, together=together)
+    span = None if part is None else part_lines(cast(Path, source), part)
+    offset = 0 if span is None else span.before
+    items: Iterable[Item] = zip(_lines(source, span)) if document_ids is None else _with_ids(source, document_ids)
 
     def ids_of(chunk: Sequence[Item]) -> Sequence[int] | Sequence[str] | None:
         if not together:
             return None
         return parted_by_blank_lines([item[0] for item in chunk]) if document_ids is None else [i[1] for i in chunk]
 
-    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
-        lines, ids = [item[0] for item in chunk], ids_of(chunk)
+    def work(place: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
+        lines, ids, first = [item[0] for item in chunk], ids_of(chunk), offset + place
         found = translator.lines(lines, direction=direction, documents=ids, first=first, on_progress=on_progress)
         written = [_written(found, first, several=translator.settings.n_best > 1, scores=scores)]
         if alignments is not None:
@@ -74,18 +84,27 @@ def translate_file(
     def in_a_document(one: Item, other: Item) -> bool:
         return bool(one[0].strip() and other[0].strip()) if document_ids is None else one[1] == other[1]
 
-    parted = together and ("blank lines" if document_ids is None else _name(document_ids, "ids"))
+    def about() -> dict[str, Any]:
+        return {
+            **translator.identity,
+            "direction": direction,
+            "documents": together and ("blank lines" if document_ids is None else _name(document_ids, "ids")),
+            "scores": scores,
+            "heads": None if alignments is None else asdict(heads),
+        }
+
+    outputs = [output] if alignments is None else [output, alignments]
+    if part is not None and span is not None:
+        paths = cast("list[Path]", outputs)
+        if not begin_part(part, cast(Path, source), span, paths, about()):
+            say(f"part {part} is finished: {part.output(paths[0])}")
+            return Notes()
+        outputs = [part.output(path) for path in paths]
     return write_lines(
         items,
         work,
-        [output] if alignments is None else [output, alignments],
-        lambda: {
-            **translator.identity,
-            "direction": direction,
-            "documents": parted,
-            "scores": scores,
-            "heads": None if alignments is None else asdict(heads),
-        },
+        outputs,
+        lambda: {**about(), "before": offset},
         together=in_a_document if together else None,
         live=live,
         say=say,
@@ -110,25 +129,29 @@ def force_file(
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as
     `translate_file` does.
     """
-    source, target = list(_lines(sources)), list(_lines(targets))
-    if len(source) != len(target):
-        raise DataError(f"{len(source):,} source lines and {len(target):,} target lines do not make pairs")
-    if not isinstance(directions, Directions):
-        directions = translator.directions(directions, len(source))
-    ways = directions
+    pairs = _pairs(sources, targets)
+    ways = directions if isinstance(directions, Directions) else None
+    one = "" if ways else translator.directions(cast("str | None", directions), 1).names_of_lines()[0]
+    names = ways.names_of_lines() if ways else repeat(one)
 
     def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
         found = translator.force(
             [item[0] for item in chunk],
             [item[1] for item in chunk],
-            ways.part(first, len(chunk)),
+            ways.part(first, len(chunk)) if ways else translator.directions(one, len(chunk)),
             first=first,
             on_progress=on_progress,
         )
         return [[f"{each:.6f}" for each in found]], Notes()
 
-    items = zip(source, target, ways.names_of_lines(), strict=True)
-    write_lines(items, work, [output], lambda: {**translator.identity, "forced": True}, say=say, on_skip=on_progress)
+    write_lines(
+        ((*pair, name) for pair, name in zip(pairs, names, strict=False)),
+        work,
+        [output],
+        lambda: {**translator.identity, "forced": True},
+        say=say,
+        on_skip=on_progress,
+    )
 
 
 def _written(
@@ -143,16 +166,48 @@ def _written(
 def _with_ids(source: Text, ids: Text) -> Iterator[Item]:
     """Lines with the ids of their documents. Raises: DataError for unequal numbers, at once where both are known."""
     wrong = f"{_name(ids, 'the ids')} must have as many lines as the input: the id of each line's document"
-    if _is_file(source) and _is_file(ids) and sum(1 for _ in _lines(source)) != sum(1 for _ in _lines(ids)):
+    if _is_file(source) and _is_file(ids) and _count(source) != _count(ids):
         raise DataError(wrong)
+    return _zipped(source, ids, wrong)
+
+
+def _pairs(sources: Text, targets: Text) -> Iterator[Item]:
+    """Source lines with their targets. Raises: DataError for unequal numbers, at once where both are known."""
+    source, target = _count(sources), _count(targets)
+    if source is not None and target is not None and source != target:
+        raise DataError(f"{source:,} source lines and {target:,} target lines do not make pairs")
+    return _zipped(sources, targets, "there are not as many source lines as target lines, so they do not make pairs")
+
+
+def _zipped(one: Text, other: Text, wrong: str) -> Iterator[Item]:
     try:
-        yield from zip(_lines(source), _lines(ids), strict=True)
+        yield from zip(_lines(one), _lines(other), strict=True)
     except ValueError as error:
         raise DataError(wrong) from error
 
 
-def _lines(text: Text) -> Iterable[str]:
-    return Lines(text) if isinstance(text, Path) else text
+def _count(text: Text) -> int | None:
+    """The number of lines, where they can be read more than once."""
+    if _is_file(text):
+        return sum(1 for _ in _lines(text))
+    return len(text) if isinstance(text, Sequence) else None
+
+
+def _check_part(
+    translator: Translator, source: Text, output: Path | BinaryIO, alignments: Path | BinaryIO | None, *, together: bool
+) -> None:
+    """Raises: MtkitError for what cannot be done in parts."""
+    outputs = [output] if alignments is None else [output, alignments]
+    if not all(isinstance(each, Path) and not is_device(each) for each in (source, *outputs)):
+        raise MtkitError("a part is of a file and goes to files; give --input and --output a file each")
+    if together:
+        raise MtkitError("a part may end in the middle of a document; give --sentences, or leave --part out")
+    if translator.settings.n_best > 1:
+        raise MtkitError(f"a part has one translation per line, and decoding.n_best = {translator.settings.n_best}")
+
+
+def _lines(text: Text, span: Span | None = None) -> Iterable[str]:
+    return Lines(text, span=span) if isinstance(text, Path) else text
 
 
 def _is_file(text: Text) -> bool:

@@ -122,6 +122,7 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--input", "-", "--documents"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "test.source"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "-"], MtkitError, "cannot both be standard input"),
+        (["--input", "-", "--target", "-"], MtkitError, "cannot both be standard input"),
         (["--target", "train.source"], DataError, "7 source lines and 200 target lines"),
     ],
 )

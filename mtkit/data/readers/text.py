@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,18 @@ class Repairs:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Neighbouring lines of a file that is not packed."""
+
+    begin: int
+    """Bytes before the first of them."""
+    end: int
+    """Bytes of the file up to the end of the last of them."""
+    before: int
+    """Lines before the first of them."""
+
+
+@dataclass(frozen=True)
 class Lines:
     """The lines of a UTF-8 text file, or of a gzipped one (.gz), read anew by each loop and never held together.
 
@@ -46,12 +59,14 @@ class Lines:
 
     path: Path
     repairs: Repairs = field(default_factory=Repairs, compare=False)
+    span: Span | None = None
+    """These lines alone; None: all."""
 
     def __iter__(self) -> Iterator[str]:
-        before = 0
+        before = 0 if self.span is None else self.span.before
         with open_file(self.path) as file:
-            while block := file.read(_BLOCK) + (rest := file.readline(LONGEST + 1)):
-                if len(rest) > LONGEST:
+            for block in self._blocks(file):
+                if len(block) > _BLOCK + LONGEST:
                     raise _endless(str(self.path), before + 1 + block.count(b"\n"))
                 lines = _sound(block)
                 if lines is None:
@@ -61,6 +76,18 @@ class Lines:
                 else:
                     yield from lines
                     before += len(lines)
+
+    def _blocks(self, file: BinaryIO) -> Iterator[bytes]:
+        """The bytes of the lines, each block up to the end of a line, where that is not too long."""
+        left = sys.maxsize
+        if self.span is not None:
+            file.seek(self.span.begin)
+            left = self.span.end - self.span.begin
+        while block := file.read(min(_BLOCK, left)):
+            if len(block) < left:
+                block += file.readline(LONGEST + 1)
+            left -= len(block)
+            yield block
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:

@@ -1,0 +1,181 @@
+"""A large file in parts: ranges of bytes that any machines translate, each into its own files, joined at the end.
+
+text.de.part-2-of-8       the lines of part 2, which appear when they are complete
+text.de.part-2-of-8.json  what they are made of: which lines of the input, their hash, the model and the settings
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mtkit.data.readers import Span, open_file
+from mtkit.decoding.lines.notes import Listed
+from mtkit.errors import DataError, MtkitError
+from mtkit.files import json_text, write_json, writing
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """One of several parts of a file; its lines are those that begin in its share of the bytes."""
+
+    number: int
+    """From 1."""
+    of: int
+
+    @classmethod
+    def named(cls, name: str) -> "FilePart":
+        """The part that is called 2/8. Raises: MtkitError for another form of name."""
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", name)
+        number, of = map(int, found.groups()) if found else (0, 0)
+        if not 1 <= number <= of:
+            raise MtkitError(f"--part {name} is no part; the second of eight is --part 2/8")
+        return cls(number, of)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def output(self, path: Path) -> Path:
+        """The file of this part of an output."""
+        return path.with_name(f"{path.name}.part-{self.number}-of-{self.of}")
+
+    def record(self, output: Path) -> Path:
+        """The file that tells what this part of an output is made of."""
+        return output.with_name(f"{self.output(output).name}.json")
+
+
+def part_lines(path: Path, part: FilePart) -> Span:
+    """The lines of a part; the file is read up to their beginning, to number them.
+
+    Raises: DataError where the file cannot be read, is packed, or is a pipe.
+    """
+    check_parted(path)
+    with open_file(path) as file:
+        size = path.stat().st_size
+        begin, end = (_next_line(file, size * number // part.of) for number in (part.number - 1, part.number))
+        return Span(begin, end, _counted(file, 0, begin)[0])
+
+
+def check_parted(path: Path) -> None:
+    """Raises: DataError for a file that cannot be read from the middle."""
+    with open_file(path):
+        if path.suffix == ".gz":
+            raise DataError(f"{path} is packed, so parts of it cannot be read; unpack it first (gunzip -k {path})")
+        if not path.is_file():
+            raise DataError(f"{path} is not a file, so parts of it cannot be read; write its text to a file first")
+
+
+def begin_part(part: FilePart, source: Path, span: Span, outputs: Sequence[Path], about: Mapping[str, Any]) -> bool:
+    """Says beside the first output what the part is made of; False where just that part is finished already.
+
+    `about` are the JSON values of all else that the outputs depend on. Files of the part that were made otherwise are
+    removed. Raises: MtkitError where it cannot be written.
+    """
+    with open_file(source) as file:
+        lines, sha256 = _counted(file, span.begin, span.end)
+    made_of = {"begin": span.begin, "end": span.end, "before": span.before, "lines": lines, "sha256": sha256}
+    record = {**made_of, "about": json.loads(json_text(about))}
+    made = [part.output(output) for output in outputs]
+    if _read(part, outputs[0]) == record:
+        return not all(each.is_file() for each in made)
+    for each in made:
+        each.unlink(missing_ok=True)
+    write_json(part.record(outputs[0]), record)
+    return True
+
+
+def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
+    """Writes the outputs from those of all parts of the source, which stay; gives the numbers of parts and lines.
+
+    Raises: DataError for a part that is missing, was made of other text or with another model or settings than the
+    first, or does not have the lines that it must have; each message names the part.
+    """
+    check_parted(source)
+    parts = _parts(outputs)
+    records = [_read(part, outputs[0]) for part in parts]
+    end = before = 0
+    with open_file(source) as file:
+        for part, record in zip(parts, records, strict=True):
+            again = f"translate it again with --part {part}"
+            if record["about"] != records[0]["about"]:
+                raise DataError(f"part {part} was made with another model or other settings than part 1; {again}")
+            lines, sha256 = _counted(file, record["begin"], record["end"])
+            place = {"begin": end, "before": before, "lines": lines, "sha256": sha256}
+            if place != {key: record[key] for key in place}:
+                raise DataError(f"part {part} was made of other text than {source} has; {again}")
+            end, before = record["end"], before + lines
+            for path in map(part.output, outputs):
+                with open_file(path) as written:
+                    there, _ = _counted(written, 0, path.stat().st_size)
+                if there != lines:
+                    raise DataError(f"{path} has {there:,} lines, and its part of {source} {lines:,}; {again}")
+        if end != source.stat().st_size:
+            raise DataError(f"{source} has grown since its parts were translated; translate them again")
+    for output in outputs:
+        with writing(output) as temporary, temporary.open("wb") as whole:
+            for path in (part.output(output) for part in parts):
+                with open_file(path) as written:
+                    shutil.copyfileobj(written, whole, _BLOCK)
+    return len(parts), before
+
+
+def _parts(outputs: Sequence[Path]) -> list[FilePart]:
+    """All parts. Raises: DataError where one is missing, or where files are parts of different divisions."""
+    names = re.compile(rf"{re.escape(outputs[0].name)}\.part-([0-9]+)-of-([0-9]+)(\.json)?")
+    found = [names.fullmatch(each.name) for each in outputs[0].parent.glob("*.part-*-of-*")]
+    divisions = sorted({int(each[2]) for each in found if each})
+    if not divisions:
+        raise DataError(f"no parts of {outputs[0]}; translate them first, with --part 1/8 to 8/8")
+    if len(divisions) > 1:
+        raise DataError(
+            f"{outputs[0]} has parts of {' and of '.join(map(str, divisions))}; remove those that are not wanted"
+        )
+    parts = [FilePart(number + 1, divisions[0]) for number in range(divisions[0])]
+    missing = [
+        part.number
+        for part in parts
+        if not part.record(outputs[0]).is_file() or not all(part.output(each).is_file() for each in outputs)
+    ]
+    if missing:
+        raise DataError(
+            f"of {len(parts):,} parts of {' and '.join(map(str, outputs))}, {len(missing):,} are missing or not "
+            f"finished: {Listed.of(missing)}; translate with --part {missing[0]}/{len(parts)} and so on"
+        )
+    return parts
+
+
+def _read(part: FilePart, output: Path) -> dict[str, Any]:
+    """The record of a part; one that tells of nothing where there is none that can be read."""
+    nothing = dict.fromkeys(("begin", "end", "before", "lines"), 0) | {"sha256": "", "about": None}
+    try:
+        found = json.loads(part.record(output).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return nothing
+    return found if isinstance(found, dict) and found.keys() == nothing.keys() else nothing
+
+
+def _next_line(file: BinaryIO, place: int) -> int:
+    """Where the first line begins that does not begin before `place`."""
+    if place == 0:
+        return 0
+    file.seek(place - 1)
+    while (block := file.readline(_BLOCK)) and not block.endswith(b"\n"):
+        pass
+    return file.tell()
+
+
+def _counted(file: BinaryIO, begin: int, end: int) -> tuple[int, str]:
+    """The number and the SHA-256 of the lines between two places."""
+    digest, lines, last = hashlib.sha256(), 0, b"\n"
+    file.seek(begin)
+    left = end - begin
+    while block := file.read(min(_BLOCK, left)):
+        digest.update(block)
+        lines, last, left = lines + block.count(b"\n"), block[-1:], left - len(block)
+    return lines + (last != b"\n"), digest.hexdigest()

@@ -1,0 +1,130 @@
+"""Parts of a file: each line in one of them, and a join that leaves none out."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.data.readers import Lines, Span
+from mtkit.decoding.lines.parts import FilePart, begin_part, join_parts, part_lines
+from mtkit.errors import DataError, MtkitError
+
+TEXTS = [
+    b"",
+    b"\n",
+    b"a\nb\n",
+    b"a\nb",
+    b"\n\n\nlong line, longer than its part\n\nx",
+    "犬が木を見る。猫。\n\n\u2028a\u2029\x85\r\n字\r\n".encode(),
+    "\ufeffa\n\ufeffb\n".encode(),
+]
+
+
+def translate(source: Path, out: Path, part: FilePart, about: object = 1) -> bool:
+    """Each line of a part, numbered."""
+    span = part_lines(source, part)
+    if not begin_part(part, source, span, [out], {"about": about}):
+        return False
+    lines = [f"{number} {line}\n" for number, line in enumerate(Lines(source, span=span), start=span.before)]
+    part.output(out).write_text("".join(lines), newline="")
+    return True
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_bytes("".join(f"line {number} 木\n" for number in range(20)).encode())
+    return path
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 60])
+def test_each_line_is_in_the_part_where_it_begins(tmp_path: Path, out: Path, text: bytes, parts: int) -> None:
+    source = tmp_path / "text"
+    source.write_bytes(text)
+    lines = text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None]
+    begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+    for number in range(1, parts + 1):
+        low, high = len(text) * (number - 1) // parts, len(text) * number // parts
+        own = [place for place, begin in enumerate(begins) if low <= begin < high]
+        span = part_lines(source, FilePart(number, parts))
+        assert list(Lines(source, span=span)) == [list(Lines(source))[place] for place in own]
+        if own:
+            assert span.before == own[0]
+        assert translate(source, out, FilePart(number, parts))
+    assert join_parts(source, [out]) == (parts, len(lines))
+    assert out.read_bytes().decode() == "".join(f"{at} {line}\n" for at, line in enumerate(Lines(source)))
+
+
+def test_a_span_ends_where_a_block_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"aa\nbb\ncc\ndd\n")
+    for size in range(1, 8):
+        monkeypatch.setattr("mtkit.data.readers.text._BLOCK", size)
+        assert list(Lines(path, span=Span(3, 9, 1))) == ["bb", "cc"]
+
+
+def test_a_finished_part_is_not_made_again_unless_of_something_else(source: Path, out: Path) -> None:
+    part = FilePart(2, 3)
+    assert translate(source, out, part)
+    assert not translate(source, out, part)
+    assert translate(source, out, part, about=2)
+    source.write_bytes(source.read_bytes().replace(b"line 9", b"l1ne 9"))
+    assert translate(source, out, part, about=2)
+    part.output(out).unlink()
+    assert translate(source, out, part, about=2)
+    part.record(out).write_text("{")
+    assert translate(source, out, part, about=2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("missing", "of 3 parts of .*, 1 are missing or not finished: 2; translate with --part 2/3"),
+        ("about", "part 2/3 was made with another model or other settings"),
+        ("short", "out.part-2-of-3 has 6 lines, and its part of .* 7"),
+        ("text", "part 2/3 was made of other text"),
+        ("longer", "has grown"),
+        ("record", "part 2/3 was made with another"),
+        ("division", "has parts of 3 and of 4"),
+    ],
+)
+def test_a_join_names_what_is_wrong_and_writes_nothing(source: Path, out: Path, wrong: str, message: str) -> None:
+    for number in (1, 2, 3):
+        translate(source, out, FilePart(number, 3))
+    second = FilePart(2, 3).output(out)
+    if wrong == "missing":
+        second.unlink()
+    elif wrong == "about":
+        translate(source, out, FilePart(2, 3), about=2)
+    elif wrong == "short":
+        second.write_bytes(b"".join(second.read_bytes().splitlines(keepends=True)[:-1]))
+    elif wrong == "text":
+        source.write_bytes(source.read_bytes().replace(b"line 9", b"l1ne 9"))
+    elif wrong == "longer":
+        with source.open("ab") as file:
+            file.write(b"more\n")
+    elif wrong == "record":
+        FilePart(2, 3).record(out).write_text("{}")
+    else:
+        translate(source, out, FilePart(1, 4))
+    with pytest.raises(DataError, match=message) as raised:
+        join_parts(source, [out])
+    assert "\n" not in str(raised.value)
+    assert not out.exists()
+
+
+def test_what_cannot_be_parted_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text.gz").write_bytes(b"")
+    with pytest.raises(DataError, match="gunzip"):
+        part_lines(tmp_path / "text.gz", FilePart(1, 2))
+    with pytest.raises(DataError, match="no file"):
+        part_lines(tmp_path / "nowhere", FilePart(1, 2))
+    for name in ("0/2", "3/2", "2", "a/b", "1/2/3", "-1/2"):
+        with pytest.raises(MtkitError, match="the second of eight is --part 2/8"):
+            FilePart.named(name)
+    assert str(FilePart.named("2/8")) == "2/8"
