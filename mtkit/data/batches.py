@@ -96,7 +96,7 @@ class EpochPart:
         They need not be the lengths that the part was planned by: as many rows go into each batch, but others.
         """
         cuts = np.cumsum([0, *self.sizes])
-        order, _ = _sorted(source.astype(np.int64) + 1, target.astype(np.int64) + 1)
+        order, _ = _sorted(source, target)
         return [order[cuts[batch] : cuts[batch + 1]] for batch in self.order]
 
     def planned(self, side: Side) -> list[np.ndarray]:
@@ -136,9 +136,9 @@ def plan_parts(
 
     How many batches a part has is known without its pieces.
     """
-    source, target = side.source.lengths.astype(np.int64) + 1, side.target.lengths.astype(np.int64) + 1
-    wider = np.maximum(source, target)
-    rows = np.flatnonzero(wider <= max_length)
+    wider = np.maximum(side.source.lengths, side.target.lengths)
+    # numbers of rows in four bytes, and few arrays of all rows at once: a large side has a hundred million
+    rows = np.flatnonzero(wider < max_length).astype(np.int32 if len(side) <= np.iinfo(np.int32).max else np.int64)
     random = np.random.default_rng((seed, epoch))
     if weights is not None and side.corpora is not None:
         rows = _weighted(rows, side.corpora, weights, random)
@@ -146,12 +146,17 @@ def plan_parts(
         rows = _weighted(rows, np.zeros(len(side), dtype=np.int16), weights, random)
     if len(rows) == 0:
         return []
-    rows = random.permutation(rows)
-    copies = _copies(rows)
-    count = 1 if pieces is None else max(1, round(int(wider[rows].sum()) / pieces))
+    random.shuffle(rows)
+    copies = _copies(rows) if max(weights or [1]) > 1 else np.zeros(len(rows), dtype=np.int8)
+    count = (
+        1
+        if pieces is None
+        else min(max(1, round((int(wider[rows].sum(dtype=np.int64)) + len(rows)) / pieces)), len(rows))
+    )
+    del wider
     parts = []
     for part, again in zip(np.array_split(rows, count), np.array_split(copies, count), strict=True):
-        _, widths = _sorted(source[part], target[part])
+        _, widths = _sorted(side.source.lengths[part], side.target.lengths[part])
         sizes = np.diff(_cut(widths, batch_tokens))
         parts.append(EpochPart(part, again, sizes, random.permutation(len(sizes))))
     return parts
@@ -254,18 +259,22 @@ def _edges(longest: int) -> np.ndarray:
 
 
 def _sorted(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows' places in order of length, end marks counted, and how wide each is at most, non-decreasing.
+    """The places of rows of these lengths, end marks not counted, in order of length, and the width of each row.
 
-    By the wider side's bucket, then by the difference of the sides' buckets; that runs back and forth, so that
-    neighbours are near.
+    The order is by the wider side's bucket, then by the difference of the sides' buckets; that runs back and forth, so
+    that neighbours are near. The width of a row is at most that of its bucket, end mark counted, and non-decreasing.
     """
-    wider = np.maximum(source, target)
-    edges = _edges(int(wider.max()))
-    bucket = np.searchsorted(edges, wider)
-    other = np.searchsorted(edges, source) - np.searchsorted(edges, target) + len(edges)
-    key = bucket * (2 * len(edges) + 1) + np.where(bucket % 2 == 0, other, 2 * len(edges) - other)
-    order = np.argsort(key, kind="stable")
-    return order, edges[bucket[order]]
+    longest = int(max(source.max(), target.max())) + 1
+    edges = _edges(longest)
+    small = np.uint16 if len(edges) * (2 * len(edges) + 1) < 1 << 16 else np.int64
+    buckets = np.searchsorted(edges, np.arange(1, longest + 1)).astype(small)  # of each length
+    own, other = buckets[source], buckets[target]
+    bucket = np.maximum(own, other)
+    across = own + small(len(edges)) - other
+    across = np.where(bucket % 2 == 0, across, small(2 * len(edges)) - across)
+    # of numbers of two bytes, the stable sort is one by digits
+    order = np.argsort(bucket * small(2 * len(edges) + 1) + across, kind="stable")
+    return order, edges.astype(np.int32)[bucket[order]]
 
 
 def _cut(widths: np.ndarray, batch_tokens: int) -> list[int]:

@@ -52,8 +52,8 @@ def translate_file(
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
     messages for people, `on_progress` the number of lines just finished.
 
-    With a `part` of a source file, its lines alone are translated, each as in a translation of the whole, into files of
-    that part (`FilePart.output`); `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
+    With a `part` of a source file, its lines alone are translated, as in a translation of the whole, into files of that
+    part (`FilePart.output`). `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
 
     Raises: MtkitError for options that do not combine, and where `output` cannot be written; DataError for bad input.
     """

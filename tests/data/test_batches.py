@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import Batch, make_batch, plan, plan_parts, prefetched
+from mtkit.data.batches import Batch, _edges, _sorted, make_batch, plan, plan_parts, prefetched
 from mtkit.data.prepared import Prepared, Side, Tokens
 from mtkit.data.tokenizer import BOS, EOS, PAD
 
@@ -113,6 +113,34 @@ def test_millions_of_rows_are_planned_at_once() -> None:
     batches = plan(side, batch_tokens=4_096, max_length=1_024, seed=1, epoch=0)
     assert time.process_time() - began < 5
     assert sum(map(len, batches)) + side.too_long(1_024) == len(side)
+
+
+@pytest.mark.parametrize("longest", [30, 20_000])
+def test_rows_are_sorted_by_buckets_of_both_sides_as_a_loop_would(longest: int) -> None:
+    random = np.random.default_rng(5)
+    source, target = random.integers(0, longest, (2, 500)).astype(np.int32)
+    edges = _edges(int(max(source.max(), target.max())) + 1).tolist()
+
+    def key(row: int) -> tuple[int, int]:
+        own, other = (next(at for at, edge in enumerate(edges) if edge > each[row]) for each in (source, target))
+        return max(own, other), (own - other) * (1 if max(own, other) % 2 == 0 else -1)
+
+    order, widths = _sorted(source, target)
+    assert order.tolist() == sorted(range(500), key=key)  # both are stable
+    assert widths.tolist() == [edges[key(row)[0]] for row in order]
+
+
+def test_planning_takes_few_bytes_a_row() -> None:
+    rows = 1_000_000
+    lengths = np.random.default_rng(1).integers(1, 60, rows).astype(np.int32)
+    tokens = Tokens(np.zeros(1, dtype=np.int32), np.zeros(rows, dtype=np.int64), lengths)
+    side = Side(tokens, tokens, np.arange(rows), None, None)
+    tracemalloc.start()
+    try:
+        plan_parts(side, batch_tokens=4096, max_length=64, seed=1, epoch=0)
+        assert tracemalloc.get_traced_memory()[1] < 48 * rows
+    finally:
+        tracemalloc.stop()
 
 
 def mixed(side: Side) -> Side:
