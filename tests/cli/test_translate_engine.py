@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.decoding.lines import stream
+from mtkit.decoding.lines.journal import Finished, Journal
 from mtkit.errors import MtkitError
-from mtkit.files import write_json
 from tests.decoding.trained import make_run, sentences
 
 pytestmark = pytest.mark.peer
@@ -81,13 +81,15 @@ def test_a_killed_translation_goes_on_with_the_same_engine_alone(monkeypatch: py
     monkeypatch.setattr(stream, "CHUNK", 3)
     typed("--input", "lines.txt", "--output", "whole.txt", "--engine", "ctranslate2")
 
-    def killed(path: Path, record: object) -> None:
-        write_json(path, record)
+    add = Journal.add
+
+    def killed(journal: Journal, chunk: Finished) -> None:
+        add(journal, chunk)
         raise KeyboardInterrupt
 
     def interrupted(engine: str) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(stream, "write_json", killed)
+            patch.setattr(Journal, "add", killed)
             CliRunner().invoke(app, ["translate", "--input", "lines.txt", "--output", "out.txt", "--engine", engine])
         assert not Path("out.txt").exists()
 
