@@ -56,7 +56,7 @@ def draw_scatter(results: Results, path: Path) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if scored:
-        axes.legend(loc="lower right", frameon=False)
+        figure.legend(loc="outside upper center", ncols=len(COLORS), frameon=False)  # outside: a dot may be anywhere
         low, high = axes.get_ylim()
         inside = [each for each in TICKS if low < each < high]
         if len(inside) > 3:

@@ -45,7 +45,7 @@ class RandomFeatureAttention(FeatureAttention):
         site: Site,
         *,
         feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "sine",
-        features: Positive = 64,
+        features: Positive = 128,
         tau: Annotated[float, Within(1e-3, 1e3)] = 1.0,
         learn_sigma: bool = True,
         pool: Positive = 200,

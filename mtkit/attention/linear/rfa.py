@@ -7,6 +7,7 @@ exp(-|sigma * (q - k)|² / (2 tau²)); with sigma = 1 the result estimates the s
 the variance sigma² in one place and 1 / sigma² in another.) The denominator can be negative; its size is at least 1e-3
 for each visible key. The matrices of the pool are not stored but drawn again, as functions of seed, role, layer, head
 and number.
+128 directions unless told otherwise (the paper reports 64 and 128): the variance of 64 hides which piece is meant.
 Training differs from evaluation by dropout, and in that it uses another of the pool's matrices after every update;
 evaluation uses the first.
 There are no weights, so attention dropout acts on the outputs of the heads.

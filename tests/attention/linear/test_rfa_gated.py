@@ -49,7 +49,7 @@ def test_forward_is_the_recurrence_with_gradients(length: int, feature_map: str)
 @torch.no_grad()
 def test_a_gate_that_never_moves_and_keeps_almost_all_is_the_ungated_sum() -> None:
     """g = 1 - 1e-7: each of a few keys has the same weight but for 1e-6 of it."""
-    gated, plain = make().double(), make("rfa").double()
+    gated, plain = make().double(), make("rfa", features=64).double()
     plain.load_state_dict(gated.state_dict(), strict=False)
     gated.gate.weight.zero_()
     gated.gate.bias.fill_(math.log(1e7))
