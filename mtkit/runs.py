@@ -11,7 +11,6 @@ ctranslate2/         checkpoints in CTranslate2's format, where `translate` has 
 metrics.jsonl, curves.png, translations/
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from mtkit.errors import RunError, did_you_mean
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
+from mtkit.recipe.settings import RUNS
 from mtkit.stored import read_stored, stored
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from mtkit.data.tokenizer import Tokenizers
     from mtkit.model.network import Network
-
-RUNS = Path("mtkit-runs")
-"""Default folder of runs."""
 
 FORMAT = 1
 """Version of the folder's layout; a run of another one is refused."""
@@ -142,6 +139,8 @@ class Run:
     @property
     def vocabulary(self) -> str:
         """Fingerprint of the tokenizers."""
+        from mtkit.data.borrowed import vocabulary_of
+
         return vocabulary_of(self.folder / "tokenizer")
 
     def checkpoint(self, which: str = "best") -> Path:
@@ -191,12 +190,6 @@ def run_folder(name: str) -> Path:
     if name in ("", "..") or Path(name).name != name:
         raise RunError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
     return RUNS / name
-
-
-def vocabulary_of(folder: Path) -> str:
-    """Fingerprint of the tokenizers in a folder: where it is the same, the same pieces have the same numbers."""
-    models = sorted(folder.glob("*.model"))
-    return hashlib.sha256(b"".join(each.name.encode() + each.read_bytes() for each in models)).hexdigest()
 
 
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:

@@ -37,7 +37,7 @@ def import_(
     """
     from mtkit.interchange.hub import find_folder
     from mtkit.interchange.imports import import_marian
-    from mtkit.runs import RUNS
+    from mtkit.recipe.settings import RUNS
 
     if name in ("", "..") or Path(name).name != name:
         raise MtkitError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")

@@ -32,6 +32,10 @@ def prepare(
     separate: Annotated[
         bool, typer.Option("--separate", help="One vocabulary per side instead of a joint one.")
     ] = False,
+    tokenizer_from: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Take the tokenizer of this run (name or folder) or of this prepared data."),
+    ] = None,
     sentences: Annotated[
         int | None, typer.Option(help="Built-in corpus: sentences per document.  [default: 1]")
     ] = None,
@@ -59,6 +63,7 @@ def prepare(
       mtkit prepare
       mtkit prepare --sentences 8 --data documents
       mtkit prepare --train a.en a.de --valid b.en b.de --test c.en c.de
+      mtkit prepare --tokenizer-from opus --train a.en a.de --valid b.en b.de    # for mtkit train --init-from opus
     """
     if train and not (sentences is None and seed is None):
         raise RecipeError("--sentences and --seed belong to the built-in corpus; leave them out, or leave --train out")
@@ -67,6 +72,7 @@ def prepare(
     given: dict[str, Any] = {
         "folder": data,
         **{name: pair and [{"source": pair[0], "target": pair[1]}] for name, pair in _named(train, valid, test)},
+        "tokenizer_from": tokenizer_from,
         "source_language": source_language,
         "target_language": target_language,
         "builtin": _present({"sentences": sentences, "seed": seed}),

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtkit import __version__
+from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
 from mtkit.data.cleaning import REASONS, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
@@ -62,9 +63,10 @@ def prepare(
     Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
     where the corpus is too small.
     """
+    settings = with_tokenizer(settings)
     folder = settings.folder
     sides = _sides(settings)
-    _check_place(folder, sides)
+    _check_place(folder, sides, settings.tokenizer_from)
     inputs = _inputs(settings, sides, progress)
     identity = {"settings": prepared_by(settings), "inputs": {name: each["sha256"] for name, each in inputs.items()}}
     if (folder / "prepared.json").exists() and not overwrite:
@@ -147,22 +149,25 @@ def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
 
 def _inputs(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> dict[str, dict[str, Any]]:
     """What identifies each input by its content, with where it lies."""
+    borrowed = settings.tokenizer_from
+    tokenizer = {} if borrowed is None else {"the tokenizer": {"sha256": vocabulary_of(borrowed / "tokenizer")}}
     if not sides:
         # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
         drawn = builtin_corpus(settings.builtin)
         texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-        return {"built-in corpus": {"sha256": digest}}
-    return {
+        return {"built-in corpus": {"sha256": digest}, **tokenizer}
+    measured = {
         name: asdict(measure_corpus(corpus, progress))
         for side, corpora in sides.items()
         for name, corpus in zip(_names(side, corpora), corpora, strict=True)
     }
+    return {**measured, **tokenizer}
 
 
 def prepared_by(settings: DataSettings) -> dict[str, Any]:
     """The settings that decide what is prepared: text counts by content, so not by where it lies."""
-    unused = {"folder", "train", "valid", "test"} | ({"builtin"} if settings.train else set())
+    unused = {"folder", "train", "valid", "test", "tokenizer_from"} | ({"builtin"} if settings.train else set())
     sides = {"train": settings.train, "valid": settings.valid, **settings.test}
     corpora = {
         name: {
@@ -178,7 +183,7 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
     return {**dumped, "corpora": corpora}
 
 
-def _check_place(folder: Path, sides: Corpora) -> None:
+def _check_place(folder: Path, sides: Corpora, borrowed: Path | None) -> None:
     """The folder is replaced whole, so it must be free or hold prepared data, and nothing that it is made from."""
     place = Path(os.path.realpath(folder))
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -187,7 +192,8 @@ def _check_place(folder: Path, sides: Corpora) -> None:
         raise DataError(f"{folder} is a broken link; give another folder with --data")
     if Path.cwd().is_relative_to(place):
         raise DataError(f"{folder} is the current folder; give another one with --data, e.g. mtkit-data")
-    for path in (path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)):
+    read = [path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)]
+    for path in read if borrowed is None else [*read, borrowed / "tokenizer"]:
         if Path(os.path.realpath(path)).is_relative_to(place):
             raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")
 
@@ -266,8 +272,11 @@ def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) 
 def _train_tokenizers(
     settings: DataSettings, corpora: Sequence[Corpus], size: int, folder: Path, progress: ProgressBar
 ) -> Tokenizers:
-    """The tokenizers of training corpora with `size` bytes of text."""
+    """The tokenizers of training corpora with `size` bytes of text, or those that are taken over."""
     folder.mkdir()
+    if settings.tokenizer_from is not None:
+        copy_tokenizers(settings.tokenizer_from / "tokenizer", folder)
+        return Tokenizers.load(folder)
     several = len(settings.directions) > 1
     languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
     rule = settings.tokenizer.normalization

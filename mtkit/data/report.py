@@ -116,11 +116,12 @@ def _repairs(inputs: dict[str, Any]) -> list[str]:
 def _vocabulary(record: dict[str, Any]) -> str:
     settings, sizes = record["settings"]["tokenizer"], record["vocabulary"]
     size = f"{sizes['source']:,} pieces, joint" if settings["joint"] else f"{sizes['source']:,} and {sizes['target']:,}"
+    lender = f" of {record['settings']['tokenizer_from']}" if record["settings"].get("tokenizer_from") else ""
     sides = record["sides"].values()
     total = sum(sum(count["pieces"].values()) for count in sides) or 1
     shares = {what: sum(sum(count[what].values()) for count in sides) / total for what in ("bytes", "unknown")}
     return (
-        f"vocabulary: {size}, {settings['kind']}, normalisation {settings['normalization']} "
+        f"vocabulary{lender}: {size}, {settings['kind']}, normalisation {settings['normalization']} "
         f"{'of the source' if 'normalization' in record else 'of both sides'}; "
         f"bytes {shares['bytes']:.2%} of the pieces, unknown {shares['unknown']:.2%}"
     )

@@ -119,8 +119,8 @@ class SideWriter:
         self._documents = -1
         self._matched = [0 for _ in corpora]  # the last line of each that was looked at and stands by its translation
         self._last: object = None
-        several = len(settings.directions) > 1
-        self._tags = np.array([tokenizers.source.tag(each) for each in settings.directions]) if several else None
+        self._several = len(settings.directions) > 1
+        self._tags = np.array(tokenizers.source.tags(settings.directions), dtype=np.int64)
         self._breaks = self._training and settings.documents is not None
         documents = any(corpus.documents is not None for corpus in corpora)
         self._with_documents = self._breaks or (documents and not self._training)
@@ -141,7 +141,7 @@ class SideWriter:
 
     def _schema(self) -> pa.Schema:
         columns = {"source": pa.list_(pa.int32()), "target": pa.list_(pa.int32()), "line": pa.int64()}
-        if self._tags is not None:
+        if self._several:
             columns["task"] = pa.int16()
         if self._training and len(self._corpora) > 1:
             columns["corpus"] = pa.int16()
@@ -209,7 +209,7 @@ class SideWriter:
 
     def _batch(self, chunk: Chunk, encoded: EncodedChunk) -> pa.RecordBatch:
         rows = self._kept(chunk, encoded)
-        if self._tags is not None:
+        if len(self._tags):
             rows = rows.tagged(self._tags)
         if self._breaks:
             rows = rows.closed(BREAK)

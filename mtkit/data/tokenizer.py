@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -148,6 +149,17 @@ class Tokenizer:
             if piece != UNK and self._processor.is_control(piece):
                 return piece
         raise DataError(f"this data has no direction {direction}: its tokenizer knows no target language {language}")
+
+    def tags(self, directions: Sequence[str]) -> list[int]:
+        """The tags of all directions; none where there is one and the model has no tag of its target language.
+
+        Raises: DataError as `tag`.
+        """
+        if len(directions) == 1:
+            with suppress(DataError):
+                return [self.tag(directions[0])]
+            return []
+        return [self.tag(each) for each in directions]
 
     def piece(self, index: int) -> str:
         """A piece as sentencepiece spells it, U+2581 for a space."""

@@ -18,12 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mtkit.data.borrowed import vocabulary_of
 from mtkit.data.prepared import Prepared, Tokens, open_prepared
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.files import writing
-from mtkit.runs import Run, read_tensors, vocabulary_of
+from mtkit.runs import Run, read_tensors
 
 FILE = "lexicon.safetensors"
 """Its name in a run's folder."""

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mtkit.data.borrowed import with_tokenizer
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import EMPTY_LINES, Lines, measure_file
 from mtkit.decoding.files import translate_file
@@ -40,6 +41,7 @@ def with_translations(
 
     Raises: RunError for a run that is not there; RecipeError for one of another direction; DataError for bad text.
     """
+    settings = with_tokenizer(settings)  # which says the languages, where nobody else does
     folder = settings.folder.with_name(f"{settings.folder.name}-translated")
     train = [
         _completed(corpus, settings.direction_of(corpus), folder / f"train-{number}", device, say, progress)

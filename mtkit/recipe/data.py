@@ -170,6 +170,9 @@ class DataSettings(Settings):
     """Target language of corpora without a direction."""
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
+    tokenizer_from: Path | None = None
+    """Run, by name or folder, or folder of prepared data, whose tokenizer is used instead of training one: for training
+    that begins with the run's weights. Its languages are the default of `source_language` and `target_language`."""
     documents: DocumentSettings | None = None
     """Join the training segments of a document. This needs a training corpus with `documents`."""
     cleaning: Cleaning = Cleaning()

@@ -1,8 +1,18 @@
 """What all groups of settings in a recipe are, and the bounds of their numbers."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+RUNS = Path("mtkit-runs")
+"""Default folder of runs."""
+
+
+def run_folder_of(named: Path) -> Path:
+    """The folder of a run that is given by its name under `RUNS`, or by its folder."""
+    return RUNS / named if named.name == str(named) and not named.is_dir() else named
+
 
 MOST = 2**31 - 1
 """Of what can be counted: more is a slip of the keyboard, and overflows in what computes with it."""

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 import mtkit
+from mtkit.data.borrowed import copy_tokenizers, vocabulary_of
 from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import locked, write_json, write_text, writing
 from mtkit.recipe import Recipe, differences
-from mtkit.runs import FORMAT, Run, vocabulary_of
+from mtkit.runs import FORMAT, Run
 from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
@@ -89,7 +90,9 @@ def open_folder(
         if init_from is not None:
             _check_pieces(init_from, prepared)
         commands = [shlex.join(command)]
-        _copy_tokenizers(prepared.folder / "tokenizer", folder / "tokenizer")
+        with writing(folder / "tokenizer") as temporary:
+            temporary.mkdir()
+            copy_tokenizers(prepared.folder / "tokenizer", temporary)
     write_text(folder / "recipe.yaml", dump_yaml(_dumped(recipe)))
     write_json(folder / "run.json", about | {"commands": commands})  # last: with it, a folder is a run
 
@@ -129,17 +132,10 @@ def _check_pieces(run: Run, prepared: Prepared) -> None:
     if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
         raise RunError(
             f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings stand "
-            "for other pieces; leave out --init-from, or give a run trained on this data"
+            f"for other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
         )
 
 
 def _dumped(recipe: Recipe) -> dict[str, Any]:
     dumped: dict[str, Any] = json.loads(recipe.model_dump_json())
     return dumped
-
-
-def _copy_tokenizers(source: Path, target: Path) -> None:
-    with writing(target) as temporary:
-        temporary.mkdir()
-        for model in source.glob("*.model"):
-            (temporary / model.name).write_bytes(model.read_bytes())

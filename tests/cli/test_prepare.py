@@ -79,6 +79,7 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
         (("--tokenizer", "words"), "data.tokenizer.kind"),
         (("--vocabulary", "0"), "data.tokenizer.vocabulary"),
         (("--workers", "0"), "--workers 0"),
+        (("--tokenizer-from", "nobody"), "--tokenizer-from nobody: no run of that name"),
         (("--recipe", "none.yaml"), "none.yaml"),
     ],
 )
@@ -88,6 +89,22 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tokenizer_of_other_data_is_taken_over(tmp_path: Path, recipe: Path) -> None:
+    assert run(tmp_path, "--recipe", "small.yaml").returncode == 0
+    for side in ("en", "de"):
+        (tmp_path / f"a.{side}").write_text("".join(f"{side} {number} dogs by the sea\n" for number in range(50)))
+    own = ("--tokenizer-from", "mtkit-data", "--train", "a.en", "a.de", "--valid", "a.en", "a.de", "--keep-overlap")
+    refused = run(tmp_path, *own, "--data", "own", "--vocabulary", "500")
+    assert refused.returncode == 2
+    assert "data.tokenizer.vocabulary = 500 (--vocabulary) contradicts the tokenizer of mtkit-data" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    done = run(tmp_path, *own, "--data", "own")
+    assert done.returncode == 0, done.stderr
+    assert "vocabulary of mtkit-data: " in done.stdout
+    models = [(tmp_path / each / "tokenizer/joint.model").read_bytes() for each in ("own", "mtkit-data")]
+    assert models[0] == models[1]
 
 
 def test_several_corpora_come_from_a_recipe_and_the_command_line_replaces_them(tmp_path: Path) -> None:

@@ -87,9 +87,8 @@ class Source:
         self._tokenizer, self._trained_on = tokenizer, trained_on or TrainedOn()
         self._languages = [languages_of(name)[0] for name in directions.names] if directions is not None else [None]
         self._directions = directions if directions is not None and len(directions.names) > 1 else None
-        names = self._directions.names if self._directions is not None else ()
-        self._tags = [tokenizer.tag(name) for name in names]
-        self.longest = None if longest is None else longest - 1 - bool(names)
+        self._tags = [] if directions is None else tokenizer.tags(directions.names)
+        self.longest = None if longest is None else longest - 1 - bool(self._tags)
         """Pieces of text that the model takes at most."""
 
     def task(self, line: int) -> int | None:
@@ -97,9 +96,8 @@ class Source:
         return None if self._directions is None else int(self._directions.tasks[line])
 
     def tag(self, line: int) -> list[int]:
-        """The piece that precedes a line, if there are several directions; otherwise empty."""
-        task = self.task(line)
-        return [] if task is None else [self._tags[task]]
+        """The piece that precedes a line, if the tokenizer has one for its direction; otherwise empty."""
+        return [self._tags[self.task(line) or 0]] if self._tags else []
 
     def segment(self, line: int, pieces: Sequence[int], part: int = 0) -> Segment:
         """The segment of these pieces of text, truncated at the limit of the model."""
