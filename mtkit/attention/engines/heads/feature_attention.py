@@ -218,7 +218,14 @@ class FeatureAttention(HeadAttention):
 
     def _features(self, x: Tensor) -> Keys:
         """The features of x (B, H or G, T, K), each head's with its own parameters."""
-        return self.features_of(x, *(spread(p.unsqueeze(0), x.shape[1]) for p in self.feature_parameters))
+        batch, heads = x.shape[:2]
+        parameters = [spread(p.unsqueeze(0), heads).squeeze(0) for p in self.feature_parameters]
+        if not parameters:
+            return self.features_of(x)
+        # (H, B T, K): all rows of a head meet its parameters in one product; broadcasting would copy them per segment
+        features, scale = self.features_of(x.transpose(0, 1).flatten(1, 2), *parameters)
+        made = (x if x is None else x.unflatten(1, (batch, -1)).transpose(0, 1) for x in (features, scale))
+        return Keys(*made)
 
 
 def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:

@@ -189,7 +189,7 @@ def attend_next(
             sums.mul_((before - raised).exp())
             features = features * (scale - raised).exp()
             top.copy_(raised)
-        sums.add_(features.transpose(-1, -2) @ v1)
+        sums.addcmul_(features.transpose(-1, -2), v1)  # one pass, and no product of the size of the sums
     return read(phi_q, sums, eps=eps, floor=floor, like=v), sums
 
 
