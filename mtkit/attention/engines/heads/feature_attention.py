@@ -223,9 +223,9 @@ class FeatureAttention(HeadAttention):
         if not parameters:
             return self.features_of(x)
         # (H, B T, K): all rows of a head meet its parameters in one product; broadcasting would copy them per segment
-        features, scale = self.features_of(x.transpose(0, 1).flatten(1, 2), *parameters)
-        made = (x if x is None else x.unflatten(1, (batch, -1)).transpose(0, 1) for x in (features, scale))
-        return Keys(*made)
+        made = self.features_of(x.transpose(0, 1).flatten(1, 2), *parameters)
+        features = made.features.unflatten(1, (batch, -1)).transpose(0, 1)
+        return Keys(features, None if made.scale is None else made.scale.unflatten(1, (batch, -1)).transpose(0, 1))
 
 
 def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:
