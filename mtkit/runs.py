@@ -4,7 +4,8 @@ recipe.yaml          every setting, resolved
 run.json             versions, the exact command, sizes of the vocabularies, directions, lengths of the training pairs,
                      and the precision where it was chosen by measuring
 tokenizer/           the sentencepiece models
-checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged
+checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged; base/ with
+                     the weights that are not trained, where there are any
 best.json            which checkpoint translates best
 lexicon.safetensors  which pieces translate which, where `translate --shortlist` has learned it
 ctranslate2/         checkpoints in CTranslate2's format, where `translate` has converted them
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
     from mtkit.data.tokenizer import Tokenizers
     from mtkit.model.network import Network
+
+BASE = "base"
+"""The folder beside the checkpoints that holds the weights that are not trained."""
 
 FORMAT = 1
 """Version of the folder's layout; a run of another one is refused."""
@@ -174,12 +178,22 @@ class Run:
             target_vocabulary=sizes["target"],
             tasks=len(self.directions),
         )
-        path = self.weights(checkpoint)
-        load_weights(model, read_tensors(path), path)
+        load_weights(model, self.tensors(checkpoint), self.weights(checkpoint))
         return model.to(device).eval()
 
+    def tensors(self, checkpoint: str = "best") -> "dict[str, Tensor]":
+        """What `load_model` takes: all weights, adapters merged into those that they adapt. Raises: as `load_model`."""
+        base, tensors = self.folder / "checkpoints" / BASE / "model.safetensors", read_tensors(self.weights(checkpoint))
+        if base.exists():
+            tensors = {**read_tensors(base), **tensors}
+        if self.recipe.training.lora is None:
+            return tensors
+        from mtkit.model.adaptation.lora import merged_weights
+
+        return merged_weights(tensors, self.recipe.training.lora)
+
     def weights(self, checkpoint: str = "best") -> Path:
-        """The file with the weights that `load_model` takes."""
+        """The file with the weights that `load_model` takes: those that were trained."""
         folder = self.checkpoint(checkpoint)
         averaged = folder / "ema.safetensors"
         return averaged if averaged.exists() else folder / "model.safetensors"
@@ -211,6 +225,14 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
         run = Run(RUNS / name) if name is not None else Run(_latest(runs))
     assert run.about
     return run
+
+
+def beginning(recipe: Recipe) -> Run | None:
+    """The run that a recipe's training begins with, or None. Raises: RunError as `find_run`."""
+    named = recipe.training.init_from
+    if named is None:
+        return None
+    return find_run(named) if named.is_dir() or named.name != str(named) else find_run(name=str(named))
 
 
 def find_runs(folders: Sequence[Path] | None = None, names: Sequence[str] | None = None) -> list[Run]:

@@ -17,8 +17,8 @@ from mtkit.errors import MtkitError
 from mtkit.evaluation.metrics import METRICS
 from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
 from mtkit.model.build import label_attention
-from mtkit.recipe import Recipe, load_recipe, make_recipe
-from mtkit.runs import Run, find_run, run_folder
+from mtkit.recipe import Recipe, load_recipe, merged
+from mtkit.runs import Run, beginning, find_run, run_folder
 from mtkit.training.limits import Outcome
 from mtkit.training.loop import train as run_training
 
@@ -81,9 +81,9 @@ def train(
 
     Raises: as `mtkit.training.loop.train`, and DataError where the data is not prepared.
     """
-    settings = _recipe(recipe)
+    settings = _recipe(recipe, init_from)
     folder = run_folder(label_attention(settings) if name is None else name)
-    source = None if init_from is None else _run(init_from)
+    source = beginning(settings) if init_from is None else _run(init_from)
     prepared = open_prepared(settings.data.folder)
     command = ["python", *sys.argv]
     return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
@@ -117,10 +117,13 @@ def score(
     )
 
 
-def _recipe(given: Settings) -> Recipe:
+def _recipe(given: Settings, init_from: Path | str | None = None) -> Recipe:
     if isinstance(given, Recipe):
         return given
-    return make_recipe(given) if isinstance(given, Mapping) else load_recipe(None if given is None else Path(given))
+    begun = {} if init_from is None else {"training": {"init_from": _run(init_from).folder}}
+    if isinstance(given, Mapping):
+        return load_recipe(None, merged(given, begun))
+    return load_recipe(None if given is None else Path(given), begun)
 
 
 def _run(run: Path | str) -> Run:

@@ -49,7 +49,8 @@ def train(
         bool, typer.Option("--reversible", help="Reversible layers: activation memory does not grow with depth.")
     ] = False,
     init_from: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Initialise with the best weights of this run (name or folder).")
+        str | None,
+        typer.Option(metavar="RUN", help="Begin with the best weights and the model of this run (name or folder)."),
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop after this many updates.")] = None,
     max_epochs: Annotated[int | None, typer.Option(help="Stop after this many epochs.")] = None,
@@ -101,6 +102,7 @@ def train(
                 cross=_layers(cross_attention),
             ),
             training=_given(
+                init_from=init_from,
                 max_updates=max_updates,
                 max_epochs=max_epochs,
                 max_minutes=max_minutes,
@@ -117,7 +119,7 @@ def train(
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
-    from mtkit.runs import find_run, run_folder
+    from mtkit.runs import beginning, run_folder
     from mtkit.training.loop import train as run_training
 
     label = label_attention(settings)  # names, roles and options are checked before any data is read
@@ -125,9 +127,7 @@ def train(
     folder = run_folder(label if name is None else name)
     if threads is not None:
         torch.set_num_threads(threads)
-    source = None
-    if init_from is not None:
-        source = find_run(Path(init_from)) if Path(init_from).is_dir() else find_run(name=init_from)
+    source = beginning(settings)
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks

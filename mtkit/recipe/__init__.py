@@ -5,12 +5,12 @@ from mtkit.recipe.recipe import (
     DecodingSettings,
     ModelSettings,
     Recipe,
-    TrainingSettings,
     differences,
     load_recipe,
     make_recipe,
     merged,
 )
+from mtkit.recipe.training import TrainingSettings
 
 __all__ = [
     "AttentionSettings",

@@ -12,14 +12,15 @@ from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from mtkit.errors import RecipeError, did_you_mean
+from mtkit.recipe.beginning import with_beginning
 from mtkit.recipe.data import DataSettings
 from mtkit.recipe.file import find_recipe, read_settings, with_variables
 from mtkit.recipe.presets import PRESETS
 from mtkit.recipe.promises import PromiseText
 from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Settings
+from mtkit.recipe.training import TrainingSettings
 from mtkit.stored import explain
 
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 MOST_HYPOTHESES = 1_000
 Hypotheses = Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
 Layers = Annotated[int, Field(gt=0, le=10_000)]
@@ -120,72 +121,6 @@ class AttentionSettings(Settings):
     `positions: rotary`, `projection: multi-query`."""
 
 
-class TrainingSettings(Settings):
-    """The training loop."""
-
-    batch_tokens: PositiveInt = 2_048
-    """Maximum padded pieces per batch, of the longer side. With pieces drawn anew each epoch, the batch has the rows
-    that hold this many pieces before the draw."""
-    accumulate: PositiveInt = 1
-    """Batches per update. Each token has the same weight in the summed gradient."""
-    max_updates: PositiveInt | None = None
-    """Maximum updates."""
-    max_epochs: PositiveInt | None = None
-    """Maximum epochs."""
-    max_minutes: PositiveFloat | None = None
-    """Maximum minutes of training, including those before a resume."""
-    patience: PositiveInt | None = None
-    """Maximum validations without a better BLEU."""
-    peak_rate: PositiveFloat = 1.5e-3
-    """Peak learning rate."""
-    schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
-    """Decay of the learning rate after the warm-up. noam peaks at `peak_rate` / sqrt(d_model * warmup_updates)."""
-    warmup_updates: NonNegativeInt = 400
-    """Updates over which the learning rate rises from 0 to its peak."""
-    cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Final share of training over which the learning rate falls linearly to 0. It needs a limit of training."""
-    betas: tuple[Beta, Beta] = (0.9, 0.98)
-    """Adam's decay rates of the first and second moment."""
-    eps: PositiveFloat = 1e-9
-    """Adam's epsilon."""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's decay of matrices; vectors and scalars are not decayed."""
-    clip_norm: NonNegativeFloat = 1.0
-    """Maximum gradient norm; 0 disables clipping."""
-    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Probability mass spread uniformly over the vocabulary."""
-    r_drop: NonNegativeFloat = 0.0
-    """R-Drop (Wu et al., 2021): weight alpha of the divergence between the predictions of two passes over each batch
-    with different dropout; usually 1 to 5. The loss is half of theirs: a mean over passes. An update takes twice the
-    time and a batch twice the memory. It needs dropout; 0 disables it."""
-    subword_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """BPE dropout: probability of skipping a merge when training text is segmented anew each epoch (Provilkov et al.,
-    2020; usually 0.05 to 0.1). For bpe tokenizers; 0 disables it."""
-    subword_alpha: NonNegativeFloat = 0.0
-    """Unigram sampling: training text is segmented anew each epoch, each segmentation with its probability to this
-    power (Kudo, 2018; usually 0.1 to 0.5). For unigram tokenizers; 0 disables it."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of training. auto is bfloat16 where the hardware has it, float16 on older GPUs, else float32. On CPUs
-    with bfloat16 units it is the faster of bfloat16 and float32, by a few updates of each before the first."""
-    deterministic: bool = False
-    """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted one, as it is on
-    CPUs. Operations that are not deterministic are replaced, which is slower, or refused."""
-    ema: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Decay per update of the moving average of the weights, which is validated and saved; 0 disables it."""
-    average_last: NonNegativeInt = 0
-    """Number of last checkpoints to average at the end of training; 0 disables averaging."""
-    validate_every: PositiveInt = 500
-    """Updates per validation and checkpoint."""
-    validate_segments: PositiveInt | None = None
-    """Validation segments to translate for BLEU: the first of each corpus, by its share. Default: all."""
-    keep_last: PositiveInt = 3
-    """Last checkpoints to keep."""
-    keep_best: PositiveInt = 1
-    """Best checkpoints by validation BLEU to keep."""
-    log_every: PositiveInt = 50
-    """Updates per line of metrics."""
-
-
 class DecodingSettings(Settings):
     """Translation, in validation and by `translate`."""
 
@@ -268,14 +203,16 @@ def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.
 
     `path` may be the name of a recipe that comes with mtkit. Environment variables in its paths are expanded. Relative
-    paths start at the current folder, as on the command line.
+    paths start at the current folder, as on the command line. With `training.init_from`, the model and the attentions
+    are those of that run by default.
 
     Raises: RecipeError naming the file, the setting, the value and the rule.
     """
     if path is None:
-        return make_recipe(overrides or {})
+        return make_recipe(with_beginning(overrides or {}))
     path = find_recipe(path)
-    return make_recipe(merged(with_variables(read_settings(path), path), overrides or {}), origin=str(path))
+    given = merged(with_variables(read_settings(path), path), overrides or {})
+    return make_recipe(with_beginning(given), origin=str(path))
 
 
 def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:

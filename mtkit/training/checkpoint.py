@@ -5,6 +5,7 @@ checkpoints/update-00000500/model.safetensors       weights and buffers
                             ema.safetensors         the moving average of the weights, where there is one
                             state.json              the place in training, and the checksums of the files above
 checkpoints/average/        model.safetensors and state.json of the average of the last ones
+checkpoints/base/           the same two of the weights that are not trained, where there are any: the others lack them
 best.json                   the checkpoint with the highest validation BLEU, of equals with the lowest loss
 """
 
@@ -25,7 +26,7 @@ from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, json_text, write_json, writing
-from mtkit.runs import read_tensors
+from mtkit.runs import BASE, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
 
@@ -104,6 +105,7 @@ class Checkpoints:
     def __init__(self, run: Path, *, keep_last: int, keep_best: int, judged_by: str = "") -> None:
         """`judged_by` is the fingerprint of the settings that scores are made by from now on."""
         self.folder = run / "checkpoints"
+        self.base = self.folder / BASE
         self._best = run / "best.json"
         self._keep_last = keep_last
         self._keep_best = keep_best
@@ -123,6 +125,11 @@ class Checkpoints:
         self.mark_best()
         self._let_go()
         return path
+
+    def save_base(self, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights that are not trained, before the first checkpoint; nothing where there are none."""
+        if weights:
+            write_checkpoint(self.base, {"model": weights}, {"update": 0})
 
     def all(self) -> list[Path]:
         """The checkpoint folders in order of their updates."""
@@ -170,7 +177,7 @@ class Checkpoints:
     def clean(self) -> None:
         """Remove what a killed process left half-written or half-removed, and see that the best is known."""
         for path in self.folder.glob(".*"):
-            if written := re.match(r"\.(average|update-\d+)\.", path.name):
+            if written := re.match(r"\.(average|base|update-\d+)\.", path.name):
                 clear(path, self.folder / written[1])
         self.mark_best()
 

@@ -17,15 +17,18 @@ from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import locked, write_json, write_text, writing
+from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run
+from mtkit.training.report import Say
 from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
-_LOOKS = ("keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic")
+_LOOKS = ("init_from", "keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic")
 MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
 """How settings begin that say how long to train, how often to look, and how to translate and score then: they may
-change while a run goes on, for the weights' course does not depend on them, but for last digits on a GPU."""
+change while a run goes on, for the weights' course does not depend on them, but for last digits on a GPU. What
+it began with is known by the name in run.json, wherever that lies now."""
 
 
 @contextmanager
@@ -87,14 +90,28 @@ def open_folder(
             about["precision"] = before.about["precision"]
         commands = [*before.about.get("commands", []), shlex.join(command)]
     else:
-        if init_from is not None:
-            _check_pieces(init_from, prepared)
         commands = [shlex.join(command)]
         with writing(folder / "tokenizer") as temporary:
             temporary.mkdir()
             copy_tokenizers(prepared.folder / "tokenizer", temporary)
     write_text(folder / "recipe.yaml", dump_yaml(_dumped(recipe)))
     write_json(folder / "run.json", about | {"commands": commands})  # last: with it, a folder is a run
+
+
+def begin(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
+    """Give a model the best weights of another run, and say what of them does not fit.
+
+    Raises: RunError where these stand for other pieces than those of the data, or are not there.
+    """
+    run.checkpoint()
+    if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
+        raise RunError(
+            f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings stand "
+            f"for other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
+        )
+    if left := model.adopt(run.load_model().state_dict()):
+        more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
+        say(f"of {run.folder} do not fit and are not copied: {', '.join(left[:3])}{more}")
 
 
 def is_begun(folder: Path) -> bool:
@@ -123,16 +140,6 @@ def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
         raise DiffersError(
             f"the run in {before.folder} was started with other settings ({'; '.join(changed)})",
             "repeat its settings to resume it, or choose another --name",
-        )
-
-
-def _check_pieces(run: Run, prepared: Prepared) -> None:
-    """Raises: RunError where a run's weights stand for other pieces than those of the data, or are not there."""
-    run.checkpoint()
-    if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
-        raise RunError(
-            f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings stand "
-            f"for other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
         )
 
 

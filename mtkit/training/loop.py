@@ -12,16 +12,17 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.metrics import missing_tokenizer
 from mtkit.languages import languages_of
+from mtkit.model.adaptation.freezing import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
 from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, load_weights
+from mtkit.runs import Run, beginning, load_weights
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, Progress, read_progress, verified_tensors
 from mtkit.training.distributed import World
 from mtkit.training.feed import Feed, Work
-from mtkit.training.folder import alone_in, open_folder
+from mtkit.training.folder import alone_in, begin, is_begun, open_folder
 from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.choice import settle
 from mtkit.training.optimization.optimizer import Precision
@@ -72,6 +73,10 @@ def train(
             target_vocabulary=tokenizers.target.size,
             tasks=len(prepared.directions),
         )
+        init_from = beginning(recipe) if init_from is None else init_from
+        if init_from is not None and not is_begun(folder):
+            begin(model, init_from, prepared, say)
+        train_in_part(model, recipe.training, recipe.seed)
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
         with alone_in(folder) if world.first else nullcontext():
             if world.first:
@@ -85,7 +90,7 @@ def train(
                     init_from=init_from,
                 )
             world.agree()  # the others look into the folder once it stands
-            return training.run(init_from)
+            return training.run()
 
 
 class Training:
@@ -127,11 +132,11 @@ class Training:
         if world.first:
             rehearse(model, recipe, prepared)
 
-    def run(self, init_from: Run | None) -> Outcome:
+    def run(self) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
         self.precision = settle(self.recipe, self.folder, self.model, self.feed, self.world, self.say)
         self.updater.precision = self.precision
-        self._restore(init_from)
+        self._restore()
         self._introduce()
         begin, before = monotonic(), self.progress.seconds
         first = self.progress.update
@@ -169,7 +174,7 @@ class Training:
             if self.metrics is not None:
                 self.metrics.close()
 
-    def _restore(self, init_from: Run | None) -> None:
+    def _restore(self) -> None:
         """Model, optimiser, average and place in training from the last checkpoint, where there is one."""
         if self.world.first:
             self.checkpoints.clean()
@@ -178,9 +183,12 @@ class Training:
         if last is not None:
             self.progress = comparable(read_progress(last), self.recipe, self.say)
             files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
-            self.updater.restore(self.progress, {name: verified_tensors(last, name) for name in files}, last)
-        elif init_from is not None:
-            self._adopt(init_from)
+            tensors = {name: verified_tensors(last, name) for name in files}
+            if self.checkpoints.base.is_dir():
+                tensors["model"] |= verified_tensors(self.checkpoints.base, "model")
+            self.updater.restore(self.progress, tensors, last)
+        elif self.world.first:
+            self.checkpoints.save_base(frozen_state(self.model))
         most, fewest = self.world.agree(self.progress.update, -self.progress.update)
         if most != -fewest:
             raise RunError(
@@ -188,20 +196,14 @@ class Training:
                 "it must be one folder that all machines share"
             )
 
-    def _adopt(self, run: Run) -> None:
-        """Begin with the best weights of another run, and say what of them does not fit."""
-        left = self.model.adopt(run.load_model().state_dict())
-        self.updater.begin_average()
-        if left:
-            more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
-            self.say(f"of {run.folder} do not fit and are not copied: {', '.join(left[:3])}{more}")
-
     def _introduce(self) -> None:
         """Say what is trained on what, and where it starts."""
-        count = sum(parameter.numel() for parameter in self.model.parameters())
+        count = sum(each.numel() for each in self.model.parameters())
+        trained = sum(each.numel() for each in self.model.parameters() if each.requires_grad)
         too_long, limit = self.too_long, f"over {self.longest:,} pieces"
         self.say(
-            f"{count:,} parameters; {len(self.prepared.train) - too_long['train']:,} training segments in "
+            (f"{count:,} parameters" if trained == count else f"{trained:,} of {count:,} parameters trained")
+            + f"; {len(self.prepared.train) - too_long['train']:,} training segments in "
             f"{self.feed.batches_per_epoch:,} batches"
             + (f" ({too_long['train']:,} left out: {limit})" if too_long["train"] else "")
             + f"; {self.precision.name} on {self.world.device.type}"
@@ -325,9 +327,8 @@ class Training:
         count, update = self.recipe.training.average_last, self.progress.update
         stopped = False
         if self.world.first and count > 0 and self.checkpoints.averaged() != update:
-            names = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-            weights, updates = self.checkpoints.mean_of_last(count, names)
-            load_weights(self.model, weights, self.folder)
+            weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
+            load_weights(self.model, {**frozen_state(self.model), **weights}, self.folder)
             result = validate(self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
             stopped = result is None
             if result is not None:

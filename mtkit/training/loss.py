@@ -92,7 +92,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
         with torch.autocast(device, enabled=False):
             states, gold = (padded(each, min(STEP, chunk_rows)) for each in (hidden, target))
-            gradients = _Gradients(states, weight) if wanted else None
+            gradients = _Gradients(states, weight, trained=ctx.needs_input_grad[1]) if wanted else None
             smoothed, nll = _run(states, weight.to(dtype), gold, len(hidden), smoothing, chunk_rows, gradients)
         ctx.gradients, ctx.dtype, ctx.rows = gradients, weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)
@@ -102,16 +102,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         scale, gradients = upstream[0], ctx.gradients
-        return gradients.hidden[: ctx.rows] * scale, (gradients.weight * scale).to(ctx.dtype), None, None, None, None
+        weight = None if gradients.weight is None else (gradients.weight * scale).to(ctx.dtype)
+        return gradients.hidden[: ctx.rows] * scale, weight, None, None, None, None
 
 
 class _Gradients:
     """Where the gradients of the sum gather."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+    def __init__(self, hidden: Tensor, weight: Tensor, *, trained: bool) -> None:
+        """`trained`: whether the weight has a gradient."""
         self.hidden = torch.empty_like(hidden)  # (N, D)
         # (V, D); a sum over chunks, for which bfloat16 is too coarse
-        self.weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        self.weight = torch.zeros_like(weight, dtype=wide) if trained else None
 
 
 def _run(
@@ -150,8 +153,9 @@ def _run(
             places = (torch.arange(len(states), device=hidden.device), gold.squeeze(1))
             error.index_put_(places, error.new_full((), smoothing - 1.0), accumulate=True)
             gradients.hidden[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
-            _add_product(gradients.weight, error.t(), states)
-    if gradients is not None:
+            if gradients.weight is not None:
+                _add_product(gradients.weight, error.t(), states)
+    if gradients is not None and gradients.weight is not None:
         gradients.weight -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
     nll = nll[:real]
     return nll.sum().add_(above_mean[:real].sum(), alpha=smoothing), nll

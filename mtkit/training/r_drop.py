@@ -97,7 +97,8 @@ class _ChunkedRDrop(torch.autograd.Function):
         device = hidden.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         with torch.autocast(device, enabled=False):
-            run = _Run(hidden, weight.to(dtype), target, smoothing, alpha, min(STEP, chunk_rows))
+            trained = ctx.needs_input_grad[1]
+            run = _Run(hidden, weight.to(dtype), target, smoothing, alpha, min(STEP, chunk_rows), trained=trained)
             for first in range(0, run.rows, chunk_rows):
                 run.add(slice(first, first + chunk_rows))
             objective, nll, divergence = run.sums()
@@ -110,7 +111,8 @@ class _ChunkedRDrop(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.gradients
-        return hidden * upstream[0], (weight * upstream[0]).to(ctx.dtype), None, None, None, None
+        of_weight = None if weight is None else (weight * upstream[0]).to(ctx.dtype)
+        return hidden * upstream[0], of_weight, None, None, None, None
 
 
 class _Run:
@@ -120,8 +122,17 @@ class _Run:
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float, alpha: float, step: int
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        smoothing: float,
+        alpha: float,
+        step: int,
+        *,
+        trained: bool,
     ) -> None:
+        """`trained`: whether the weight has a gradient."""
         self._real, wide = len(hidden) // 2, torch.promote_types(weight.dtype, torch.float32)
         self._hidden = torch.stack([padded(each, step) for each in hidden.detach().chunk(2)])
         self._weight, self._target = weight, padded(target[: self._real], step)
@@ -133,7 +144,7 @@ class _Run:
         # (D,); its product with a row is the mean of that row's logits
         self._mean_weight = weight.sum(0, dtype=wide) / len(weight)
         self._hidden_gradient = torch.empty_like(self._hidden)
-        self._weight_gradient = torch.zeros_like(weight, dtype=wide)
+        self._weight_gradient = torch.zeros_like(weight, dtype=wide) if trained else None
 
     def add(self, chunk: slice) -> None:
         """The chunk's C tokens, from 2C rows of logits."""
@@ -150,7 +161,8 @@ class _Run:
         error = here.scatter_add_(1, gold, here.new_full(gold.shape, self._smoothing - 1.0)).to(self._weight.dtype)
         gradient = (error @ self._weight).to(self._wide).sub_(self._mean_weight, alpha=self._smoothing)
         self._hidden_gradient[:, chunk] = gradient.view(2, -1, gradient.shape[1])
-        self._weight_gradient += error.t() @ states
+        if self._weight_gradient is not None:
+            self._weight_gradient += error.t() @ states
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """The objective, the plain losses (2N,) and the divergence, once every chunk is in."""
@@ -159,11 +171,14 @@ class _Run:
         smoothed = nll.sum().add_(above_mean.sum(), alpha=self._smoothing)
         return smoothed / 2 + self._alpha / 2 * divergence, nll.flatten(), divergence
 
-    def gradients(self) -> tuple[Tensor, Tensor]:
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Those of the objective for hidden (2N, D) and weight (V, D)."""
+        hidden = self._hidden_gradient[:, : self._real].flatten(0, 1).div_(2)
+        if self._weight_gradient is None:
+            return hidden, None
         states = self._hidden.sum((0, 1), dtype=self._wide)
         weight = self._weight_gradient.sub_(states, alpha=self._smoothing / len(self._weight))
-        return self._hidden_gradient[:, : self._real].flatten(0, 1).div_(2), weight.div_(2)
+        return hidden, weight.div_(2)
 
 
 def _add_divergence(both: Tensor, difference: Tensor, weight: float) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mtkit.data.batches import Batch
 from mtkit.errors import RunError
+from mtkit.model.adaptation.freezing import frozen_state, trained_state
 from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
 from mtkit.out_of_memory import GIVES_OUT, gave_out
@@ -62,10 +63,6 @@ class Updater:
         self._seed = recipe.seed
         self._sums = torch.zeros(8, device=world.device)  # what `read` gives
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
-        self.begin_average()
-
-    def begin_average(self) -> None:
-        """Let the moving average, where one is wanted, begin at the weights as they are."""
         if self._settings.ema > 0:
             self.average = MovingAverage(self.model, self._settings.ema)
 
@@ -119,14 +116,14 @@ class Updater:
         return sums
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """All weights and moments, by file of the checkpoint."""
+        """All weights that are trained, and moments, by file of the checkpoint."""
         files: dict[str, Mapping[str, Tensor]] = {
-            "model": self.model.state_dict(),
+            "model": trained_state(self.model),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
         }
         if self.average is not None:
             with self.average.in_place():
-                files["ema"] = self.model.state_dict()
+                files["ema"] = trained_state(self.model)
         return files
 
     def noted(self, progress: Progress) -> Progress:
@@ -135,12 +132,15 @@ class Updater:
         return replace(progress, baseline=self.baseline.save(), scaler=scaler.state_dict() if scaler else None)
 
     def restore(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], origin: Path) -> None:
-        """Restore what `tensors` and `noted` returned. Raises: RunError where it belongs to another model."""
+        """Restore what `tensors` and `noted` returned, the weights that are not trained among those of "model".
+
+        Raises: RunError where it belongs to another model.
+        """
         load_weights(self.model, tensors["model"], origin)
         restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
         if self.average is not None:
             with self.average.in_place():
-                load_weights(self.model, tensors["ema"], origin)
+                load_weights(self.model, {**frozen_state(self.model), **tensors["ema"]}, origin)
         self.baseline = Baseline(self.world.device, progress.baseline)
         if self.precision.scaler is not None and progress.scaler is not None:
             self.precision.scaler.load_state_dict(progress.scaler)

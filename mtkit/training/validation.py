@@ -23,6 +23,7 @@ from mtkit.evaluation.metrics import installed_tokenizer
 from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.files import json_text
 from mtkit.languages import languages_of
+from mtkit.model.adaptation.lora import merged_in_place
 from mtkit.model.network import Network
 from mtkit.out_of_memory import Halving
 from mtkit.recipe import Recipe
@@ -101,17 +102,18 @@ def validate(
     begin, was_training = monotonic(), model.training
     model.eval()
     try:
-        nll = validation_loss(model, recipe, prepared, precision)
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         sources, references = side.sources, side.references
-        translated = translate_lines(
-            ModelEngine(model, recipe.decoding),
-            prepared.tokenizers,
-            sources,
-            trained_on=TrainedOn.of([Run(folder)]),
-            on_progress=go_on,
-            **side.how(recipe.decoding),
-        )
+        with merged_in_place(model):  # as `translate` has it
+            nll = validation_loss(model, recipe, prepared, precision)
+            translated = translate_lines(
+                ModelEngine(model, recipe.decoding),
+                prepared.tokenizers,
+                sources,
+                trained_on=TrainedOn.of([Run(folder)]),
+                on_progress=go_on,
+                **side.how(recipe.decoding),
+            )
     except _InterruptedError:
         return None
     finally:

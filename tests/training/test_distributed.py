@@ -17,11 +17,14 @@ from mtkit.training.loop import train
 from tests.training.conftest import TINY
 
 
-def test_two_processes_give_what_one_gives_on_the_same_global_batches(prepared: Prepared, tmp_path: Path) -> None:
+@pytest.mark.parametrize("freeze", [[], ["embeddings", "decoder.0.self_attention"]])
+def test_two_processes_give_what_one_gives_on_the_same_global_batches(
+    freeze: list[str], prepared: Prepared, tmp_path: Path
+) -> None:
     recipe = tmp_path / "recipe.yaml"
     # small batches, so that some hold one segment and leave a process nothing to do
     training = TINY["training"] | {"batch_tokens": 40, "max_updates": 12, "accumulate": 2, "ema": 0.0}
-    training |= {"weight_decay": 0.1, "clip_norm": 0.5}
+    training |= {"weight_decay": 0.1, "clip_norm": 0.5, "freeze": freeze}
     model = TINY["model"] | {"dropout": 0.0}
     recipe.write_text(
         yaml.safe_dump(TINY | {"training": training, "model": model, "data": {"folder": str(prepared.folder)}})
@@ -46,6 +49,7 @@ def test_two_processes_give_what_one_gives_on_the_same_global_batches(prepared: 
     name = "update-00000012"
     two, one = tmp_path / "mtkit-runs" / "two" / "checkpoints" / name, tmp_path / "one" / "checkpoints" / name
     assert read_progress(two).tokens == read_progress(one).tokens
+    assert (two.parent / "base").is_dir() == bool(freeze)
     theirs, ours = verified_tensors(two, "model"), verified_tensors(one, "model")
     # a key's bias cancels in the softmax: its gradient is nothing but rounding, which Adam scales up to whole steps
     for weight in [name for name in ours if not name.endswith("k_proj.bias")]:

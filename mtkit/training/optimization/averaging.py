@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 
 class MovingAverage:
-    """The exponential moving average of a model's parameters (Polyak and Juditsky, 1992).
+    """The exponential moving average of a model's trained parameters (Polyak and Juditsky, 1992).
 
     Early on the decay is (1 + u) / (10 + u) at update u where that is less, so that the random start is forgotten.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
-        self._named = dict(model.named_parameters())
+        self._named = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
 
     @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Training a part of a model: parameters that are frozen, and low-rank adapters."""

@@ -1,0 +1,31 @@
+"""The settings that a training takes over from the run that it begins with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mtkit.recipe.file import read_settings
+from mtkit.recipe.settings import run_folder_of
+
+ROLES = ("name", "encoder", "decoder", "cross")
+
+
+def with_beginning(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings over those of the run that `training.init_from` names, as far as they are taken over.
+
+    The model is, unless a preset is named: otherwise the weights would not fit. The attentions are where none is named.
+    Without such a run the settings stay as they are.
+    """
+    settings, training = dict(given), given.get("training")
+    named = training.get("init_from") if isinstance(training, Mapping) else None
+    path = run_folder_of(Path(str(named))) / "recipe.yaml"
+    if named is None or not path.is_file():
+        return settings  # said where the run is opened
+    theirs = read_settings(path)
+    if "preset" not in given:
+        settings["model"] = {**theirs.get("model", {}), **(given.get("model") or {})}
+    attention = given.get("attention") or {}
+    if all(attention.get(role) is None for role in ROLES):
+        options = {**theirs.get("attention", {}).get("options", {}), **attention.get("options", {})}
+        settings["attention"] = {**theirs.get("attention", {}), "options": options}
+    return settings
