@@ -38,6 +38,7 @@ BELOW = {
     "evaluation": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding"},
     "training": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation"},
     "comparison": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
+    "reporting": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "interchange": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "benchmark": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
     "serving": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding"},

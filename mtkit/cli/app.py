@@ -16,6 +16,7 @@ COMMANDS = (
     "train",
     "translate",
     "score",
+    "report",
     "serve",
     "align",
     "plot",

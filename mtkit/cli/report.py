@@ -1,0 +1,39 @@
+"""`mtkit report`: one page about runs, to be opened from disk."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mtkit.errors import MtkitError
+
+
+def report(
+    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Page (HTML).")] = Path("report.html"),
+    side: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
+    ] = None,
+) -> None:
+    """Write one page about runs that have translated.
+
+    The page shows the settings that differ, curves, speeds, scores with intervals and paired tests, scores by source
+    length, the best and worst segments, the attention to the source with word alignments, and the commands. It is one
+    file, in light and dark, and loads nothing from the network. The first run is the baseline.
+
+    \b
+    Examples:
+      mtkit report mtkit-runs/longformer
+      mtkit report full longformer --output report.html
+    """
+    from mtkit.cli.progress import through
+    from mtkit.files import write_text
+    from mtkit.reporting.page import report_page
+    from mtkit.runs import find_run
+
+    if output.is_dir():
+        raise MtkitError(f"{output} is a folder; give the name of a file to write")
+    runs = [find_run(each) if each.is_dir() or len(each.parts) > 1 else find_run(name=str(each)) for each in run]
+    write_text(output, report_page(runs, side or (), through))
+    typer.echo(str(output))

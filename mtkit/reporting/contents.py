@@ -1,0 +1,122 @@
+"""What a report says of runs, gathered from their folders: settings, metrics, speeds, segments, attention."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from mtkit.data.readers import Lines
+from mtkit.decoding.links.heads import Heads, heads_of
+from mtkit.decoding.links.lines import pharaoh
+from mtkit.decoding.links.words import words
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.evaluation.metrics import make_metric
+from mtkit.evaluation.systems import Translated, read_texts
+from mtkit.runs import Run
+
+if TYPE_CHECKING:
+    from mtkit.decoding.alignment import Alignment
+
+SHOWN = 5
+"""Segments of each kind that are shown."""
+WORDS = (8, 14)
+"""Words of the segment whose attention is shown, if there is one of these lengths."""
+
+
+@dataclass(frozen=True)
+class ShownSegment:
+    """A segment with its translations by all systems, and their chrF."""
+
+    number: int
+    """Of its line, from 1."""
+    source: str | None
+    reference: str
+    translations: list[str]
+    scores: list[float]
+
+
+@dataclass(frozen=True)
+class ShownAttention:
+    """The attention to the source of one run in one segment."""
+
+    aligned: "Alignment"
+    heads: Heads
+    links: str
+    """In Pharaoh form."""
+    source: str
+    translation: str
+
+
+def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Settings by dotted name with their value in each run: those that differ; all of a single run."""
+    flat = [_flat(run.recipe.model_dump(mode="json")) for run in runs]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    rows = [(name, [each.get(name, "") for each in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(runs) == 1 or len(set(values)) > 1]
+
+
+def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]:
+    """Segments of a side by kind: the best and the worst by chrF; of several systems, also where they are apart."""
+    texts = read_texts(files, sources=files[0].source is not None)
+    (references,) = texts.references
+    metric = make_metric("chrF")
+    known = []
+    for number, (reference, *translations) in enumerate(zip(references, *texts.hypotheses, strict=True)):
+        if reference.strip():
+            scores = [float(metric.sentence_score(each, [reference]).score) for each in translations]
+            source = None if texts.sources is None else texts.sources[number]
+            known.append(ShownSegment(number + 1, source, reference, translations, scores))
+    by_mean = sorted(known, key=lambda each: sum(each.scores))
+    found = {"Worst segments": by_mean[:SHOWN], "Best segments": by_mean[::-1][:SHOWN]}
+    if len(files) > 1:
+        apart = sorted(known, key=lambda each: min(each.scores) - max(each.scores))
+        found = {"Where the runs are furthest apart": apart[:SHOWN], **found}
+    return found
+
+
+def differing(text: str, other: str) -> set[int]:
+    """The numbers of the words of a text that another text lacks in their place."""
+    ours, theirs = words(text), words(other)
+    same = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    return set(range(len(ours))) - {place for block in same for place in range(block.a, block.a + block.size)}
+
+
+def sample_source(files: Translated) -> tuple[str, str | None] | None:
+    """A source of middling length whose attention is shown, and its direction; None where there are no sources."""
+    if files.source is None:
+        return None
+    lines = [*Lines(files.source)]
+    ways = None if files.direction is None else [*Lines(files.direction)]
+    real = [number for number, line in enumerate(lines) if line.strip()]
+    fitting = [number for number in real if WORDS[0] <= len(words(lines[number])) <= WORDS[1]]
+    if not real:
+        return None
+    number = (fitting or sorted(real, key=lambda each: len(lines[each])))[0]
+    return lines[number], None if ways is None else ways[number]
+
+
+def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttention | str:
+    """The attention of a run in its translation of a source; where there is none, why."""
+    try:
+        one = run.recipe.decoding.model_copy(update={"n_best": 1})
+        translator = Translator([run], one)
+        translator.check_links()
+        heads = heads_of(run, translator.about["checkpoint"]) or Heads()
+        ((best, *_),) = translator.lines([source], direction=direction)
+        (links,) = translator.links([source], [best], heads, direction=direction)
+        aligned = translator.align(source, best.text, direction=direction)
+    except MtkitError as error:
+        return str(error)
+    return ShownAttention(aligned, heads, pharaoh(links), source, best.text)
+
+
+def _flat(value: Any, name: str = "") -> dict[str, str]:
+    if isinstance(value, dict) and value:
+        return {
+            key: each
+            for part, inner in value.items()
+            for key, each in _flat(inner, f"{name}.{part}" if name else str(part)).items()
+        }
+    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}

@@ -1,0 +1,270 @@
+"""The page of a report: one file of HTML with its style and pictures inside, which asks the network for nothing."""
+
+import json
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.progress import ProgressBar, silent
+from mtkit.decoding.links.words import begins, words
+from mtkit.evaluation.side_scores import SideScores, score_side
+from mtkit.evaluation.significance import Difference
+from mtkit.evaluation.systems import run_sides
+from mtkit.reporting.contents import (
+    ShownAttention,
+    ShownSegment,
+    differing,
+    differing_settings,
+    sample_source,
+    shown_attention,
+    shown_segments,
+)
+from mtkit.reporting.markup import (
+    Html,
+    Points,
+    attention_table,
+    data_table,
+    line_chart,
+    run_name,
+    small_map,
+    tag,
+    text,
+)
+from mtkit.runs import Run
+from mtkit.training.report import read_metrics
+
+SURE = 0.05
+"""p-values below it are marked."""
+SMOOTHED = 200
+"""Points of a training curve, at most; each is the mean of its neighbours."""
+
+
+def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: ProgressBar = silent) -> str:
+    """The page on runs, the first of which is the baseline; `sides` are those to score, by default the latest ones.
+
+    Raises: RunError where a run has no translations or is damaged; DataError where runs translated different text.
+    """
+    files = run_sides(runs, sides)
+    systems = [each.system for each in next(iter(files.values()))]
+    settings = runs[0].recipe.scoring
+    scored = [
+        score_side(
+            name,
+            each,
+            metrics=settings.metrics,
+            lengths=each[0].source is not None,
+            language=runs[0].target_language,
+            tokenize=settings.tokenize,
+            lowercase=settings.lowercase,
+            progress=progress,
+        )
+        for name, each in files.items()
+    ]
+    first = next(iter(files.values()))
+    sample = sample_source(first[0])
+    title = " and ".join(systems) if len(systems) < 3 else f"{len(systems)} runs"
+    notes = dict.fromkeys(note for each in scored for note in each.notes)
+    body = text(
+        tag("h1", f"Report on {title}"),
+        *(tag("p", f"Note: {note}", class_="soft") for note in notes),
+        _overview(runs, systems, scored[0]),
+        _settings(runs, systems),
+        _curves(runs, systems),
+        *(_scores(each) for each in scored),
+        _segments(shown_segments(first), systems, scored[0].name),
+        Html() if sample is None else _attention([shown_attention(run, *sample) for run in runs], systems, *sample),
+        _commands(runs, systems),
+    )
+    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    head = text(
+        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+        tag("title", f"mtkit: {title}"),
+        Html(f'<link rel="icon" href="data:,"><style>{style}</style>'),
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> Html:
+    rows = []
+    for number, (run, system) in enumerate(zip(runs, systems, strict=True)):
+        record = json.loads((run.folder / "translations" / f"{side.name}.json").read_text(encoding="utf-8"))
+        metrics = read_metrics(run.folder / "metrics.jsonl")
+        train = [row for row in metrics if row.get("kind") == "train"]
+        peak = max((row.get("peak_bytes", 0) for row in metrics), default=0)
+        last = train[-1] if train else {}
+        scores = [f"{each.value:.2f}" for each in side.overall.scores[number]]
+        rates = sorted(row["tokens_per_second"] for row in train if row.get("tokens_per_second"))
+        rows.append(
+            [
+                run_name(system, number),
+                *scores,
+                f"{last['update']:,}" if last else "",
+                f"{last['seconds'] / 60:,.1f}" if last.get("seconds") else "",
+                f"{rates[len(rates) // 2]:,.0f}" if rates else "",
+                f"{record['tokens_per_second']:,.0f}" if record.get("tokens_per_second") else "",
+                f"{peak / 2**20:,.1f}" if peak else "",
+                f"{run.weights().stat().st_size / 2**20:,.1f}",
+            ]
+        )
+    names = [each.name for each in side.overall.scores[0]]
+    heads = ["run", *names, "updates", "training minutes", "training tokens/s", "decoding tokens/s"]
+    heads += ["peak memory of training, MiB", "weights, MiB"]
+    about = f"Scores are those of {side.name}, {side.segments:,} segments. Training tokens/s are the median."
+    return text(data_table(heads, rows), tag("p", about, class_="soft"))
+
+
+def _settings(runs: Sequence[Run], systems: Sequence[str]) -> Html:
+    rows = [[name, *values] for name, values in differing_settings(runs)]
+    if len(runs) == 1:
+        table = data_table(["setting", "value"], rows)
+        return text(tag("h2", "Settings"), tag("details", tag("summary", f"All {len(rows)} settings"), table))
+    if not rows:
+        return text(tag("h2", "Settings"), tag("p", "All settings are the same."))
+    heads = ["setting", *(run_name(system, number) for number, system in enumerate(systems))]
+    return text(tag("h2", "Settings that differ"), data_table(heads, rows))
+
+
+def _curves(runs: Sequence[Run], systems: Sequence[str]) -> Html:
+    rows = [read_metrics(run.folder / "metrics.jsonl") for run in runs]
+
+    def series(kind: str, name: str) -> dict[int, Points]:
+        found: dict[int, Points] = {}
+        for number, each in enumerate(rows):
+            points = [(r["update"], r[name]) for r in each if r.get("kind") == kind and r.get(name) is not None]
+            if points:
+                found[number] = _smoothed(points)
+        return found
+
+    charts = [
+        line_chart("Validation BLEU", series("validation", "bleu"), dots=True),
+        line_chart("Validation loss, nats per token", series("validation", "nll"), dots=True),
+        line_chart("Training loss, nats per token", series("train", "nll"), dots=False),
+    ]
+    if not any(charts):
+        return Html()
+    legend = [run_name(system, number) for number, system in enumerate(systems)]
+    return text(tag("h2", "Curves"), tag("p", *legend), tag("div", *charts, class_="charts"))
+
+
+def _smoothed(points: Sequence[tuple[float, float]]) -> Points:
+    size = -(-len(points) // SMOOTHED)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in parts]
+
+
+def _scores(side: SideScores) -> Html:
+    rows, signatures = [], []
+    for metric, best in enumerate(side.overall.scores[0]):
+        signatures.append([best.name, best.signature])
+        for number, files in enumerate(side.files):
+            score = side.overall.scores[number][metric]
+            low_high = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+            difference = side.overall.differences[number - 1][metric] if number else None
+            rows.append(
+                [score.name, run_name(files.system, number), f"{score.value:.2f}", low_high, *_difference(difference)]
+            )
+    heads = ["metric", "run", "score", "95% interval", "difference", "p bootstrap", "p randomisation"]
+    parts = [tag("h2", f"Scores of {side.name}"), data_table(heads, rows)]
+    if len(side.files) > 1:
+        about = f"Differences are those from {side.files[0].system}; p is two-sided, * below {SURE}."
+        parts.append(tag("p", about, class_="soft"))
+    listed = tag("pre", "\n".join(f"{name}  {signature}" for name, signature in signatures))
+    parts.append(tag("details", tag("summary", "Signatures"), listed))
+    if side.lengths:
+        names = [each.name for each in side.overall.scores[0]]
+        rows = [
+            [
+                f"{row.name} words",
+                f"{row.segments:,}",
+                run_name(files.system, number),
+                *(f"{row.scores[name]:.2f}" for name in names),
+                "" if row.length_ratio is None else f"{row.length_ratio:.3f}",
+            ]
+            for of_length in zip(*side.lengths, strict=True)
+            for number, (files, row) in enumerate(zip(side.files, of_length, strict=True))
+        ]
+        heads = ["source", "segments", "run", *names, "length ratio"]
+        parts += [tag("h3", "By the length of the source"), data_table(heads, rows)]
+    return text(*parts)
+
+
+def _difference(difference: Difference | None) -> list[str]:
+    if difference is None:
+        return ["", "", ""]
+    found = [difference.bootstrap_p, difference.randomisation_p]
+    marks = ["" if p is None else f"{p:.4f}{' *' if p < SURE else ''}" for p in found]
+    return [f"{difference.value:+.2f}", *marks]
+
+
+def _segments(kinds: dict[str, list[ShownSegment]], systems: Sequence[str], side: str | None) -> Html:
+    parts: list[Html] = []
+    for title, segments in kinds.items():
+        parts.append(tag("h3", title))
+        parts += [_segment(each, systems) for each in segments]
+    about = (
+        f"Segments of {side} by the chrF of each. "
+        "Words that differ from the reference are marked; those of the reference that a run lacks are underlined."
+    )
+    return text(tag("h2", "Segments"), tag("p", about, class_="soft"), *parts)
+
+
+def _segment(segment: ShownSegment, systems: Sequence[str]) -> Html:
+    rows: list[Html] = []
+    if segment.source is not None:
+        rows += [tag("dt", "source"), tag("dd", segment.source)]
+    lacking = [differing(segment.reference, each) for each in segment.translations]
+    rows += [tag("dt", "reference"), _words(segment.reference, set().union(*lacking), "span", class_="missed")]
+    for number, (system, translation) in enumerate(zip(systems, segment.translations, strict=True)):
+        score = tag("span", f" {segment.scores[number]:.1f}", class_="soft")
+        others = differing(translation, segment.reference)
+        rows += [tag("dt", run_name(system, number), score), _words(translation, others, "mark")]
+    return tag("div", tag("span", f"line {segment.number:,}", class_="soft"), tag("dl", *rows), class_="segment")
+
+
+def _words(line: str, chosen: Collection[int], name: str, **attributes: str) -> Html:
+    """The line, its words of these numbers within an element."""
+    spelt, end = list[str](), 0
+    for place, (begin, word) in enumerate(zip(begins(line), words(line), strict=True)):
+        spelt += [line[end:begin], tag(name, word, **attributes) if place in chosen else word]
+        end = begin + len(word)
+    return tag("dd", *spelt, line[end:])
+
+
+def _attention(
+    found: Sequence[ShownAttention | str], systems: Sequence[str], source: str, direction: str | None
+) -> Html:
+    parts = [tag("h2", "Attention"), tag("p", source)]
+    for number, (system, shown) in enumerate(zip(systems, found, strict=True)):
+        parts.append(tag("h3", run_name(system, number)))
+        if isinstance(shown, str):
+            parts.append(tag("p", f"No attention is shown: {shown}", class_="soft"))
+            continue
+        layers: list[Any] = shown.aligned.layers["cross"]
+        links = text("Words: ", tag("code", shown.links), f", by {shown.heads}.")
+        mean = shown.heads.rows(layers)
+        parts += [
+            tag("p", shown.translation),
+            tag("p", links, class_="soft"),
+            attention_table(shown.aligned.source, shown.aligned.target, mean.tolist()),
+        ]
+        small = [
+            small_map(f"layer {layer} head {head}", weights.tolist())
+            for layer, each in enumerate(layers, start=1)
+            if each is not None
+            for head, weights in enumerate(each, start=1)
+        ]
+        parts.append(
+            tag("details", tag("summary", "Every layer and head to the source"), tag("div", *small, class_="heads"))
+        )
+    return text(*parts)
+
+
+def _commands(runs: Sequence[Run], systems: Sequence[str]) -> Html:
+    """The recorded commands of the trainings, and those that translate, score and report the same."""
+    named = " ".join(f"--run {shlex.quote(str(run.folder))}" for run in runs)
+    lines = [command for run in runs for command in run.about.get("commands", [])]
+    lines += [f"mtkit translate --run {shlex.quote(str(run.folder))}" for run in runs]
+    lines += [f"mtkit score {named} --by-length"]
+    lines += ["mtkit report " + " ".join(shlex.quote(str(run.folder)) for run in runs)]
+    return text(tag("h2", "Commands"), tag("pre", tag("code", "\n".join(lines))))

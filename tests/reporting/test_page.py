@@ -1,0 +1,132 @@
+"""The report: one page without assets, valid as a tree, with the numbers of `mtkit score`, and all text escaped."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mtkit.cli.app import app
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.evaluation.systems import run_sides
+from mtkit.reporting.contents import differing, shown_segments
+from mtkit.reporting.markup import line_chart, tag
+from tests.decoding.trained import make_run
+
+VOID = {"meta", "link"}
+
+
+class Tree(HTMLParser):
+    """Checks that elements are closed in order; gathers text, and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.words, self.addresses = list[str](), list[str](), list[str]()
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for key, value in attributes if key in ("src", "href")]
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, words: str) -> None:
+        self.words.append(words)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs that have translated, one of which writes what HTML could take for its own, with metrics."""
+    for name, attention in (("one", "full"), ("two", "band")):
+        run = make_run(tmp_path, name=name, attention=attention, seed=len(name)).run
+        translator = Translator([run])
+        (side,) = [each for each in _sides(tmp_path) if each.name == "test"]
+        translator.held_out(side, joined=False)
+        rows = [
+            '{"kind": "train", "update": 10, "nll": 5.5, "tokens_per_second": 1234.0, "seconds": 60.0}',
+            '{"kind": "validation", "update": 10, "nll": 5.0, "bleu": 1.5, "peak_bytes": 134217728}',
+        ]
+        (run.folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "mtkit-runs/one/translations/test.txt").write_text("<b>&amp; 犬が\n" * 7)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _sides(folder: Path) -> list:  # type: ignore[type-arg]
+    from mtkit.data.prepared import open_prepared
+    from mtkit.decoding.held_out import held_out
+
+    return [held_out(open_prepared(folder / "mtkit-data"), "test")]
+
+
+def typed(*words: str) -> str:
+    result = CliRunner().invoke(app, ["report", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert result.stdout == "report.html\n"
+    return page
+
+
+def test_one_page_says_it_all(folder: Path) -> None:
+    page = typed("one", "mtkit-runs/two")
+    tree = Tree()
+    tree.feed(page)
+    assert not tree.open
+    assert tree.addresses == ["data:,"]
+    assert "url(" not in page
+    assert "@import" not in page
+    shown = " ".join(tree.words)
+    for said in (
+        "attention.encoder",
+        "band",
+        "1,234",
+        "Validation BLEU",
+        "p bootstrap",
+        "By the length",
+        "mtkit score",
+    ):
+        assert said in shown
+    assert "<b>" not in page
+    assert "<b>&amp;" in shown
+    assert "layer 1 head 1" in shown
+    assert re.search(r"Words: +\d+-\d+ ", shown), "no word alignment"
+    assert "128.0" in shown
+    one = typed("two")
+    assert "p bootstrap" not in one
+    assert "data.folder" in one
+
+
+def test_what_cannot_be_reported_is_one_line(folder: Path) -> None:
+    with pytest.raises(MtkitError, match="no translations of a side"):
+        typed("one", "--side", "other")
+    with pytest.raises(MtkitError, match="is a folder"):
+        typed("one", "--output", "mtkit-runs")
+    assert not Path("report.html").exists()
+
+
+def test_segments_are_ordered_by_what_they_show(folder: Path) -> None:
+    reference = Path("mtkit-runs/one/translations/test.reference.txt").read_text().split("\n")
+    Path("mtkit-runs/two/translations/test.txt").write_text("\n".join([*reference[:1], *["x"] * 6]) + "\n")
+    from mtkit.runs import find_run
+
+    files = run_sides([find_run(name="one"), find_run(name="two")], ["test"])["test"]
+    kinds = shown_segments(files)
+    assert kinds["Where the runs are furthest apart"][0].number == 1
+    assert kinds["Best segments"][0].number == 1
+    assert kinds["Best segments"][0].scores[1] == 100
+
+
+def test_differences_are_of_words() -> None:
+    assert differing("the red cat sees", "the cat sees it") == {1}
+    assert differing("我爱你", "我 你") == {1}
+    assert differing("", "a") == set()
+
+
+def test_a_chart_holds_its_points() -> None:
+    assert line_chart("x", {}, dots=True) == ""
+    assert line_chart("x", {0: [(1, 2.0)], 1: [(1, 2.0), (3, -4.0)]}, dots=True).count("<circle") == 3
+    assert line_chart("x", {0: [(0, 0.0), (0, 0.0)]}, dots=False).count("<polyline") == 1
+    assert tag("p", "<&", title='"') == '<p title="&quot;">&lt;&amp;</p>'
