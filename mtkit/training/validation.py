@@ -26,6 +26,7 @@ from mtkit.languages import languages_of
 from mtkit.model.adaptation.lora import merged_in_place
 from mtkit.model.network import Network
 from mtkit.out_of_memory import Halving
+from mtkit.peak_memory import peak_bytes
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress
@@ -61,6 +62,8 @@ class Validation:
     """Why the BLEU may be wrong (a note for the user); None if it seems right."""
     samples: list[Sample]
     seconds: float
+    peak_bytes: int
+    """The most memory that the process has held, validation included."""
 
     @property
     def perplexity(self) -> float:
@@ -69,7 +72,7 @@ class Validation:
 
     def numbers(self) -> dict[str, float | str]:
         """The numbers for one line of metrics.jsonl."""
-        names = ("nll", "perplexity", "bleu", "signature", "seconds")
+        names = ("nll", "perplexity", "bleu", "signature", "seconds", "peak_bytes")
         return {name: getattr(self, name) for name in names}
 
     def lines(self, title: str, better: bool) -> list[str]:
@@ -123,7 +126,9 @@ def validate(
     rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     shown = [Sample(sources[row], references[row], hypotheses[row]) for row in rows]
     doubtful = doubt([bleu], hypotheses, [references])
-    return Validation(nll, bleu.value, bleu.signature, doubtful, shown, monotonic() - begin)
+    return Validation(
+        nll, bleu.value, bleu.signature, doubtful, shown, monotonic() - begin, peak_bytes(precision.device)
+    )
 
 
 def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:

@@ -126,7 +126,7 @@ def test_of_equal_bleu_the_lowest_loss_is_the_best_and_patience_counts_on(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([5.0, 4.0, 3.0, 3.5, 3.0, 3.2])
-    made = Validation(0.0, 0.0, "tok:13a", None, [], 1.0)
+    made = Validation(0.0, 0.0, "tok:13a", None, [], 1.0, 1)
     monkeypatch.setattr(loop, "validate", lambda *_: replace(made, nll=next(losses)))
     recipe = tiny(training={"max_updates": 20, "validate_every": 1, "patience": 5})
     outcome = train(recipe, prepared, tmp_path / "run", command=[], device="cpu")
