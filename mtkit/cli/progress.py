@@ -19,6 +19,13 @@ def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int,
         yield on_progress
 
 
+@contextmanager
+def counted(what: str | None, unit: str, total: int | None) -> Iterator[Callable[[int], object]]:
+    """Takes the number of units just done."""
+    with tqdm(desc=what, unit=f" {unit}", total=total, delay=2, leave=False, disable=None) as bar:
+        yield bar.update
+
+
 def through(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
     """Goes through `items` (`mtkit.data.progress.ProgressBar`)."""
     bar: Iterable[Any] = tqdm(items, what, total, delay=2, unit_scale=True, leave=False, disable=None)

@@ -1,8 +1,7 @@
 """`mtkit translate`: translate the test sides, a file or standard input with a trained run, or with several as one."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -221,7 +220,10 @@ def translate(
         _translate_sides(translator, sides, output, alignments, heads, joined=joined, asked=bool(documents))
         return
     where = sys.stdout.buffer if output is None else output
-    with _progress(None if piece else count(input) if input is not None else len(sides[0].sources)) as advance:
+    from mtkit.cli.progress import counted
+
+    total = None if piece else count(input) if input is not None else len(sides[0].sources)
+    with counted(None, "lines", total) as advance:
         if target is not None:
             lines, ways = (sides[0].sources, sides[0].directions) if input is None else (text(input), direction)
             force_file(translator, lines, text(str(target)), where, directions=ways, say=note, on_progress=advance)
@@ -256,6 +258,7 @@ def _translate_sides(
     asked: bool,
 ) -> None:
     """Translate test sides into the run's folder, and show samples, where and how fast."""
+    from mtkit.cli.progress import counted
     from mtkit.decoding.lines.notes import Notes
     from mtkit.decoding.lines.output import write_whole
     from mtkit.decoding.links.lines import pharaoh
@@ -263,7 +266,7 @@ def _translate_sides(
     for side in sides:
         if asked and side.documents is None:
             note(f"the side {side.name} has no documents, so its lines are translated one by one")
-        with _progress(len(side.sources), side.name) as advance:
+        with counted(side.name, "lines", len(side.sources)) as advance:
             found, speed, path = translator.held_out(side, joined=joined, on_progress=advance)
         for message in Notes.of(found).messages():
             note(message)
@@ -319,12 +322,3 @@ def _named(translator: "Translator", name: str, languages: str | None, direction
     way = translator.directions(direction, 1).names_of_lines()[0]
     found = read_test_set(name, languages or way)
     return HeldOut(found.name, found.sources, found.references, translator.directions(way, len(found.sources)))
-
-
-@contextmanager
-def _progress(lines: int | None, what: str | None = None) -> Iterator[Callable[[int], object]]:
-    """A bar on a terminal, when it takes a while."""
-    from tqdm import tqdm
-
-    with tqdm(total=lines, desc=what, unit=" lines", delay=2, disable=None, leave=False) as bar:
-        yield bar.update
