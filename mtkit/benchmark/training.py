@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from statistics import median
 from typing import Protocol
 
@@ -201,7 +202,7 @@ def measure_training(
             reason, *_ = str(error).split("\n")
             row.failed = f"{type(error).__name__}: {reason}"
 
-    rows_trained_on = np.concatenate(feed.plan(0)[: plan.warmup + plan.updates])
+    rows_trained_on = np.concatenate([*islice(feed.plan(0), plan.warmup + plan.updates)])
     passes, operations = 2 if recipe.training.r_drop else 1, dict[str, float]()
 
     def count(trainer: OwnTrainer) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch, EpochPart, make_batch, plan_parts, prefetched
+from mtkit.data.batches import Batch, EpochPart, EpochPlan, make_batch, plan_epoch, prefetched
 from mtkit.data.documents import joined
 from mtkit.data.prepared import Prepared, Side
 from mtkit.data.readers import name_of
@@ -84,12 +84,7 @@ class _Epoch:
 
     number: int
     side: Side
-    parts: list[EpochPart]
-
-    @property
-    def batches(self) -> int:
-        """How many there are, known without drawing."""
-        return sum(len(part.sizes) for part in self.parts)
+    plan: EpochPlan
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,7 @@ class Feed:
             else None
         )
         self._last: _Epoch | None = None
-        self.batches_per_epoch = self._epoch(0).batches
+        self.batches_per_epoch = self._epoch(0).plan.batches
         """Global batches of the first epoch; others may differ by some."""
         self.updates_per_epoch = -(-self.batches_per_epoch // self._accumulate)
         if not self.batches_per_epoch:
@@ -149,10 +144,11 @@ class Feed:
         """The rows of an epoch: those of the training side, or of its documents, joined anew each time."""
         return self._epoch(epoch).side
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
+    def plan(self, epoch: int) -> Iterator[np.ndarray]:
         """The rows of every global batch of an epoch, as they are where no pieces are drawn."""
         laid = self._epoch(epoch)
-        return [rows for part in laid.parts for rows in part.planned(laid.side)]
+        for part, _ in laid.plan.parts():
+            yield from part.planned(laid.side)
 
     def _epoch(self, number: int) -> "_Epoch":
         """The layout of an epoch; the last one asked for is kept."""
@@ -160,7 +156,7 @@ class Feed:
             side = self._side
             if self._documents is not None:
                 side = joined(side, min(self._documents.pieces, self._longest - 1), seed=self._seed, epoch=number)
-            parts = plan_parts(
+            plan = plan_epoch(
                 side,
                 batch_tokens=self._batch_tokens,
                 max_length=self._longest,
@@ -169,17 +165,21 @@ class Feed:
                 weights=self._weights,
                 pieces=None if self._resegmentation is None else max(DRAWN_TOGETHER, 32 * self._batch_tokens),
             )
-            self._last = _Epoch(number, side, parts)
+            self._last = _Epoch(number, side, plan)
         return self._last
 
     def largest(self) -> list[Batch]:
         """This process's part of the batches of the first epoch that take the most memory: by tokens, and by width."""
-        side = self.side(0)
-        lengths = np.maximum(side.source.lengths, side.target.lengths).astype(np.int64) + 1
-        mine = [rows for whole in self.plan(0) if len(rows := self._own(whole))]
-        sizes = [(len(rows) * int(lengths[rows].max()), int(lengths[rows].max())) for rows in mine]
-        places = {max(range(len(mine)), key=lambda place: (sizes[place][by], sizes[place])) for by in (0, 1) if mine}
-        return [make_batch(side, mine[place], self._longest) for place in sorted(places)]
+        side, plan = self.side(0), self._epoch(0).plan
+        most, found = [(0, 0), (0, 0)], dict[int, np.ndarray]()
+        for rows in (rows for window in plan.heaviest for part in plan.draw(window) for rows in part.planned(side)):
+            if len(own := self._own(rows)):
+                width = 1 + max(int(each.lengths[own].max()) for each in (side.source, side.target))
+                for by, size in enumerate(((len(own) * width, width), (width, len(own) * width))):
+                    if size > most[by]:
+                        most[by], found[by] = size, own.copy()
+        same = len(found) == 2 and np.array_equal(found[0], found[1])
+        return [make_batch(side, own, self._longest) for own in list(found.values())[: 1 if same else 2]]
 
     def samples(self, count: int) -> list[Work]:
         """Updates of one global batch each: of a row for every process, then of up to `count` widths, evenly spread.
@@ -188,7 +188,8 @@ class Feed:
         """
         laid = self._epoch(0)
         side = laid.side
-        batches = sorted(laid.parts[0].planned(side), key=lambda rows: int(side.target.lengths[rows].max()))
+        first, _ = next(laid.plan.parts())
+        batches = sorted(first.planned(side), key=lambda rows: int(side.target.lengths[rows].max()))
         count = min(count, len(batches))
         chosen = [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
         return [
@@ -214,39 +215,37 @@ class Feed:
 
     def _rest_of(self, epoch: int, begin: int) -> Iterator[Work]:
         laid = self._epoch(epoch)
+        batches = laid.plan.batches
         made = prefetched(self._make, self._batches(laid, begin))
-        for first in range(begin, laid.batches, self._accumulate):
-            used = min(first + self._accumulate, laid.batches)
+        for first in range(begin, batches, self._accumulate):
+            used = min(first + self._accumulate, batches)
             whole = [next(made) for _ in range(first, used)]
             yield Work(
                 batches=[each.own for each in whole if each.own is not None],
                 tokens=sum(each.tokens for each in whole),
                 rows=[each.rows for each in whole],
-                epoch=epoch if used < laid.batches else epoch + 1,
-                batch=used if used < laid.batches else 0,
+                epoch=epoch if used < batches else epoch + 1,
+                batch=used if used < batches else 0,
             )
 
     def _batches(self, laid: "_Epoch", begin: int) -> Iterator["_Rows"]:
         """The global batches of an epoch from `begin` on."""
-        ends = np.cumsum([len(part.sizes) for part in laid.parts])
-        left = [number for number, end in enumerate(ends) if end > begin]
-        skipped = begin - int(ends[left[0] - 1]) if left and left[0] else begin
-        for batches in prefetched(partial(self._part, laid), left, ahead=1):  # drawn while those before are trained on
-            yield from batches[skipped:]
-            skipped = 0
+        # planned and drawn while those before are trained on
+        for batches in prefetched(partial(self._part, laid), laid.plan.parts(begin), ahead=1):
+            yield from batches
 
-    def _part(self, laid: "_Epoch", number: int) -> list["_Rows"]:
+    def _part(self, laid: "_Epoch", begun: tuple[EpochPart, int]) -> list["_Rows"]:
         """The global batches of one part of an epoch, whose pieces are drawn together where any are.
 
         Rows are sorted by the pieces that were drawn: by those that the data has, a third of each batch were padding.
         Every process draws them all: the batches of each depend on all lengths.
         """
-        part, side = laid.parts[number], laid.side
+        (part, skipped), side = begun, laid.side
         if self._resegmentation is None:
-            return [_Rows(rows, side, rows) for rows in part.planned(side)]
+            return [_Rows(rows, side, rows) for rows in part.planned(side)[skipped:]]
         drawn = self._resegmentation.of(side, part.rows, part.copies, epoch=laid.number)
         places = part.batches(drawn.source.lengths, drawn.target.lengths)
-        return [_Rows(part.rows[each], drawn, each) for each in places]
+        return [_Rows(part.rows[each], drawn, each) for each in places[skipped:]]
 
     def _make(self, whole: "_Rows") -> "_Made":
         """This process's part of a global batch."""

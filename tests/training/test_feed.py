@@ -30,6 +30,15 @@ def feed(
     return Feed(recipe, prepared, 1024, world)
 
 
+@pytest.fixture(params=["whole", "in windows"])
+def planned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epochs of one window, and of several."""
+    if request.param == "in windows":
+        monkeypatch.setattr("mtkit.data.batches.windows.WINDOW", 60)
+        monkeypatch.setattr("mtkit.data.batches.windows.BLOCK", 8)
+
+
+@pytest.mark.usefixtures("planned")
 def test_from_any_place_on_the_updates_are_those_of_an_unbroken_feed(prepared: Prepared) -> None:
     whole = list(islice(feed(prepared).updates(0, 0), 30))
     assert whole[-1].epoch >= 1
@@ -40,6 +49,7 @@ def test_from_any_place_on_the_updates_are_those_of_an_unbroken_feed(prepared: P
             assert all(torch.equal(a.source, b.source) for a, b in zip(ours.batches, theirs.batches, strict=True))
 
 
+@pytest.mark.usefixtures("planned")
 def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
     source = feed(prepared)
     epoch = list(islice(source.updates(0, 0), source.updates_per_epoch))
@@ -127,6 +137,7 @@ def test_lines_are_named_with_the_corpus_that_they_are_of(prepared: Prepared) ->
     assert source.name_lines(0, [np.array([4, 7]), np.array([1])]) == "line 2 of a.en, lines 5, 8 of b.en"
 
 
+@pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_share_each_global_batch_without_overlap(prepared: Prepared, size: int) -> None:
     alone = list(islice(feed(prepared, batch_tokens=40).updates(0, 0), 20))

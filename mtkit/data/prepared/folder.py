@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from mtkit.data.prepared.columns import Texts, Tokens
+from mtkit.data.prepared.columns import Column, Mapped, Texts, Tokens
 from mtkit.data.prepared.record import AGAIN, Record, read_record
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.errors import DataError
@@ -36,14 +36,14 @@ class Side:
 
     source: Tokens
     target: Tokens
-    lines: np.ndarray
+    lines: Column
     """(rows,) int64: the line of the input files that each row comes from, counted from 1."""
     source_text: Texts | None
     """Raw text, which scores use; None for the training side."""
     target_text: Texts | None
-    tasks: np.ndarray | None = None
+    tasks: Column | None = None
     """(rows,) int16: the direction of each row, its place in `Prepared.directions`; None where there is only one."""
-    corpora: np.ndarray | None = None
+    corpora: Column | None = None
     """(rows,) int16: the training corpus of each row, its place in `DataSettings.train`; None where there is one."""
     documents: np.ndarray | None = None
     """(rows,) int64: the document of each row, counted from 0, in validation and test sides that have documents, and in
@@ -55,11 +55,19 @@ class Side:
     def drawn(self, rows: np.ndarray, source: Tokens, target: Tokens) -> "Side":
         """These rows with other tokens: source and target have them in the order of `rows`."""
 
-        def taken(column: np.ndarray | None) -> np.ndarray | None:
+        def taken(column: Column | None) -> np.ndarray | None:
             return None if column is None else column[rows]
 
-        columns = (taken(self.tasks), taken(self.corpora), taken(self.documents))
-        return Side(source, target, self.lines[rows], None, None, *columns)
+        return Side(
+            source,
+            target,
+            self.lines[rows],
+            None,
+            None,
+            tasks=taken(self.tasks),
+            corpora=taken(self.corpora),
+            documents=taken(self.documents),
+        )
 
     def too_long(self, max_length: int) -> int:
         """How many rows have more than `max_length` tokens on a side, end mark counted; training leaves them out."""
@@ -135,7 +143,7 @@ def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Reco
         if len(record["sides"][name]["corpora"]) != len(corpora.get(name, "1")):
             raise ValueError(f"prepared.json counts other corpora of {name} than it has")
         for column, count in ((side.tasks, len(settings.directions)), (side.corpora, len(settings.train))):
-            if column is not None and len(column) and not 0 <= column.min() <= column.max() < count:
+            if column is not None and len(column) and not 0 <= column[:].min() <= column[:].max() < count:
                 raise ValueError(f"{name}.arrow has a direction or corpus that the settings do not have")
 
 
@@ -162,36 +170,60 @@ def _open_side(folder: Path, name: str, record: Record) -> Side:
         return np.concatenate([batch[name].to_numpy() for batch in batches]) if name in schema.names else None
 
     def tokens(side: Literal["source", "target"]) -> Tokens:
-        starts, lengths = _places([batch[side] for batch in batches], whole, breaks)
+        starts, lengths = _places([batch[side] for batch in batches], whole, flat, breaks)
         return Tokens(flat, starts, lengths, record["vocabulary"][side])
+
+    def numbers(name: str) -> Mapped | None:
+        return _mapped([batch[name] for batch in batches], whole) if name in schema.names else None
 
     return Side(
         source=tokens("source"),
         target=tokens("target"),
-        lines=np.concatenate([batch["line"].to_numpy() for batch in batches]),
+        lines=_mapped([batch["line"] for batch in batches], whole),
         source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches])) if has_text else None,
         target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches])) if has_text else None,
-        tasks=column("task"),
-        corpora=column("corpus"),
+        tasks=numbers("task"),
+        corpora=numbers("corpus"),
         documents=column("document"),
     )
 
 
-def _places(chunks: list[pa.ListArray], whole: pa.Buffer, breaks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and lengths of all record batches' rows in the mapped file; the last `breaks` pieces are not theirs."""
-    starts, lengths = [], []
-    for chunk in chunks:
+def _places(chunks: list[pa.ListArray], whole: pa.Buffer, flat: np.ndarray, breaks: int) -> tuple[Mapped, np.ndarray]:
+    """Starts, in the mapped file, and lengths of all record batches' rows; the last `breaks` pieces are not theirs."""
+    rows = [len(chunk) for chunk in chunks]
+    lengths = np.empty(sum(rows), dtype=np.uint16)
+    places, added, end = [], [], 0
+    for chunk, count in zip(chunks, rows, strict=True):
         offsets = chunk.offsets.to_numpy()
         values = chunk.values.buffers()[1]
-        # Arrow aligns buffers to 8 bytes, so the distance is a whole number of int32; no values, no buffer
-        distance = 0 if values is None else values.address - whole.address
-        if not 0 <= distance <= whole.size:
-            raise ValueError("its pieces are compressed")
-        starts.append(offsets[:-1].astype(np.int64) + distance // 4 + (0 if values is None else chunk.values.offset))
-        lengths.append(np.diff(offsets) - np.int32(breaks))
-        if lengths[-1].min(initial=0) < 0:
+        # Arrow aligns buffers to 8 bytes, so distances are whole numbers of int32; no values, no buffer
+        added.append(0 if values is None else _distance(values, whole) // 4 + chunk.values.offset)
+        places.append(_distance(chunk.buffers()[1], whole) // 4 + chunk.offset if count else 0)
+        own = np.diff(offsets) - np.int32(breaks)
+        if own.min(initial=0) < 0:
             raise ValueError("a row has no break behind it")
-    return np.concatenate(starts), np.concatenate(lengths).astype(np.int32, copy=False)
+        if own.max(initial=0) >= np.iinfo(lengths.dtype).max:  # one more, for an end mark, must go in
+            lengths = lengths.astype(np.int32)
+        lengths[end : end + count] = own
+        end += count
+    return Mapped(flat, places, rows, added), lengths
+
+
+def _mapped(chunks: list[pa.Array], whole: pa.Buffer) -> Mapped:
+    """A column of numbers, as it stands in the mapped file."""
+    dtype = np.dtype(chunks[0].type.to_pandas_dtype())
+    values = np.frombuffer(whole, dtype=dtype, count=whole.size // dtype.itemsize)
+    # a column of no rows may have no buffer
+    places = [len(each) and _distance(each.buffers()[1], whole) // dtype.itemsize + each.offset for each in chunks]
+    return Mapped(values, places, [len(each) for each in chunks])
+
+
+def _distance(buffer: pa.Buffer, whole: pa.Buffer) -> int:
+    """Bytes from the beginning of the file to that of one of its buffers."""
+    distance = int(buffer.address - whole.address)
+    if not 0 <= distance <= whole.size:
+        raise ValueError("its pieces are compressed")
+    return distance
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import Batch, _edges, _sorted, make_batch, plan, plan_parts, prefetched
+from mtkit.data.batches import Batch, EpochPart, make_batch, plan, plan_epoch, prefetched
+from mtkit.data.batches.sorting import edges_to, in_order
 from mtkit.data.prepared import Prepared, Side, Tokens
 from mtkit.data.tokenizer import BOS, EOS, PAD
 
@@ -119,15 +120,13 @@ def test_millions_of_rows_are_planned_at_once() -> None:
 def test_rows_are_sorted_by_buckets_of_both_sides_as_a_loop_would(longest: int) -> None:
     random = np.random.default_rng(5)
     source, target = random.integers(0, longest, (2, 500)).astype(np.int32)
-    edges = _edges(int(max(source.max(), target.max())) + 1).tolist()
+    edges = edges_to(int(max(source.max(), target.max())) + 1).tolist()
 
     def key(row: int) -> tuple[int, int]:
         own, other = (next(at for at, edge in enumerate(edges) if edge > each[row]) for each in (source, target))
         return max(own, other), (own - other) * (1 if max(own, other) % 2 == 0 else -1)
 
-    order, widths = _sorted(source, target)
-    assert order.tolist() == sorted(range(500), key=key)  # both are stable
-    assert widths.tolist() == [edges[key(row)[0]] for row in order]
+    assert in_order(source, target).tolist() == sorted(range(500), key=key)  # both are stable
 
 
 def test_planning_takes_few_bytes_a_row() -> None:
@@ -137,7 +136,7 @@ def test_planning_takes_few_bytes_a_row() -> None:
     side = Side(tokens, tokens, np.arange(rows), None, None)
     tracemalloc.start()
     try:
-        plan_parts(side, batch_tokens=4096, max_length=64, seed=1, epoch=0)
+        plan_epoch(side, batch_tokens=4096, max_length=64, seed=1, epoch=0)
         assert tracemalloc.get_traced_memory()[1] < 48 * rows
     finally:
         tracemalloc.stop()
@@ -168,7 +167,10 @@ def test_weights_say_how_often_an_epoch_goes_through_a_corpus(side: Side) -> Non
 
 
 def test_each_copy_of_a_row_has_a_number_of_its_own_in_the_epoch(side: Side) -> None:
-    planned = partial(plan_parts, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0, pieces=5_000)
+    def planned(side: Side, weights: list[float] | None = None) -> list[EpochPart]:
+        found = plan_epoch(side, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0, weights=weights, pieces=5_000)
+        return [part for part, _ in found.parts()]
+
     parts = planned(mixed(side), weights=[1, 2.25, 0.5])
     rows, copies = (np.concatenate(each) for each in zip(*((part.rows, part.copies) for part in parts), strict=True))
     assert len(parts) > 3
