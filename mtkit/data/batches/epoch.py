@@ -102,7 +102,7 @@ def plan_epoch(
     """The plan of an epoch, in parts of about `pieces` pieces per side; one part for each window if None."""
     if max(len(side), _drawn_rows(side, weights)) > windows.WINDOW:
         blocks = windows.RowBlocks(side, max_length)
-        layout = windows.WindowLayout(
+        layout = windows.EpochLayout(
             blocks, batch_tokens=batch_tokens, seed=seed, epoch=epoch, weights=weights, pieces=pieces
         )
         return EpochPlan(

@@ -84,7 +84,7 @@ class _Drawn:
         return _Drawn(self.blocks[places], self.copies[places], self.taken[places])
 
 
-class WindowLayout:
+class EpochLayout:
     """Which blocks each window of an epoch has, and how many batches."""
 
     def __init__(
