@@ -144,7 +144,7 @@ def test_the_real_corpora_can_be_prepared(name: str, rows: dict[str, int], tmp_p
 def stand_in(recipe: Recipe, folder: Path) -> None:
     """Puts a few lines of the built-in corpus wherever a recipe looks for text: under MTKIT_DATA, or as a data set.
 
-    A small run stands where it looks for one that translates.
+    A small run stands where it looks for one that translates, or that training begins with.
     """
     data = recipe.data
     for side, corpora in {"train": data.train, "valid": data.valid, **data.test}.items():
@@ -155,6 +155,10 @@ def stand_in(recipe: Recipe, folder: Path) -> None:
             if corpus.translated_by is not None:
                 corpus.translated_by.parent.mkdir(parents=True)
                 corpus.translated_by.symlink_to(make_run(folder / "translator").run.folder)
+    if (begins := recipe.training.init_from) is not None:
+        assert begins == data.tokenizer_from
+        begins.parent.mkdir(parents=True)
+        begins.symlink_to(make_run(folder / "beginning").run.folder)
     if any(corpus.dataset for corpus in data.train):
         write_set(data.train[0], data.valid[0], next(iter(data.test.values()))[0])
 
@@ -194,6 +198,8 @@ def shortened(name: str, folder: Path) -> Path:
     if name.startswith("builtin"):
         sentences = min(settings["data"]["builtin"].get("sentences", 1), 4)
         settings = merged(settings, {"data": {"builtin": {**LINES, "sentences": sentences}}})
+    if "init_from" in settings["training"]:
+        settings = merged(settings, {"model": {"max_length": 1024}})  # not that of the run which stands in
     path = folder / f"{name}.yaml"
     path.write_text(head + yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return path
