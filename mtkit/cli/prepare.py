@@ -91,6 +91,7 @@ def prepare(
     from mtkit.data.prepare import prepare as prepare_data
     from mtkit.data.report import summary
     from mtkit.recipe import load_recipe
+    from mtkit.recipe.settings import run_folder_of
 
     settings = load_recipe(recipe, {"data": _present(given)})
     text = settings.data
@@ -104,6 +105,8 @@ def prepare(
     example = (
         f" --name {recipe.stem}" if recipe is not None else " --preset small" if train else " --attention longformer"
     )
+    if tokenizer_from is not None and (run_folder_of(tokenizer_from) / "run.json").is_file():
+        example = f" --init-from {tokenizer_from}" + (example if recipe is not None else "")
     typer.echo(f"\nNext: mtkit train{options}{example}")
 
 

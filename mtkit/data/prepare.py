@@ -19,6 +19,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
+from mtkit.data.readers.named_sets import with_named_sets
 from mtkit.data.sides import SideWriter
 from mtkit.data.tokenizer import Folding, Tokenizers, train_tokenizer
 from mtkit.errors import DataError, DiffersError
@@ -63,7 +64,7 @@ def prepare(
     Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
     where the corpus is too small.
     """
-    settings = with_tokenizer(settings)
+    settings = with_named_sets(with_tokenizer(settings))
     folder = settings.folder
     sides = _sides(settings)
     _check_place(folder, sides, settings.tokenizer_from)

@@ -10,7 +10,7 @@ from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 
 
 class Corpus(Settings):
-    """Segment pairs: two text files, one file with both sides, or a data set."""
+    """Segment pairs: two text files, one file with both sides, a data set, or a named test set."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # a column's number is written as one in YAML
 
@@ -30,6 +30,9 @@ class Corpus(Settings):
     """Configuration of the data set, e.g. `de-en`."""
     split: str = "train"
     """Split of the data set."""
+    sacrebleu: str | None = None
+    """Test set that sacrebleu knows by name, as wmt14, in the corpus's direction; downloaded at first use. For
+    validation and test sides."""
     streaming: bool = False
     """Stream the data set from the hub instead of storing it on disk."""
     documents: Path | str | None = None
@@ -43,7 +46,11 @@ class Corpus(Settings):
     def _one_place(self) -> Self:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a corpus has either file or dataset, not both")
-        if self.translated_by is not None:
+        if self.sacrebleu is not None:
+            others = ("source", "target", "file", "dataset", "translated_by", "documents")
+            if given := [name for name in others if getattr(self, name) is not None]:
+                raise ValueError(f"a corpus with sacrebleu has its text by that name; leave {given[0]} out")
+        elif self.translated_by is not None:
             if self.file is not None or self.dataset is not None:
                 raise ValueError(
                     "translated_by applies to text files; leave it out, or write the column as a text file"
@@ -213,6 +220,8 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _held_out_directions_are_trained(self) -> Self:
         known = self.directions
+        if any(corpus.sacrebleu is not None for corpus in self.train):
+            raise ValueError("data.train has sacrebleu, which applies to validation and test sides only")
         for name, corpora in (("valid", self.valid), *self.test.items()):
             for corpus in corpora:
                 if corpus.weight != 1:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.prepared import open_prepared
+from tests.decoding.trained import make_run
 
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -105,6 +106,15 @@ def test_the_tokenizer_of_other_data_is_taken_over(tmp_path: Path, recipe: Path)
     assert "vocabulary of mtkit-data: " in done.stdout
     models = [(tmp_path / each / "tokenizer/joint.model").read_bytes() for each in ("own", "mtkit-data")]
     assert models[0] == models[1]
+    assert "Next: mtkit train --data own --preset small\n" in done.stdout  # other data has no weights to begin with
+
+
+def test_after_the_tokenizer_of_a_run_training_begins_with_its_weights(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    own = ("--train", "train.source", "train.target", "--valid", "valid.source", "valid.target", "--data", "own")
+    done = run(tmp_path, "--tokenizer-from", "one", *own)
+    assert done.returncode == 0, done.stderr
+    assert "Next: mtkit train --data own --init-from one\n" in done.stdout
 
 
 def test_several_corpora_come_from_a_recipe_and_the_command_line_replaces_them(tmp_path: Path) -> None:
