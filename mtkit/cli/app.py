@@ -21,6 +21,7 @@ COMMANDS = (
     "align",
     "plot",
     "import",
+    "export",
     "attentions",
     "benchmark",
     "compare",

@@ -24,7 +24,7 @@ from mtkit.interchange.marian.config import (
     unheeded,
 )
 from mtkit.interchange.marian.vocabulary import Numbering, number
-from mtkit.interchange.marian.weights import own_weights
+from mtkit.interchange.marian.weights import own_weights, positions_of
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.runs import FORMAT, PICKLES, Run, load_weights, read_tensors
@@ -74,7 +74,7 @@ def import_marian(
                 "target_language": tags[0] if len(tags) > 1 else languages[1],
                 "tokenizer": sides.settings,
             },
-            "model": model_settings(found),
+            "model": {**model_settings(found), "positions": _positions(theirs, folder)},
             "decoding": decoding_settings(generation, found["max_position_embeddings"]),
         },
         origin=str(folder / "config.json"),
@@ -101,6 +101,13 @@ def import_marian(
     _write(into, recipe, about, sides.models, model.state_dict())
     notes = [f"{folder} sets {each} for its search, which mtkit's does not follow" for each in unheeded(generation)]
     return Imported(Run(into), notes)
+
+
+def _positions(theirs: dict[str, Tensor], folder: Path) -> str:
+    try:
+        return positions_of(theirs)
+    except RunError as error:
+        raise RunError(f"{folder}: {error}") from error
 
 
 @dataclass(frozen=True)

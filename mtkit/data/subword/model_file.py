@@ -92,8 +92,7 @@ class ModelFile:
     @property
     def charsmap(self) -> bytes:
         """The compiled rules of normalisation; empty where text stays as it is."""
-        found = (value for number, value in _fields(self.normalizer) if number == CHARSMAP)
-        return next((value for value in found if isinstance(value, bytes)), b"")
+        return _bytes_of(self.normalizer, CHARSMAP)
 
     def with_specials(self, pieces: tuple[ModelPiece, ...]) -> "ModelFile":
         """The model with these pieces, the first four of which stand for padding, unknown, beginning and end."""
@@ -111,6 +110,17 @@ class ModelFile:
     def _setting(self, field: int) -> int | float | bytes | None:
         found = [value for number, value in _fields(self.trainer) if number == field]
         return found[-1] if found else None
+
+
+def charsmap_of(content: bytes) -> bytes:
+    """The compiled rules of normalisation of a model's file, which may have no pieces; empty where there are none."""
+    return _bytes_of(_bytes_of(content, NORMALIZER), CHARSMAP)
+
+
+def _bytes_of(content: bytes, field: int) -> bytes:
+    """The last value of a field, empty where there is none."""
+    found = [value for number, value in _fields(content) if number == field and isinstance(value, bytes)]
+    return found[-1] if found else b""
 
 
 def _piece(content: bytes) -> ModelPiece:

@@ -105,7 +105,7 @@ def read_generation(folder: Path) -> Generation:
 
 
 def model_settings(found: Configuration) -> dict[str, Any]:
-    """The recipe's `model` for a configuration."""
+    """The recipe's `model` for a configuration; positions are what the weights say (`positions_of`)."""
     pre = found["model_type"] == "pegasus" or found.get("normalize_before", False)
     shared, tied = found.get("share_encoder_decoder_embeddings", True), found.get("tie_word_embeddings", True)
     return {
@@ -116,7 +116,6 @@ def model_settings(found: Configuration) -> dict[str, Any]:
         "decoder_layers": found["decoder_layers"],
         "norm": "pre" if pre else "post",
         "activation": ACTIVATIONS[found["activation_function"]],
-        "positions": "sinusoidal-halves",
         "tie": ("all" if shared else "decoder") if tied else "none",
         "output_bias": True,
         "dropout": found.get("dropout", 0.1),

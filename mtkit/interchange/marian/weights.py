@@ -13,6 +13,9 @@ from mtkit.recipe import ModelSettings
 OUTPUT, BIAS, SHARED = "lm_head.weight", "final_logits_bias", "model.shared.weight"
 
 TABLES = {side: f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")}
+KINDS = ("sinusoidal-halves", "sinusoidal")
+"""What a table of positions may be, as the recipe names it: the first is Hugging Face's own."""
+
 POSITIONS = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 
 _PARTS = {
@@ -79,14 +82,24 @@ def own_weights(
     found["output_bias"] = target.biases(theirs.get(BIAS, torch.zeros(rows)).float().flatten())
     if others := sorted(theirs.keys() - used):
         raise RunError(f"mtkit's model has no place for the weight {others[0]}")
-    for name in POSITIONS.values():
-        _check_positions(name, theirs.get(name))
     return found
 
 
-def _check_positions(name: str, table: Tensor | None) -> None:
-    if table is None:
-        return
-    expected = Sinusoidal(table.shape[0], table.shape[1], "sinusoidal-halves").table
-    if not torch.allclose(table.float(), expected, atol=2e-3):  # what float16 rounds off
-        raise RunError(f"the weight {name} is another table than sines and cosines in halves")
+def positions_of(theirs: Mapping[str, Tensor]) -> str:
+    """The recipe's `model.positions` for the tables among the weights; Hugging Face's own where there are none.
+
+    Raises: RunError where a table is neither kind of sines and cosines.
+    """
+    kinds = {_kind(name, theirs[name]) for name in POSITIONS.values() if name in theirs} or {KINDS[0]}
+    if len(kinds) > 1:
+        raise RunError(f"{' and '.join(POSITIONS.values())} are tables of different kinds")
+    return kinds.pop()
+
+
+def _kind(name: str, table: Tensor) -> str:
+    for kind in KINDS:
+        if torch.allclose(
+            table.float(), Sinusoidal(table.shape[0], table.shape[1], kind).table, atol=2e-3
+        ):  # what float16 rounds off
+            return kind
+    raise RunError(f"the weight {name} is another table than sines and cosines")

@@ -4,6 +4,7 @@ Positions are written as explicit encodings. The format has one number of key-va
 where they differ in it, keys and values are repeated for each head that reads them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,12 @@ def piece(name: str) -> int:
     return SPECIALS.index(name) if name in SPECIALS else int(name)
 
 
-def convert(model: Network, folder: Path) -> None:
-    """Write a model whose attentions are plain, or share keys and values, into a new folder."""
+def convert(model: Network, folder: Path, spelled: tuple[Sequence[str], Sequence[str]] | None = None) -> None:
+    """Write a model whose attentions are plain, or share keys and values, into a new folder.
+
+    `spelled`: the names of the pieces of source and target, where they are not to be numbers; sources then get their
+    end from CTranslate2.
+    """
     settings, weights = model.settings, Weights(model)
     layers = {"encoder": settings.encoder_layers, "decoder": settings.decoder_layers}
     shared = {side: _shared_heads(weights, side, layers[side]) for side in SIDES}
@@ -60,11 +65,13 @@ def convert(model: Network, folder: Path) -> None:
             _norm(its.layer_norm, weights.module(f"{side}_norm"))
         for number, layer in enumerate(its.layer):
             _layer(layer, weights, f"{side}.{number}", side, repeated=shared[side] is None)
-    spec.register_source_vocabulary([token(piece) for piece in range(len(weights.tokens("encoder")))])
-    spec.register_target_vocabulary([token(piece) for piece in range(len(weights.tokens("decoder")))])
+    names = [[token(piece) for piece in range(len(weights.tokens(side)))] for side in SIDES]
+    source, target = names if spelled is None else spelled
+    spec.register_source_vocabulary(list(source))
+    spec.register_target_vocabulary(list(target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
     spec.config.decoder_start_token = spec.config.bos_token
-    spec.config.add_source_bos = spec.config.add_source_eos = False
+    spec.config.add_source_bos, spec.config.add_source_eos = False, spelled is not None
     # the layers' epsilon is CTranslate2's default, 1e-5, as PyTorch's
     spec.validate()
     spec.optimize(quantization=None)

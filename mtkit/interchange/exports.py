@@ -1,0 +1,57 @@
+"""Runs as folders that other libraries load by themselves: Hugging Face transformers and CTranslate2."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError, did_you_mean
+from mtkit.files import write_text, writing
+from mtkit.interchange.outward import ctranslate2, huggingface
+from mtkit.interchange.outward.agreement import Agreement, compare
+from mtkit.interchange.outward.card import card
+from mtkit.interchange.outward.spelling import CTRANSLATE2, HUGGINGFACE, spelled, tag_of
+from mtkit.runs import Run
+
+FORMATS = {"huggingface": huggingface, "ctranslate2": ctranslate2}
+"""What writes each format."""
+
+MARKS = {"huggingface": HUGGINGFACE, "ctranslate2": CTRANSLATE2}
+"""How its library spells the special pieces."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder that was made of a run."""
+
+    folder: Path
+    checkpoint: str
+    agreement: Agreement | None
+    """None where the library that reads the folder is not installed."""
+
+    @property
+    def compared(self) -> str:
+        """How its tokens were compared, for people."""
+        return "its tokens were not compared" if self.agreement is None else str(self.agreement)
+
+
+def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> Exported:
+    """Write the new folder in the format "huggingface" or "ctranslate2", in float32, and compare its tokens.
+
+    Raises: MtkitError for what the format does not hold, by its name, and where the folder exists; nothing is then
+    written.
+    """
+    if to not in FORMATS:
+        raise MtkitError(f"no format '{to}'{did_you_mean(to, list(FORMATS))}; there are: {', '.join(FORMATS)}")
+    if folder.exists():
+        raise MtkitError(f"{folder} exists; choose another folder, or remove it")
+    form = FORMATS[to]
+    form.check(run.recipe)
+    name = run.checkpoint(checkpoint).name
+    translator = Translator([run], checkpoint=name, device="cpu", dtype="float32")
+    with writing(folder) as temporary:
+        temporary.mkdir()
+        form.write(run, translator.network, temporary)
+        made = Exported(folder, name, compare(run, translator, temporary, to))
+        tag = tag_of(run, spelled(run.tokenizers.source, MARKS[to]))
+        write_text(temporary / "README.md", card(run, name, to, made.compared, tag))
+    return made

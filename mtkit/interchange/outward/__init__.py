@@ -1,0 +1,1 @@
+"""Runs as folders that other libraries load by themselves."""

@@ -1,0 +1,200 @@
+"""Exported models, loaded by the libraries themselves: their tokens, scores, and what is refused."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mtkit.cli.app import app
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.interchange.exports import export_run
+from mtkit.interchange.imports import import_marian
+from mtkit.interchange.outward import agreement
+from mtkit.recipe import DecodingSettings
+from mtkit.runs import Run
+from tests.interchange.ours import make_run
+
+pytest.importorskip("transformers")
+
+from tests.interchange.theirs import SOURCES, load_theirs
+
+BIAS = {"output_bias": True}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "pre-norm": {"end": 6.0, "model": {"norm": "pre"} | BIAS},
+    "post-norm": {"end": 5.0, "model": {"norm": "post", "activation": "gelu"} | BIAS},
+    "separate": {"end": 2.0, "joint": False, "model": {"norm": "post", "tie": "decoder"} | BIAS},
+    "untied": {"end": 4.5, "model": {"norm": "post", "tie": "none", "positions": "sinusoidal-halves"} | BIAS},
+    "learned": {"end": 7.0, "model": {"positions": "learned", "activation": "swish"} | BIAS},
+    "multi-query": {
+        "end": 8.0,
+        "model": BIAS,
+        "attention": {"encoder": "multi-query", "cross": "grouped-query"},
+    },
+}
+LINES = [*SOURCES[:12], *SOURCES[-6:], "</s> and <unk> are text", "我们都喜欢狗。犬が家を見る。", "ﬁne ｗｉｄｅ"]
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs") / request.param, **KINDS[request.param])
+
+
+@pytest.fixture(autouse=True)
+def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The export compares fewer lines, which is quicker."""
+    monkeypatch.setattr(agreement, "LINES", 12)
+
+
+def ours(run: Run, lines: list[str], beam: int, way: str | None = None) -> tuple[list[list[int]], list[bool]]:
+    """The pieces of mtkit's translations, and whether they ended by themselves."""
+    settings = {**run.recipe.decoding.model_dump(), "method": "beam" if beam > 1 else "greedy", "beam": beam}
+    translator = Translator([run], DecodingSettings.model_validate(settings), device="cpu", dtype="float32")
+    found = [best for best, *_ in translator.lines(lines, direction=way)]
+    ended = [not each.cut and each.parts == 1 and len(each.pieces) > 0 for each in found]
+    return [[piece for piece in each.pieces if piece != EOS] for each in found], ended
+
+
+def alike(expected: list[list[int]], ended: list[bool], found: list[list[int]]) -> list[bool]:
+    """Whether translations have the same pieces; of those that mtkit cut, up to there."""
+    trios = zip(expected, ended, found, strict=True)
+    return [other == one if done else other[: len(one)] == one for one, done, other in trios]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_hugging_face_gives_the_same_tokens(run: Run, beam: int, tmp_path: Path) -> None:
+    export_run(run, "huggingface", tmp_path / "out")
+    model, tokenizer = load_theirs(tmp_path / "out")
+    expected, ended = ours(run, LINES, beam)
+    found = []
+    for line in LINES:
+        with torch.no_grad():
+            pieces = model.generate(**tokenizer([line], return_tensors="pt"), num_beams=beam, early_stopping=beam > 1)
+        found.append([each for each in pieces[0].tolist() if each > EOS])
+    same = alike(expected, ended, found)
+    assert len({*map(tuple, expected)}) > 4
+    assert sum(ended) >= 3
+    # in beam search, what ends at the maximum length does so at no cost there
+    early = [done and len(pieces) < 15 for done, pieces in zip(ended, expected, strict=True)]
+    assert all(same) if beam == 1 else all(each for each, done in zip(same, early, strict=True) if done)
+    texts = tokenizer.batch_decode([[*each, EOS] for each in expected], skip_special_tokens=True)
+    assert [each.strip() for each in texts] == [run.tokenizers.target.decode(each).strip() for each in expected]
+
+
+def test_hugging_faces_tokenizer_cuts_alike(run: Run, tmp_path: Path) -> None:
+    export_run(run, "huggingface", tmp_path / "out")
+    _, tokenizer = load_theirs(tmp_path / "out")
+    assert [tokenizer(line).input_ids for line in LINES] == [
+        [*run.tokenizers.source.encode(line), EOS] for line in LINES
+    ]
+
+
+def test_it_comes_back_by_import_with_the_same_probabilities(run: Run, tmp_path: Path) -> None:
+    if run.recipe.model.positions == "learned":
+        pytest.skip("import takes sines and cosines alone")
+    export_run(run, "huggingface", tmp_path / "out")
+    back = import_marian(tmp_path / "out", tmp_path / "back").run
+    targets = ["犬 が 家", "我们 都 喜欢 狗。", "der alte Hund", "", "見る"]
+    first, second = (
+        Translator([each], device="cpu", dtype="float32").force(LINES[: len(targets)], targets, None)
+        for each in (run, back)
+    )
+    assert first == pytest.approx(second, abs=1e-3)
+    assert min(first) < -20
+
+
+def test_ctranslate2_gives_the_same_tokens(run: Run, tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    import sentencepiece
+
+    export_run(run, "ctranslate2", tmp_path / "out")
+    source = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "source.spm"))
+    target = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "target.spm"))
+    expected, ended = ours(run, LINES, 1)
+    program = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
+    found = program.translate_batch(
+        [source.encode(line, out_type=str) for line in LINES],
+        beam_size=1,
+        min_decoding_length=0,
+        disable_unk=True,
+        suppress_sequences=[["<s>"], ["<blank>"]],
+        max_decoding_length=40,
+    )
+    names = {run.tokenizers.target.piece(each): each for each in range(run.tokenizers.target.size)}
+    assert all(alike(expected, ended, [[names[each] for each in its.hypotheses[0]] for its in found]))
+    for pieces, done, its in zip(expected, ended, found, strict=True):
+        assert not done or target.decode(its.hypotheses[0]).strip() == run.tokenizers.target.decode(pieces).strip()
+
+
+def test_a_direction_is_asked_for_by_its_tag(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "two", directions=("en-ja", "en-zh"), model=BIAS)
+    made = export_run(run, "huggingface", tmp_path / "out")
+    assert made.agreement is not None
+    assert not made.agreement.differing
+    model, tokenizer = load_theirs(tmp_path / "out")
+    expected, ended = ours(run, LINES, 1, "en-zh")
+    for line, pieces, done in zip(LINES, expected, ended, strict=True):
+        if done:
+            with torch.no_grad():
+                found = model.generate(**tokenizer([f">>zh<< {line}"], return_tensors="pt"), num_beams=1)
+            assert [each for each in found[0].tolist() if each > EOS] == pieces
+    assert ">>ja<< " in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("parts", "to", "message"),
+    [
+        ({"attention": {"encoder": "longformer"}}, "huggingface", "have no encoder attention longformer"),
+        ({"attention": {"cross": "luna"}}, "ctranslate2", "format has no cross attention luna"),
+        ({"model": {"activation": "swiglu"}}, "huggingface", "no model.activation swiglu"),
+        ({"model": {"tie": "none"}}, "huggingface", "Pegasus, which has no model.tie none"),
+        ({}, "hugging-face", "no format 'hugging-face' (did you mean 'huggingface'?)"),
+    ],
+)
+def test_what_the_format_lacks_is_refused_by_name(parts: dict, to: str, message: str, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    run = make_run(tmp_path / "a", **parts)
+    with pytest.raises(MtkitError, match=re.escape(message)):
+        export_run(run, to, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_tokens_are_told_and_many_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "a", model=BIAS)
+    theirs = agreement._with_transformers
+
+    def one_wrong(*given: Any) -> list[list[str]]:
+        found = theirs(*given)
+        return [["x", *found[0]], *found[1:]]
+
+    monkeypatch.setattr(agreement, "_with_transformers", one_wrong)
+    made = export_run(run, "huggingface", tmp_path / "out")
+    assert re.match(r"1 of \d+ lines have other tokens than mtkit: line \d+ from token \d+", made.compared)
+    monkeypatch.setattr(agreement, "_with_transformers", lambda *given: [["x"] for _ in theirs(*given)])
+    with pytest.raises(MtkitError, match="this is a defect of mtkit"):
+        export_run(run, "huggingface", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_command_writes_a_card_and_leaves_what_exists(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", model=BIAS)
+    typed = ["export", str(tmp_path / "out"), "--to", "huggingface", "--run", str(run.folder)]
+    result = CliRunner().invoke(app, typed, catch_exceptions=False)
+    assert result.stdout == f"{tmp_path / 'out'}\n"
+    assert "are those of mtkit's greedy search in float32" in result.stderr
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for said in (
+        "language:\n- en\n- ja",
+        "pipeline_tag: translation",
+        "model.d_model",
+        "train.0.source",
+        "from_pretrained",
+    ):
+        assert said in card
+    assert not list((tmp_path / "out").glob("*.bin"))
+    with pytest.raises(MtkitError, match="exists; choose another folder"):
+        CliRunner().invoke(app, typed, catch_exceptions=False)
