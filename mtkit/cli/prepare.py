@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mtkit.cli.translation.notes import note
 from mtkit.errors import RecipeError
 
 _Files = tuple[Path, Path] | None
@@ -47,6 +48,11 @@ def prepare(
         bool, typer.Option("--keep-overlap", help="Keep training pairs that are also in a held-out side.")
     ] = False,
     workers: Annotated[int | None, typer.Option(help="Encoding processes.  [default: one per core]")] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Encode the I-th of N parts of the training text, into its own folder."),
+    ] = None,
+    join: Annotated[bool, typer.Option("--join", help="Join the parts of --part, instead of encoding.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace data that was prepared with other settings.")
     ] = False,
@@ -56,19 +62,23 @@ def prepare(
     Text files are UTF-8 with one segment per line, plain or gzipped (.gz). Without --train and --recipe, the built-in
     corpus is used. The `data` section of a recipe accepts more: tables, data sets, several corpora, directions and test
     sides, documents, cleaning, translations by a run. The same command does nothing the second time. Other settings or
-    text need --overwrite or another --data folder.
+    text need --overwrite or another --data folder. A command that was killed goes on when it is typed again; of more
+    than a million training pairs it keeps what it has encoded.
 
     \b
     Examples:
       mtkit prepare
       mtkit prepare --sentences 8 --data documents
       mtkit prepare --train a.en a.de --valid b.en b.de --test c.en c.de
+      mtkit prepare --train a.en a.de --valid b.en b.de --part 2/8      # on any machine; then the same with --join
       mtkit prepare --tokenizer-from opus --train a.en a.de --valid b.en b.de    # for mtkit train --init-from opus
     """
     if train and not (sentences is None and seed is None):
         raise RecipeError("--sentences and --seed belong to the built-in corpus; leave them out, or leave --train out")
     if workers is not None and not 1 <= workers <= 1024:
         raise RecipeError(f"--workers {workers}: give 1 to 1,024 processes")
+    if part is not None and join:
+        raise RecipeError("--part prepares and --join joins what is prepared; leave one out")
     given: dict[str, Any] = {
         "folder": data,
         **{name: pair and [{"source": pair[0], "target": pair[1]}] for name, pair in _named(train, valid, test)},
@@ -88,7 +98,9 @@ def prepare(
     }
     from mtkit.cli.progress import through
     from mtkit.data.encode import usable_cores
+    from mtkit.data.lines.parts import FilePart
     from mtkit.data.prepare import prepare as prepare_data
+    from mtkit.data.prepare import prepare_part
     from mtkit.data.report import summary
     from mtkit.recipe import load_recipe
     from mtkit.recipe.settings import run_folder_of
@@ -99,7 +111,12 @@ def prepare(
         from mtkit.decoding.translated_text import with_translations
 
         text = with_translations(text, say=typer.echo, progress=through)
-    report = prepare_data(text, overwrite=overwrite, workers=workers or usable_cores(), progress=through)
+    processes = workers or usable_cores()
+    if part is not None:
+        place, pairs = prepare_part(text, FilePart.named(part), workers=processes, progress=through)
+        typer.echo(f"{pairs:,} pairs encoded: {place}\n\nNext, when all parts are there: the same command with --join")
+        return
+    report = prepare_data(text, overwrite=overwrite, workers=processes, progress=through, join=join)
     typer.echo(summary(report, settings.model.max_length))
     options = f" --recipe {recipe}" * (recipe is not None) + f" --data {data}" * (data is not None)
     example = (
@@ -107,6 +124,8 @@ def prepare(
     )
     if tokenizer_from is not None and (run_folder_of(tokenizer_from) / "run.json").is_file():
         example = f" --init-from {tokenizer_from}" + (example if recipe is not None else "")
+    if join:
+        note(f"the parts stay; remove them with rm -r {text.folder}.part-*")
     typer.echo(f"\nNext: mtkit train{options}{example}")
 
 

@@ -150,7 +150,7 @@ def train(
 
 def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
     """Where what a recipe says of its data differs from how data was prepared."""
-    from mtkit.data.prepare import prepared_by
+    from mtkit.data.prepared.identity import prepared_by
     from mtkit.recipe import differences
 
     said = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}

@@ -1,27 +1,34 @@
 """Preparing data: text to a folder of Arrow files and a tokenizer, in a stream, whole or not at all."""
 
 import hashlib
+import json
 import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtkit import __version__
+from mtkit.data import shards
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
 from mtkit.data.cleaning import REASONS, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
+from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.prepared import open_prepared
+from mtkit.data.prepared.identity import Corpora, bytes_of, identified, lines_of
 from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.readers import EMPTY_LINES, measure_corpus, name_of, read_corpus
+from mtkit.data.readers import EMPTY_LINES, name_of
 from mtkit.data.readers.named_sets import with_named_sets
+from mtkit.data.shards import Shards
 from mtkit.data.sides import SideWriter
-from mtkit.data.tokenizer import Folding, Tokenizers, train_tokenizer
+from mtkit.data.subword.training import train_tokenizers
+from mtkit.data.tokenizer import Tokenizers
 from mtkit.errors import DataError, DiffersError
 from mtkit.files import json_text, write_json, writing
 from mtkit.recipe import differences
@@ -30,13 +37,8 @@ from mtkit.recipe.data import Corpus, DataSettings
 LEAST_PAIRS = 32
 """Usable training pairs below which there is nothing to learn from."""
 
-_TOKENIZER_BYTES = 1 << 26
-"""Text that a sentencepiece model is trained on, at most: of a larger corpus every n-th pair, the same each time."""
-
 _ALONE = 20_000
 """Segments up to which starting more processes takes longer than it saves."""
-
-Corpora = dict[str, Sequence[Corpus]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,12 @@ class Report:
 
 
 def prepare(
-    settings: DataSettings, *, overwrite: bool = False, progress: ProgressBar = silent, workers: int = 1
+    settings: DataSettings,
+    *,
+    overwrite: bool = False,
+    progress: ProgressBar = silent,
+    workers: int = 1,
+    join: bool = False,
 ) -> Report:
     """Prepare the data that `settings` describe in `settings.folder`; see `mtkit.data.prepared` for what lies there.
 
@@ -59,17 +66,20 @@ def prepare(
     an empty side, and what `settings.cleaning` says, are left out and counted; validation and test sides are kept line
     by line, whatever they hold. `workers` processes encode; what they write does not depend on how many.
 
+    A training side of more than `mtkit.data.shards.PAIRS` pairs is encoded in shards beside the folder, in
+    FOLDER.partial, from which the same call goes on after a kill. With `join`, the training side is made of the parts
+    that `prepare_part` wrote; the result is the same.
+
     A corpus that a run is to translate needs both sides: see `mtkit.decoding.translated_text`.
 
     Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
-    where the corpus is too small.
+    where the corpus is too small; with `join`, where a part is missing, or of other text, settings or tokenizer.
     """
     settings = with_named_sets(with_tokenizer(settings))
     folder = settings.folder
     sides = _sides(settings)
     _check_place(folder, sides, settings.tokenizer_from)
-    inputs = _inputs(settings, sides, progress)
-    identity = {"settings": prepared_by(settings), "inputs": {name: each["sha256"] for name, each in inputs.items()}}
+    inputs, identity = identified(settings, sides, progress)
     if (folder / "prepared.json").exists() and not overwrite:
         found = read_record(folder)
         if changes := differences(found["identity"], identity):
@@ -80,32 +90,29 @@ def prepare(
         return Report(folder, unchanged=True, record=open_prepared(folder).record)
     _check_contents(folder, sides)
     if sides:
-        lines = {name: [inputs[each]["lines"] for each in _names(name, corpora)] for name, corpora in sides.items()}
+        lines = {name: lines_of(name, corpora, inputs) for name, corpora in sides.items()}
     else:
         lines = {name: [getattr(settings.builtin, name)] for name in ("train", "valid", "test")}
     _check_size(settings, sum(lines["train"]))
+    parts = _parts(settings, identity, sum(lines["train"]), join)
     started = time.monotonic()
-    with writing(folder) as temporary:
+    with ExitStack() as stack, writing(folder) as temporary:
         temporary.mkdir()
         sides = sides or _write_builtin(settings, temporary / "text", progress)
-        if settings.train:
-            size = sum(inputs[name]["bytes"] for name in _names("train", settings.train))
+        if parts and not join:
+            stack.enter_context(parts[0].begun())
+            _keep_tokenizers(settings, bytes_of(inputs), parts[0].tokenizer, progress)
+        if parts:
+            (temporary / "tokenizer").mkdir()
+            copy_tokenizers(parts[0].tokenizer, temporary / "tokenizer")
+            tokenizers = Tokenizers.load(temporary / "tokenizer")
         else:
-            size = sum(path.stat().st_size for path in _paths(sides["train"][0]))
-        tokenizers = _train_tokenizers(settings, sides["train"], size, temporary / "tokenizer", progress)
-        held_out, written = Seen(), {}
-        alone = sum(map(sum, lines.values())) <= _ALONE
-        with Encoder(temporary / "tokenizer", 1 if alone else workers) as encoder:
-            # the training side last: it is searched for what the others hold
-            for name in sorted(sides, key=lambda name: name == "train"):
-                writer = SideWriter(name, sides[name], settings, tokenizers, held_out)
-                written[name] = writer.write(temporary, lines[name], encoder, progress)
-                counted = [each["lines"] for each in written[name]["corpora"]]
-                if settings.train and counted != lines[name]:
-                    raise DataError(
-                        f"the text of {name} changed while it was read, from {sum(lines[name]):,} lines to "
-                        f"{sum(counted):,}; give files that do not change, and no pipes"
-                    )
+            size = bytes_of(inputs) or sum(path.stat().st_size for path in _paths(sides["train"][0]))
+            tokenizers = train_tokenizers(settings, sides["train"], size, temporary / "tokenizer", progress)
+        with Encoder(temporary / "tokenizer", _processes(lines, workers)) as encoder:
+            if parts and not join:
+                parts[0].write(settings, lines["train"], encoder, progress)
+            written = _write_sides(temporary, settings, sides, lines, tokenizers, encoder, parts, progress)
         _check_size(settings, written["train"]["segments"], written["train"]["left_out"])
         record = {
             "format": FORMAT,
@@ -122,7 +129,114 @@ def prepare(
         write_json(temporary / "prepared.json", record)
         read = read_record(temporary)
         _check_contents(folder, sides)  # once more: all that took its time
+    if parts and not join:
+        shutil.rmtree(parts[0].folder, ignore_errors=True)
     return Report(folder, unchanged=False, record=read)
+
+
+def prepare_part(
+    settings: DataSettings, part: FilePart, *, progress: ProgressBar = silent, workers: int = 1
+) -> tuple[Path, int]:
+    """Encode one part of the training side, for `prepare(settings, join=True)`; its folder and number of pairs.
+
+    Every part reads all the text, and trains the tokenizer, which comes out the same. A part that was killed goes on; a
+    finished one is not made again. Raises: DataError as `prepare`, and for the built-in corpus.
+    """
+    settings = with_named_sets(with_tokenizer(settings))
+    _check_parted(settings)
+    sides = _sides(settings)
+    _check_place(settings.folder, sides, settings.tokenizer_from)
+    inputs, identity = identified(settings, sides, progress)
+    lines = lines_of("train", settings.train, inputs)
+    _check_size(settings, sum(lines))
+    written = Shards(part.output(settings.folder), part, _about(identity))
+    if not written.finished:
+        with written.begun():
+            _keep_tokenizers(settings, bytes_of(inputs), written.tokenizer, progress)
+            with Encoder(written.tokenizer, _processes({"train": lines}, workers)) as encoder:
+                written.write(settings, lines, encoder, progress)
+    return written.folder, int(written.record["pairs"])
+
+
+def _about(identity: dict[str, Any]) -> dict[str, Any]:
+    return {"format": FORMAT, "mtkit": __version__, **identity}
+
+
+def _check_parted(settings: DataSettings) -> None:
+    if not settings.train:
+        raise DataError("the built-in corpus is not prepared in parts; give your own text with --train and --valid")
+
+
+def _parts(settings: DataSettings, identity: dict[str, Any], pairs: int, join: bool) -> list[Shards]:
+    """What the training side is read from: finished parts to `join`, or shards yet to be written; none if it is small.
+
+    Raises: DataError where a part is missing, or of other text, settings or tokenizer.
+    """
+    folder, about = settings.folder, _about(identity)
+    if not join:
+        partial = folder.with_name(f"{folder.name}.partial")
+        return [Shards(partial, FilePart(1, 1), about)] if settings.train and pairs > shards.PAIRS else []
+    _check_parted(settings)
+
+    def of(part: FilePart) -> Shards:
+        return Shards(part.output(folder), part, about)
+
+    parts = [of(part) for part in all_parts([folder], lambda part: of(part).record["pairs"] is not None, "prepare")]
+    tokenizers = [each.record["tokenizer"] for each in parts]
+    for each, tokenizer in zip(parts, tokenizers, strict=True):
+        again = f"prepare it again with --part {each.part}"
+        found = each.record
+        if found["part"] != str(each.part):
+            raise DataError(f"{each.folder} holds part {found['part']}, not {each.part}; {again}")
+        if changes := differences(found["about"], json.loads(json_text(about))):
+            raise DataError(f"part {each.part} was prepared with other text or settings ({_listed(changes)}); {again}")
+        if tokenizer != tokenizers[0] or vocabulary_of(each.tokenizer) != tokenizer:
+            raise DataError(f"part {each.part} has another tokenizer than part 1; {again}")
+        if not each.finished:
+            raise DataError(f"part {each.part} is not whole: a shard of {each.folder} is missing; {again}")
+    if sum(each.record["pairs"] for each in parts) != pairs:
+        raise DataError(f"the parts of {folder} have not {pairs:,} pairs, as the text has; prepare them again")
+    return parts
+
+
+def _keep_tokenizers(settings: DataSettings, size: int, folder: Path, progress: ProgressBar) -> None:
+    """The tokenizers in a folder that outlives a kill; they are trained, or taken over, where it does not have them."""
+    if not folder.is_dir():
+        with writing(folder) as temporary:
+            train_tokenizers(settings, settings.train, size, temporary, progress)
+
+
+def _write_sides(
+    folder: Path,
+    settings: DataSettings,
+    sides: Corpora,
+    lines: dict[str, list[int]],
+    tokenizers: Tokenizers,
+    encoder: Encoder,
+    parts: Sequence[Shards],
+    progress: ProgressBar,
+) -> dict[str, dict[str, Any]]:
+    """Write all sides, the training side from `parts` if there are any; what was counted of each."""
+    held_out, written = Seen(), {}
+    # the training side last: it is searched for what the others hold
+    for name in sorted(sides, key=lambda name: name == "train"):
+        writer = SideWriter(name, sides[name], settings, tokenizers, held_out)
+        if name == "train" and parts:
+            read = chain.from_iterable(each.read() for each in parts)
+            written[name] = writer.write(folder, progress(read, "cleaning train", None))
+        else:
+            written[name] = writer.write(folder, encoder.encode(writer.chunks(lines[name], progress)))
+        counted = [each["lines"] for each in written[name]["corpora"]]
+        if settings.train and counted != lines[name]:
+            raise DataError(
+                f"the text of {name} changed while it was read, from {sum(lines[name]):,} lines to "
+                f"{sum(counted):,}; give files that do not change, and no pipes"
+            )
+    return written
+
+
+def _processes(lines: dict[str, list[int]], workers: int) -> int:
+    return 1 if sum(map(sum, lines.values())) <= _ALONE else workers
 
 
 def _sides(settings: DataSettings) -> Corpora:
@@ -141,47 +255,6 @@ def _sides(settings: DataSettings) -> Corpora:
             f"give your own text with --train and --valid"
         )
     return {}
-
-
-def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
-    """What the corpora of a side are called in prepared.json."""
-    return [side] if len(corpora) == 1 else [f"{side} {number}" for number in range(1, len(corpora) + 1)]
-
-
-def _inputs(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> dict[str, dict[str, Any]]:
-    """What identifies each input by its content, with where it lies."""
-    borrowed = settings.tokenizer_from
-    tokenizer = {} if borrowed is None else {"the tokenizer": {"sha256": vocabulary_of(borrowed / "tokenizer")}}
-    if not sides:
-        # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
-        drawn = builtin_corpus(settings.builtin)
-        texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
-        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-        return {"built-in corpus": {"sha256": digest}, **tokenizer}
-    measured = {
-        name: asdict(measure_corpus(corpus, progress))
-        for side, corpora in sides.items()
-        for name, corpus in zip(_names(side, corpora), corpora, strict=True)
-    }
-    return {**measured, **tokenizer}
-
-
-def prepared_by(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide what is prepared: text counts by content, so not by where it lies."""
-    unused = {"folder", "train", "valid", "test", "tokenizer_from"} | ({"builtin"} if settings.train else set())
-    sides = {"train": settings.train, "valid": settings.valid, **settings.test}
-    corpora = {
-        name: {
-            "direction": settings.direction_of(corpus),
-            "weight": corpus.weight,
-            "documents": corpus.documents is not None,
-        }
-        for side, each in sides.items()
-        for name, corpus in zip(_names(side, each), each, strict=True)
-    }
-    dumped = settings.model_dump(mode="json", exclude=unused)
-    del dumped["cleaning"]["misaligned"]  # says whether, not what
-    return {**dumped, "corpora": corpora}
 
 
 def _check_place(folder: Path, sides: Corpora, borrowed: Path | None) -> None:
@@ -268,56 +341,3 @@ def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) 
                 target.write(segment.target + "\n")
         sides[name] = (Corpus(source=paths[0], target=paths[1]),)
     return sides
-
-
-def _train_tokenizers(
-    settings: DataSettings, corpora: Sequence[Corpus], size: int, folder: Path, progress: ProgressBar
-) -> Tokenizers:
-    """The tokenizers of training corpora with `size` bytes of text, or those that are taken over."""
-    folder.mkdir()
-    if settings.tokenizer_from is not None:
-        copy_tokenizers(settings.tokenizer_from / "tokenizer", folder)
-        return Tokenizers.load(folder)
-    several = len(settings.directions) > 1
-    languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
-    rule = settings.tokenizer.normalization
-    folding = None if rule == "identity" else Folding(rule)
-    if folding is not None:
-        (folder / "folding.model").write_bytes(folding.model)
-    with TemporaryDirectory(dir=folder.parent) as place:
-        source, target = _write_sample(corpora, -(-size // _TOKENIZER_BYTES), folding, Path(place), progress)
-        trained = {"joint": [source, target]} if settings.tokenizer.joint else {"source": [source], "target": [target]}
-        for name, sides in trained.items():
-            for _ in progress([name], f"training the {name} tokenizer", None):
-                train_tokenizer(folder / f"{name}.model", _Lines(sides), settings.tokenizer, languages)
-    return Tokenizers.load(folder)
-
-
-def _write_sample(
-    corpora: Sequence[Corpus], every: int, folding: Folding | None, folder: Path, progress: ProgressBar
-) -> tuple[Path, Path]:
-    """Write both sides of every so many pairs, the source folded.
-
-    Tokenizers go over their text several times, a stream comes once.
-    """
-    paths = folder / "source", folder / "target"
-    pairs = (pair for corpus in corpora for pair in read_corpus(corpus))
-    with paths[0].open("wb") as source, paths[1].open("wb") as target:
-        for number, pair in enumerate(progress(pairs, "reading for the tokenizer", None)):
-            if number % max(every, 1) == 0:
-                source.write((pair.source if folding is None else folding(pair.source)).encode() + b"\n")
-                target.write(pair.target.encode() + b"\n")
-    return paths
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """The lines of text files, one file after the other, as often as they are asked for."""
-
-    paths: Sequence[Path]
-
-    def __iter__(self) -> Iterator[str]:
-        for path in self.paths:
-            with path.open(encoding="utf-8", newline="\n") as file:
-                for line in file:
-                    yield line.removesuffix("\n")

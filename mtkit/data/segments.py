@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 
 class Ragged(NamedTuple):
@@ -61,3 +62,10 @@ class Segments:
     def closed(self, mark: int) -> "Segments":
         """With a mark behind each, on both sides."""
         return replace(self, source=self.source.closed(mark), target=self.target.closed(mark))
+
+
+def lists(rows: Ragged) -> pa.ListArray:
+    """The rows as an Arrow column of lists of int32."""
+    offsets = np.zeros(len(rows.lengths) + 1, dtype=np.int32)
+    np.cumsum(rows.lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.flat))

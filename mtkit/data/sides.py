@@ -1,6 +1,6 @@
 """A side of the data to an Arrow file, in a stream: read, encode, clean, write, and count on the way."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import ne
 from pathlib import Path
@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
-from mtkit.data.encode import Chunk, EncodedChunk, Encoder, chunks, sampled
+from mtkit.data.encode import Chunk, EncodedChunk, chunks, sampled
 from mtkit.data.lines.lengths import MOST_SENTENCES
 from mtkit.data.progress import ProgressBar
 from mtkit.data.readers import name_of, read_corpus
-from mtkit.data.segments import Ragged, Segments
+from mtkit.data.segments import Ragged, Segments, lists
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
@@ -104,6 +104,31 @@ def total(counts: Sequence[Count]) -> dict[str, Any]:
     return {name: value for name, value in vars(whole).items() if name not in ("suspicious_line", "altered_line")}
 
 
+def side_chunks(
+    name: str, corpora: Sequence[Corpus], directions: Sequence[str], lines: Sequence[int], progress: ProgressBar
+) -> Iterator[Chunk]:
+    """The text of a side, of so many lines a corpus."""
+    for index, corpus in enumerate(corpora):
+        what = f"encoding {name}" + (f" {index + 1}/{len(corpora)}" if len(corpora) > 1 else "")
+        aligned = lines[index] if lines[index] <= _ALIGNED else _ALIGNED_IN_CHUNK
+        yield from chunks(progress(read_corpus(corpus), what, lines[index]), index, directions[index], aligned)
+
+
+class SideAlignment:
+    """Looks, chunk by chunk, whether the sides of corpora stay line by line together."""
+
+    def __init__(self, corpora: Sequence[Corpus], settings: DataSettings) -> None:
+        """Of a side of data with these settings."""
+        self._corpora, self._must = corpora, not settings.cleaning.misaligned
+        self._matched = [0 for _ in corpora]  # the last line of each that was looked at and stands by its translation
+
+    def check(self, chunk: Chunk, suspicious: int | None) -> None:
+        """Raises: DataError where from the line `suspicious` on sides seem not to match that must."""
+        if suspicious is not None and self._must:
+            raise _parted(self._corpora[chunk.corpus], suspicious, chunk.lines[0], self._matched[chunk.corpus])
+        self._matched[chunk.corpus] = chunk.lines[: chunk.aligned][-1]
+
+
 class SideWriter:
     """Writes one side; `write` gives what prepared.json says of it."""
 
@@ -117,7 +142,7 @@ class SideWriter:
         self._directions = [settings.direction_of(corpus) for corpus in corpora]
         self._counts = [Count() for _ in corpora]
         self._documents = -1
-        self._matched = [0 for _ in corpora]  # the last line of each that was looked at and stands by its translation
+        self._alignment = SideAlignment(corpora, settings)
         self._last: object = None
         self._several = len(settings.directions) > 1
         self._tags = np.array(tokenizers.source.tags(settings.directions), dtype=np.int64)
@@ -125,12 +150,12 @@ class SideWriter:
         documents = any(corpus.documents is not None for corpus in corpora)
         self._with_documents = self._breaks or (documents and not self._training)
 
-    def write(self, folder: Path, lines: Sequence[int], encoder: Encoder, progress: ProgressBar) -> dict[str, Any]:
-        """Write the side of `lines` lines a corpus to a file in `folder`; what was counted."""
+    def write(self, folder: Path, encoded_chunks: Iterable[tuple[Chunk, EncodedChunk]]) -> dict[str, Any]:
+        """Write the side to a file in `folder`, from all its chunks in order; what was counted."""
         rows = 0
         path = folder / f"{self.name}.arrow"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, self._schema()) as writer:
-            for chunk, encoded in encoder.encode(self._chunks(lines, progress)):
+            for chunk, encoded in encoded_chunks:
                 part = self._batch(chunk, encoded)
                 writer.write_batch(part)
                 rows += part.num_rows
@@ -151,13 +176,9 @@ class SideWriter:
             columns |= {"source_text": pa.string(), "target_text": pa.string()}
         return pa.schema(columns)
 
-    def _chunks(self, lines: Sequence[int], progress: ProgressBar) -> Iterator[Chunk]:
-        for index, corpus in enumerate(self._corpora):
-            what = f"encoding {self.name}" + (f" {index + 1}/{len(self._corpora)}" if len(self._corpora) > 1 else "")
-            aligned = lines[index] if lines[index] <= _ALIGNED else _ALIGNED_IN_CHUNK
-            yield from chunks(
-                progress(read_corpus(corpus), what, lines[index]), index, self._directions[index], aligned
-            )
+    def chunks(self, lines: Sequence[int], progress: ProgressBar) -> Iterator[Chunk]:
+        """The text of the side, of so many lines a corpus."""
+        return side_chunks(self.name, self._corpora, self._directions, lines, progress)
 
     def _kept(self, chunk: Chunk, encoded: EncodedChunk) -> Segments:
         """A chunk's segments that stay: all of a validation or test side."""
@@ -173,9 +194,7 @@ class SideWriter:
         count.add(encoded, found, gone, keep)
         if count.altered and count.altered_line is None:
             count.altered_line = self._example(chunk, encoded, int((keep & encoded.altered).argmax()))
-        if encoded.suspicious is not None and not cleaning.misaligned:
-            raise _parted(self._corpora[chunk.corpus], encoded.suspicious, chunk.lines[0], self._matched[chunk.corpus])
-        self._matched[chunk.corpus] = chunk.lines[: chunk.aligned][-1]
+        self._alignment.check(chunk, encoded.suspicious)
         task = self._settings.directions.index(chunk.direction)
         segments = Segments(
             encoded.source,
@@ -214,8 +233,8 @@ class SideWriter:
         if self._breaks:
             rows = rows.closed(BREAK)
         columns = {
-            "source": _lists(rows.source),
-            "target": _lists(rows.target),
+            "source": lists(rows.source),
+            "target": lists(rows.target),
             "line": pa.array(rows.lines),
             "task": pa.array(rows.tasks),
             "corpus": pa.array(rows.corpora),
@@ -238,9 +257,3 @@ def _parted(corpus: Corpus, line: int, first: int, matched: int) -> DataError:
         "with their own; mend what is missing there, or take them as they are: data.cleaning.misaligned: true in the "
         "recipe, or mtkit prepare --keep-misaligned"
     )
-
-
-def _lists(rows: Ragged) -> pa.ListArray:
-    offsets = np.zeros(len(rows.lengths) + 1, dtype=np.int32)
-    np.cumsum(rows.lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.flat))

@@ -6,12 +6,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mtkit.data.lines.parts import FilePart
 from mtkit.data.readers import Lines, Span
 from mtkit.decoding.held_out import n_best_lines
 from mtkit.decoding.lines.documents import parted_by_blank_lines
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.output import is_device, write_lines
-from mtkit.decoding.lines.parts import FilePart, begin_part, part_lines
+from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.links.heads import Heads

@@ -52,6 +52,26 @@ def test_training_text_that_is_held_out_too_can_be_kept(tmp_path: Path) -> None:
     assert len(open_prepared(tmp_path / "mtkit-data").train) == 50
 
 
+def test_parts_are_prepared_and_joined(tmp_path: Path) -> None:
+    for name, text in (("a.en", "the %d dogs see a house\n"), ("a.ja", "%d匹の犬が家を見る。\n")):
+        (tmp_path / name).write_text("".join(text % number for number in range(60)), encoding="utf-8")
+        (tmp_path / f"valid.{name}").write_text(text % 70, encoding="utf-8")
+    own = ("--train", "a.en", "a.ja", "--valid", "valid.a.en", "valid.a.ja", "--vocabulary", "400")
+    wrong = (("--part", "3/2"), ("--part", "1/2", "--join"), ("--join",))
+    for options, said in zip(wrong, ("--part 3/2 is no part", "leave one out", "no parts of mtkit-data"), strict=True):
+        refused = run(tmp_path, *own, *options)
+        assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+    for number in (1, 2):
+        done = run(tmp_path, *own, "--part", f"{number}/2")
+        assert done.returncode == 0, done.stderr
+        assert f"pairs encoded: mtkit-data.part-{number}-of-2" in done.stdout
+    joined = run(tmp_path, *own, "--join")
+    assert joined.returncode == 0, joined.stderr
+    assert "rm -r mtkit-data.part-*" in joined.stderr
+    assert "mtkit-data prepared in" in joined.stdout
+    assert len(open_prepared(tmp_path / "mtkit-data").train) == 60
+
+
 def test_own_text_and_options_arrive(tmp_path: Path) -> None:
     (tmp_path / "a.en").write_text("".join(f"the {number} dogs see a house by the sea\n" for number in range(50)))
     (tmp_path / "a.fr").write_text("".join(f"les {number} chiens voient une maison au bord\n" for number in range(50)))

@@ -10,6 +10,7 @@ from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.report import summary
+from mtkit.data.subword import training
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
@@ -272,21 +273,21 @@ def test_tokenizers_of_large_corpora_are_trained_on_a_sample(
         seen.append(len(list(lines)))
         return train_tokenizer(path, lines, *rest)
 
-    monkeypatch.setattr(module, "train_tokenizer", train)
-    monkeypatch.setattr(module, "_TOKENIZER_BYTES", 10_000)
+    monkeypatch.setattr("mtkit.data.subword.training.train_tokenizer", train)
+    monkeypatch.setattr("mtkit.data.subword.training._TOKENIZER_BYTES", 10_000)
     prepare(settings)
     assert 100 < seen[0] < 400  # of 800 lines, some 40,000 bytes
 
 
 def test_tokenizers_come_of_one_reading_of_the_corpora(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A streamed data set is a download each time, and a vocabulary too large for the text takes several attempts."""
-    read, readings = module.read_corpus, list[Corpus]()
+    read, readings = training.read_corpus, list[Corpus]()
 
     def counted(corpus: Corpus) -> Any:
         readings.append(corpus)
         return read(corpus)
 
-    monkeypatch.setattr(module, "read_corpus", counted)
+    monkeypatch.setattr(training, "read_corpus", counted)
     record = prepare(settings).record
     assert record["vocabulary"]["source"] < settings.tokenizer.vocabulary // 8 * 8
     assert readings == list(settings.train)

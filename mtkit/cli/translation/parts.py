@@ -9,7 +9,7 @@ from mtkit.cli.translation.notes import note
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.decoding.lines.parts import FilePart
+    from mtkit.data.lines.parts import FilePart
 
 
 def check_parts(part: str | None, join: bool, input: str | None, output: Path | None, target: Path | None) -> None:
@@ -30,7 +30,7 @@ def own_part(
 
     Raises: MtkitError for a name that is no part, and for processes of torchrun without a file of which to take parts.
     """
-    from mtkit.decoding.lines.parts import FilePart
+    from mtkit.data.lines.parts import FilePart
     from mtkit.training.distributed import World
 
     world = World(device)

@@ -6,48 +6,17 @@ text.de.part-2-of-8.json  what they are made of: which lines of the input, their
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.readers import Span, open_file
-from mtkit.decoding.lines.notes import Listed
-from mtkit.errors import DataError, MtkitError
+from mtkit.errors import DataError
 from mtkit.files import json_text, write_json, writing
 
 _BLOCK = 1 << 20
-
-
-@dataclass(frozen=True)
-class FilePart:
-    """One of several parts of a file; its lines are those that begin in its share of the bytes."""
-
-    number: int
-    """From 1."""
-    of: int
-
-    @classmethod
-    def named(cls, name: str) -> "FilePart":
-        """The part that is called 2/8. Raises: MtkitError for another form of name."""
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", name)
-        number, of = map(int, found.groups()) if found else (0, 0)
-        if not 1 <= number <= of:
-            raise MtkitError(f"--part {name} is no part; the second of eight is --part 2/8")
-        return cls(number, of)
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
-
-    def output(self, path: Path) -> Path:
-        """The file of this part of an output."""
-        return path.with_name(f"{path.name}.part-{self.number}-of-{self.of}")
-
-    def record(self, output: Path) -> Path:
-        """The file that tells what this part of an output is made of."""
-        return output.with_name(f"{self.output(output).name}.json")
 
 
 def part_lines(path: Path, part: FilePart) -> Span:
@@ -127,27 +96,11 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
 
 def _parts(outputs: Sequence[Path]) -> list[FilePart]:
     """All parts. Raises: DataError where one is missing, or where files are parts of different divisions."""
-    names = re.compile(rf"{re.escape(outputs[0].name)}\.part-([0-9]+)-of-([0-9]+)(\.json)?")
-    found = [names.fullmatch(each.name) for each in outputs[0].parent.glob("*.part-*-of-*")]
-    divisions = sorted({int(each[2]) for each in found if each})
-    if not divisions:
-        raise DataError(f"no parts of {outputs[0]}; translate them first, with --part 1/8 to 8/8")
-    if len(divisions) > 1:
-        raise DataError(
-            f"{outputs[0]} has parts of {' and of '.join(map(str, divisions))}; remove those that are not wanted"
-        )
-    parts = [FilePart(number + 1, divisions[0]) for number in range(divisions[0])]
-    missing = [
-        part.number
-        for part in parts
-        if not part.record(outputs[0]).is_file() or not all(part.output(each).is_file() for each in outputs)
-    ]
-    if missing:
-        raise DataError(
-            f"of {len(parts):,} parts of {' and '.join(map(str, outputs))}, {len(missing):,} are missing or not "
-            f"finished: {Listed.of(missing)}; translate with --part {missing[0]}/{len(parts)} and so on"
-        )
-    return parts
+    return all_parts(
+        outputs,
+        lambda part: part.record(outputs[0]).is_file() and all(part.output(each).is_file() for each in outputs),
+        "translate",
+    )
 
 
 def _read(part: FilePart, output: Path) -> dict[str, Any]:

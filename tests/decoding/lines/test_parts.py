@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.data.lines.parts import FilePart
 from mtkit.data.readers import Lines, Span
-from mtkit.decoding.lines.parts import FilePart, begin_part, join_parts, part_lines
+from mtkit.decoding.lines.parts import begin_part, join_parts, part_lines
 from mtkit.errors import DataError, MtkitError
 
 TEXTS = [

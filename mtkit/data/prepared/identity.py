@@ -1,0 +1,78 @@
+"""What decides whether data must be prepared anew: its settings, and the content of what it is made from."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mtkit.data.borrowed import vocabulary_of
+from mtkit.data.grammar.corpus import corpus as builtin_corpus
+from mtkit.data.progress import ProgressBar
+from mtkit.data.readers import measure_corpus
+from mtkit.recipe.data import Corpus, DataSettings
+
+Corpora = dict[str, Sequence[Corpus]]
+"""The corpora of each side."""
+
+
+def identified(
+    settings: DataSettings, sides: Corpora, progress: ProgressBar
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """What was read, and what decides whether data must be prepared anew."""
+    inputs = _inputs(settings, sides, progress)
+    return inputs, {
+        "settings": prepared_by(settings),
+        "inputs": {name: each["sha256"] for name, each in inputs.items()},
+    }
+
+
+def _inputs(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> dict[str, dict[str, Any]]:
+    """What identifies each input by its content, with where it lies."""
+    borrowed = settings.tokenizer_from
+    tokenizer = {} if borrowed is None else {"the tokenizer": {"sha256": vocabulary_of(borrowed / "tokenizer")}}
+    if not sides:
+        # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
+        drawn = builtin_corpus(settings.builtin)
+        texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
+        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+        return {"built-in corpus": {"sha256": digest}, **tokenizer}
+    measured = {
+        name: asdict(measure_corpus(corpus, progress))
+        for side, corpora in sides.items()
+        for name, corpus in zip(_names(side, corpora), corpora, strict=True)
+    }
+    return {**measured, **tokenizer}
+
+
+def prepared_by(settings: DataSettings) -> dict[str, Any]:
+    """The settings that decide what is prepared: text counts by content, so not by where it lies."""
+    unused = {"folder", "train", "valid", "test", "tokenizer_from"} | ({"builtin"} if settings.train else set())
+    sides = {"train": settings.train, "valid": settings.valid, **settings.test}
+    corpora = {
+        name: {
+            "direction": settings.direction_of(corpus),
+            "weight": corpus.weight,
+            "documents": corpus.documents is not None,
+        }
+        for side, each in sides.items()
+        for name, corpus in zip(_names(side, each), each, strict=True)
+    }
+    dumped = settings.model_dump(mode="json", exclude=unused)
+    del dumped["cleaning"]["misaligned"]  # says whether, not what
+    return {**dumped, "corpora": corpora}
+
+
+def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
+    """What the corpora of a side are called in prepared.json."""
+    return [side] if len(corpora) == 1 else [f"{side} {number}" for number in range(1, len(corpora) + 1)]
+
+
+def lines_of(side: str, corpora: Sequence[Corpus], inputs: dict[str, dict[str, Any]]) -> list[int]:
+    """Lines of each corpus of a side."""
+    return [inputs[each]["lines"] for each in _names(side, corpora)]
+
+
+def bytes_of(inputs: dict[str, dict[str, Any]]) -> int:
+    """Bytes of the training text, 0 for the built-in corpus."""
+    return sum(int(each["bytes"]) for name, each in inputs.items() if re.fullmatch("train( [0-9]+)?", name))
