@@ -9,6 +9,7 @@ import torch
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.translator import Translator
+from mtkit.interchange.exports import export_run
 from mtkit.interchange.imports import import_marian
 from mtkit.recipe import load_recipe
 from mtkit.recipe.data import DataSettings
@@ -17,7 +18,7 @@ from mtkit.training.loop import train
 
 pytest.importorskip("transformers")
 
-from tests.interchange.theirs import ENGLISH, OTHERS, SOURCES, save_theirs, sentences
+from tests.interchange.theirs import ENGLISH, LIMIT, OTHERS, SOURCES, load_theirs, save_theirs, sentences
 
 SENTENCES = [line for line in SOURCES if line != "Two sentences. In one line!"]
 """Lines that a run does not split, which knows the lengths of its training lines."""
@@ -37,7 +38,10 @@ def text(place: Path, run: Run, **more: str) -> Prepared:
 def tuned(place: Path, run: Run, prepared: Prepared, attention: str | None = None, **training: Any) -> Run:
     """The run after a few updates, its settings as `mtkit train --init-from` takes them."""
     few = {"max_updates": 2, "validate_segments": 1, "precision": "float32", "batch_tokens": 400}
-    given: dict[str, Any] = {"training": {**few, "init_from": str(run.folder), **training}}
+    given: dict[str, Any] = {
+        "training": {**few, "init_from": str(run.folder), **training},
+        "decoding": {"max_pieces": 40},
+    }
     recipe = load_recipe(None, given | ({"attention": {"name": attention}} if attention else {}))
     assert recipe.model == run.recipe.model
     train(recipe, prepared, place / "tuned", command=["mtkit"], device="cpu", init_from=beginning(recipe))
@@ -71,3 +75,25 @@ def test_another_attention_and_adapters_train_it(tmp_path: Path) -> None:
     changed = {name.rpartition(".")[0].rpartition(".")[2] for name in kept if not torch.equal(kept[name], now[name])}
     assert changed == {"q_proj", "v_proj", "inner", "outer"}
     assert len(texts(found, imported)) == len(SENTENCES)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
+def test_adapters_go_out_merged(to: str, tmp_path: Path) -> None:
+    if to == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    imported = import_marian(save_theirs(tmp_path / "theirs"), tmp_path / "opus").run
+    adapters = {"rank": 2, "targets": ["query", "key", "value", "output", "feed_forward"]}
+    found = tuned(tmp_path, imported, text(tmp_path, imported), lora=adapters, peak_rate=0.1)
+    made = export_run(found, to, tmp_path / "out", checkpoint="last")
+    assert made.agreement is not None
+    assert made.agreement.lines > 20
+    assert not made.agreement.differing
+    if to == "huggingface":
+        out, theirs = (load_theirs(tmp_path / each)[0].state_dict() for each in ("out", "theirs"))
+        assert out.keys() == theirs.keys()
+        greedy = {"method": "greedy", "max_pieces": LIMIT - 1, "no_repeat_ngram": 2}
+        settings = found.recipe.decoding.model_validate(greedy)
+        lines = SENTENCES[:30]
+        ours = Translator([found], settings, engine="mtkit", device="cpu").lines(lines)
+        before = Translator([imported], settings, engine="mtkit", device="cpu").lines(lines)
+        assert [each[0].text for each in ours] != [each[0].text for each in before]
