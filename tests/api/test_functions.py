@@ -14,6 +14,7 @@ from mtkit.decoding.alignment import align
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import score_corpus
+from mtkit.runs import Run
 from tests.decoding.trained import make_run
 
 PAGE = Path(__file__).parents[2] / "docs/python.md"
@@ -97,3 +98,12 @@ def test_importing_mtkit_loads_nothing_heavy() -> None:
         "import sys, mtkit; assert 'load' in dir(mtkit); assert not {'torch', 'numpy', 'pydantic'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_training_begins_with_the_model_of_a_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"max_updates": 1, "validate_segments": 1, "precision": "float32"}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+    outcome = mtkit.train(recipe, name="tuned", init_from=folder, device="cpu")
+    assert Run(outcome.folder).recipe.model == Run(folder).recipe.model
+    assert Run(outcome.folder).about["init_from"] == folder.name
