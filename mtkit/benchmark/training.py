@@ -21,7 +21,7 @@ from mtkit.model.build import build_model, label_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.training.arithmetic import fast_and_repeatable
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule

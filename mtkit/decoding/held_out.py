@@ -57,6 +57,10 @@ class HeldOut:
         sizes = [len(self.sources)] if self.corpora is None else self.corpora
         taken, begins = _shares(sizes, segments), accumulate(sizes, initial=0)
         rows = [begin + row for begin, share in zip(begins, taken, strict=False) for row in range(share)]
+        return replace(self.at(rows), corpora=taken)
+
+    def at(self, rows: Sequence[int]) -> "HeldOut":
+        """The segments of these rows, as one corpus."""
         directions, documents = self.directions, self.documents
         return HeldOut(
             self.name,
@@ -64,7 +68,6 @@ class HeldOut:
             [self.references[row] for row in rows],
             directions and replace(directions, tasks=[directions.tasks[row] for row in rows]),
             documents and replace(documents, ids=cast("Sequence[int]", [documents.ids[row] for row in rows])),
-            taken,
         )
 
     @property

@@ -1,6 +1,5 @@
 """What a report says of runs, gathered from their folders: settings, metrics, speeds, segments, attention."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -14,6 +13,7 @@ from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.evaluation.metrics import make_metric
 from mtkit.evaluation.systems import Translated, read_texts
+from mtkit.files import json_text
 from mtkit.runs import Run
 
 if TYPE_CHECKING:
@@ -119,4 +119,4 @@ def _flat(value: Any, name: str = "") -> dict[str, str]:
             for part, inner in value.items()
             for key, each in _flat(inner, f"{name}.{part}" if name else str(part)).items()
         }
-    return {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
+    return {name: value if isinstance(value, str) else json_text(value)}

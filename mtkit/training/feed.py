@@ -15,7 +15,7 @@ from mtkit.data.readers import name_of
 from mtkit.data.subword.resegmentation import Resegmentation, strength_of
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 
 DRAWN_TOGETHER = 1 << 19
 """Pieces a side, about, that subword regularisation draws before their rows are sorted into batches: seconds of work,

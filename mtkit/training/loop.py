@@ -20,7 +20,7 @@ from mtkit.recipe import Recipe
 from mtkit.runs import Run, beginning, load_weights
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, Progress, read_progress, verified_tensors
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, begin, is_begun, open_folder
 from mtkit.training.limits import Interruption, Limits, Outcome
@@ -283,10 +283,10 @@ class Training:
         return update > 0 and at_an_end and self.progress.validated != update
 
     def _validate(self) -> None:
-        """Keep a checkpoint, validate on the first process, count patience on all, and keep what it came to."""
+        """Keep a checkpoint, validate on all processes, count patience on all, and keep what it came to."""
         self._check_losses()
         self._save()
-        result = self._validation() if self.world.first else None
+        result = self._validation()
         bleu, nll = self.world.agree(*((result.bleu, result.nll) if result else (-1.0, -1.0)))
         if bleu < 0:  # interrupted: it is made up for when the run goes on
             return
@@ -304,9 +304,10 @@ class Training:
         self._save()
 
     def _validation(self) -> Validation | None:
-        """With the averaged weights where there are any; None where a signal came before it was done."""
+        """With the averaged weights where there are any; None where a signal came first, and on all but the first."""
+        of = (self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
         with self.updater.average.in_place() if self.updater.average else nullcontext():
-            return validate(self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
+            return validate(*of, self.world)
 
     def _save(self) -> None:
         """Write a checkpoint, on the first process only."""

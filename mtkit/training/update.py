@@ -18,7 +18,7 @@ from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
 from mtkit.training.loss import Baseline, TokenLoss, batch_loss
 from mtkit.training.optimization.averaging import MovingAverage

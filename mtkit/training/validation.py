@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -30,6 +31,7 @@ from mtkit.peak_memory import peak_bytes
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import batch_loss
@@ -92,10 +94,12 @@ def validate(
     folder: Path,
     precision: Precision,
     interruption: Interruption,
+    world: World | None = None,
 ) -> Validation | None:
     """Loss and BLEU with the weights that the model has; leaves it in the mode it was in. None if interrupted.
 
-    `folder` is the run's: what it keeps of the training pairs decides here as in `translate`.
+    `folder` is the run's: what it keeps of the training pairs decides here as in `translate`. The processes of a
+    `world`, which all have these weights, share the work; all but the first get None.
     """
 
     def go_on(lines: int) -> None:
@@ -106,25 +110,30 @@ def validate(
     model.eval()
     try:
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
-        sources, references = side.sources, side.references
-        with merged_in_place(model):  # as `translate` has it
-            nll = validation_loss(model, recipe, prepared, precision)
+        rows = _share(side, recipe, world)
+        own, found = side.at(rows), None
+        with merged_in_place(model), suppress(_InterruptedError):  # merged, as `translate` has it
+            nll = validation_loss(model, recipe, prepared, precision, world)
             translated = translate_lines(
                 ModelEngine(model, recipe.decoding),
                 prepared.tokenizers,
-                sources,
+                own.sources,
                 trained_on=TrainedOn.of([Run(folder)]),
                 on_progress=go_on,
-                **side.how(recipe.decoding),
+                **own.how(recipe.decoding),
             )
-    except _InterruptedError:
-        return None
+            found = [(row, each[0].text) for row, each in zip(rows, translated, strict=True)]
     finally:
         model.train(was_training)
-    hypotheses = [each[0].text for each in translated]
+    shares = [found] if world is None else world.gathered(found)  # also where a signal came, which all then learn
+    done = [] if shares is None else [share for share in shares if share is not None]
+    if shares is None or len(done) < len(shares):
+        return None
+    hypotheses = [text for _, text in sorted(each for share in done for each in share)]
+    sources, references = side.sources, side.references
     bleu = _score(hypotheses, side, recipe)
-    rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
-    shown = [Sample(sources[row], references[row], hypotheses[row]) for row in rows]
+    some = range(0, len(sources), max(len(sources) // 3, 1))[:3]
+    shown = [Sample(sources[row], references[row], hypotheses[row]) for row in some]
     doubtful = doubt([bleu], hypotheses, [references])
     return Validation(
         nll, bleu.value, bleu.signature, doubtful, shown, monotonic() - begin, peak_bytes(precision.device)
@@ -186,8 +195,13 @@ def _score(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> Score:
 
 
 @torch.no_grad()
-def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precision: Precision) -> float:
-    """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out."""
+def validation_loss(
+    model: Network, recipe: Recipe, prepared: Prepared, precision: Precision, world: World | None = None
+) -> float:
+    """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out.
+
+    The processes of a `world` compute a part of the batches each, and all get the result.
+    """
     side, device = prepared.valid, precision.device
     longest = min(model.longest_source, model.longest_target)
     halving = Halving(np.maximum(side.source.lengths, side.target.lengths) + 1)
@@ -198,8 +212,25 @@ def validation_loss(model: Network, recipe: Recipe, prepared: Prepared, precisio
         return loss.nll.sum(), loss.tokens
 
     total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
-    for batch in plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0):
-        for nll, count in halving.run(part, batch.tolist()):
+    batches = plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0)
+    for number in range(len(batches)) if world is None else world.share(len(batches)):
+        for nll, count in halving.run(part, batches[number].tolist()):
             total += nll
             tokens += count
+    if world is not None:
+        sums = torch.tensor([float(total), float(tokens)], dtype=torch.float64)
+        world.sum(sums)
+        return float(sums[0] / sums[1])
     return float(total) / tokens
+
+
+def _share(side: HeldOut, recipe: Recipe, world: World | None) -> list[int]:
+    """The rows of a side that this process translates; documents that are translated together stay whole."""
+    if world is None:
+        return list(range(len(side.sources)))
+    ids = side.how(recipe.decoding)["documents"]
+    if ids is None:
+        return list(world.share(len(side.sources)))
+    begins = [row for row in range(len(side.sources)) if row == 0 or ids.ids[row] != ids.ids[row - 1]]
+    ends = [*begins[1:], len(side.sources)]
+    return [row for place in world.share(len(begins)) for row in range(begins[place], ends[place])]

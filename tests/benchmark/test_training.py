@@ -12,7 +12,7 @@ from mtkit.benchmark.training_report import as_object, bars, table
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Work
 from tests.training.conftest import prepared, prepared_folder, tiny
 

@@ -8,7 +8,7 @@ import torch
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared, Tokens
 from mtkit.recipe.data import DocumentSettings
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Inputs, Work
 from tests.training.conftest import tiny
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 import mtkit.training.feed as feed
 from mtkit.data.prepared import open_prepared
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from tests.training.conftest import tiny
 
 feed.DRAWN_TOGETHER = 1000  # several parts an epoch

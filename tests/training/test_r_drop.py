@@ -16,7 +16,7 @@ from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs
 from mtkit.training.loop import train
 from mtkit.training.loss import token_loss
@@ -236,7 +236,7 @@ import sys
 from pathlib import Path
 import torch
 from mtkit.data.prepared import open_prepared
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.update import Updater

@@ -10,7 +10,7 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Work, count_tokens
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.update import EXTRA, LOSS, NLL, REWARD, SEGMENTS, Updater, seed_generators

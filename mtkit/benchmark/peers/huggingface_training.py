@@ -12,7 +12,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Work
 from mtkit.training.optimization.schedule import build_schedule
 

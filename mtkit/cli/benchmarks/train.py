@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mtkit.benchmark.training import OwnTrainer, Trainer
     from mtkit.data.prepared import Prepared
     from mtkit.recipe import Recipe
-    from mtkit.training.distributed import World
+    from mtkit.training.distributed.world import World
 
 
 def train(
@@ -87,7 +87,7 @@ def train(
     from mtkit.comparison.entries import entries
     from mtkit.data.prepared import open_prepared
     from mtkit.training.arithmetic import fixed_workspaces
-    from mtkit.training.distributed import World
+    from mtkit.training.distributed.world import World
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -55,7 +55,7 @@ def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreemen
     kept = [place for place, each in enumerate(found) if each.parts == 1 and each.pieces]
     names = spelled(run.tokenizers.target, CTRANSLATE2 if to == "ctranslate2" else HUGGINGFACE)
     own = [[names[piece] for piece in found[place].pieces if piece != EOS] for place in kept]
-    longest = max(map(len, own), default=0) + 8
+    longest = min(max(map(len, own), default=0) + 8, run.recipe.model.max_length)
     tokens = _with_ctranslate2 if to == "ctranslate2" else _with_transformers
     theirs = tokens(run, folder, [lines[place] for place in kept], longest)
     # a translation at its maximum length ends there, which the other library does not know

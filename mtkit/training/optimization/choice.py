@@ -17,7 +17,7 @@ from mtkit.model.network import Network
 from mtkit.peak_memory import forget_peak
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import is_begun, keep_precision
 from mtkit.training.optimization.optimizer import Precision, precisions

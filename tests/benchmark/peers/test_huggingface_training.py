@@ -3,7 +3,7 @@ import torch
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed
 from tests.training.conftest import prepared, prepared_folder, tiny
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mtkit.data.prepared.folder import _open_side
 from mtkit.recipe.data import DataSettings
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed
 from tests.training.conftest import tiny
 

@@ -17,7 +17,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed
 from mtkit.training.loop import train
 from mtkit.training.optimization import choice
@@ -238,7 +238,7 @@ from pathlib import Path
 import torch
 from mtkit.data.prepared import open_prepared
 from mtkit.model.build import build_model
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed
 from mtkit.training.optimization import choice
 from mtkit.training.update import Updater

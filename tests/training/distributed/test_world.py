@@ -12,7 +12,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.recipe import load_recipe
 from mtkit.training.checkpoint import read_progress, verified_tensors
-from mtkit.training.distributed import World
+from mtkit.training.distributed.world import World
 from mtkit.training.loop import train
 from tests.training.conftest import TINY
 
@@ -32,7 +32,7 @@ def test_two_processes_give_what_one_gives_on_the_same_global_batches(
     sizes = [len(rows) for rows in plan(prepared.train, batch_tokens=40, max_length=1024, seed=1, epoch=0)[:24]]
     assert 1 in sizes
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "mtkit"]
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [*torchrun, "train", "--recipe", str(recipe), "--name", "two", "--threads", "1"],
         cwd=tmp_path,
@@ -63,7 +63,7 @@ def test_no_thread_of_the_process_group_outlives_it(tmp_path: Path) -> None:
     script.write_text(
         "from pathlib import Path\n"
         "import torch\n"
-        "from mtkit.training.distributed import World\n"
+        "from mtkit.training.distributed.world import World\n"
         "with World('cpu') as world:\n"
         "    weight = torch.nn.Parameter(torch.ones(2))\n"
         "    weight.sum().backward()\n"

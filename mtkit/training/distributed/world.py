@@ -6,21 +6,28 @@ buckets, rather than DistributedDataParallel: it averages over processes, not ov
 process has no row of a small batch.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from mtkit.device import find_device
 from mtkit.errors import RunError
+from mtkit.files import json_text
+from mtkit.training.distributed.heartbeat import Heartbeat
 
 PATIENCE = timedelta(hours=12)
-"""How long processes wait for one another: validation and checkpoints are the first one's work alone."""
+"""How long processes wait for one another: checkpoints are the first one's work alone. The silent end before."""
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Read error", "Broken pipe")
+"""What gloo says in a process when another has ended."""
 
 BUCKET_ELEMENTS = 8 << 20
 """Gradient elements summed over the processes in one call: 32 MB."""
@@ -50,17 +57,28 @@ class World:
             # default argument for ever. Then gloo's threads outlive the group, and one that lets go of a tensor while
             # the interpreter ends aborts the process. Imported before there is a group, they keep nothing.
             import_module("torch._dynamo")
+            store, *_ = next(rendezvous("env://", self.rank, self.size))
             # decisions travel by gloo in CPU tensors, so that making one never waits for a GPU
-            dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", timeout=PATIENCE)
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
+            self._heartbeat = Heartbeat(store.clone(), self.rank, self.size)
+            self._heartbeat.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self.size > 1:
-            dist.destroy_process_group()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.size == 1:
+            return
+        self._heartbeat.stop()
+        dist.destroy_process_group()
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
+            raise RunError(
+                f"process {self.rank} lost the connection to another process of this training, which ended; see what "
+                "that one said. The same command goes on from the last checkpoint"
+            ) from error
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that validates and writes."""
+        """Whether this process is the one that writes and speaks."""
         return self.rank == 0
 
     def sum_gradients(self, model: nn.Module, totals: Tensor) -> None:
@@ -85,6 +103,30 @@ class World:
         dist.all_reduce(together, dist.ReduceOp.MAX)
         agreed: list[float] = together.tolist()
         return agreed[:-1]
+
+    def sum(self, values: Tensor) -> None:
+        """Replace values on the CPU by their sums over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+
+    def share(self, of: int) -> range:
+        """This process's share of so many items."""
+        return range(self.rank, of, self.size)
+
+    def gathered(self, mine: Any) -> list[Any] | None:
+        """What each process gives, by rank, on the first process; None on the others. All is what JSON holds."""
+        if self.size == 1:
+            return [mine]
+        content = torch.frombuffer(bytearray(json_text(mine).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(content)]))
+        longest = max(int(size) for size in sizes)
+        padded = torch.nn.functional.pad(content, (0, longest - len(content)))
+        parts = [torch.empty_like(padded) for _ in sizes] if self.first else None
+        dist.gather(padded, parts)
+        if parts is None:
+            return None
+        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _sum_together(tensors: Sequence[Tensor]) -> None:
