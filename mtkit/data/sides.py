@@ -22,7 +22,7 @@ from mtkit.recipe.data import Corpus, DataSettings
 _ALIGNED = 100_000
 """Lines up to which all of a corpus is looked at for sides that do not match; beyond, some of each chunk."""
 
-_ALIGNED_IN_CHUNK = 1_000
+_ALIGNED_IN_CHUNK = 500
 
 _NEAR = 50
 """Lines within which the first one that is off is found."""

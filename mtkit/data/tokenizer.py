@@ -64,6 +64,11 @@ class Folding:
         folded: str = self._normalizer.normalize(text)
         return folded
 
+    def lines(self, texts: Sequence[str]) -> list[str]:
+        """Many texts, in less time than one by one."""
+        folded: list[str] = self._normalizer.normalize(list(texts))
+        return folded
+
 
 class Tokenizer:
     """One sentencepiece model: text to pieces and back.
@@ -123,9 +128,11 @@ class Tokenizer:
 
     def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
         """The pieces of each line, by all processors or by so many threads."""
-        folded = list(lines) if self._folding is None else [self._folding(line) for line in lines]
+        folded = list(lines) if self._folding is None else self._folding.lines(lines)
         found = self._processor.encode(folded, num_threads=threads)
-        return [self._named(pieces, line) for pieces, line in zip(found, folded, strict=True)]
+        return [
+            self._named(pieces, line) if UNK in pieces else pieces for pieces, line in zip(found, folded, strict=True)
+        ]
 
     def _named(self, pieces: list[int], text: str) -> list[int]:
         """The pieces with what the model could not cut under its own number, where the vocabulary has it nevertheless.

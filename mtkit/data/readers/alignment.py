@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _ENOUGH = 6.0
 """Evidence at which a shift counts as found: a dozen lines of natural text, where the sides are off by one."""
@@ -67,8 +67,7 @@ def _windows(pairs: Iterable[tuple[str, str]]) -> Iterator[Sequence[tuple["_Segm
         window.popleft()
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     length: float
     words: frozenset[str]
     last: str
@@ -81,6 +80,9 @@ class _Segment:
 
 def _match(source: _Segment, target: _Segment, ratio: float) -> float:
     """How well two segments go together: more for common words and the same end, less the further lengths part."""
-    common = len(source.words & target.words) / (min(len(source.words), len(target.words)) or 1)
     apart = 2 * abs(source.length - target.length - ratio)
-    return 2 * common + 0.5 * (source.last == target.last) - min(apart, _LENGTH)
+    same_end = 0.5 if source.last == target.last else 0.0
+    score = same_end - (apart if apart < _LENGTH else _LENGTH)
+    if source.words.isdisjoint(target.words):  # as nearly all are
+        return score
+    return score + 2 * len(source.words & target.words) / min(len(source.words), len(target.words))
