@@ -37,6 +37,9 @@ _THREADS = 4
 _COVERAGE = 0.9999
 """Share of the text's characters that get a piece of their own; the rarest beyond it are written as bytes."""
 
+_BYTES = 256
+"""Values of a byte; a vocabulary with a piece for each of them leaves nothing unknown."""
+
 _LONGEST_LINE = 1 << 24
 """Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
 
@@ -130,6 +133,8 @@ class Tokenizer:
         """The pieces of each line, by all processors or by so many threads."""
         folded = list(lines) if self._folding is None else self._folding.lines(lines)
         found = self._processor.encode(folded, num_threads=threads)
+        if self.is_byte.sum() == _BYTES:  # what it could not cut is written as bytes
+            return list(found)
         return [
             self._named(pieces, line) if UNK in pieces else pieces for pieces, line in zip(found, folded, strict=True)
         ]
