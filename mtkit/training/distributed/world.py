@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from mtkit.device import find_device
@@ -57,7 +58,9 @@ class World:
             # default argument for ever. Then gloo's threads outlive the group, and one that lets go of a tensor while
             # the interpreter ends aborts the process. Imported before there is a group, they keep nothing.
             import_module("torch._dynamo")
-            store, *_ = next(rendezvous("env://", self.rank, self.size))
+            found, *_ = next(rendezvous("env://", self.rank, self.size))
+            # torchrun starts all processes again where one has died: what the earlier ones left in the store is past
+            store: Any = PrefixStore(f"mtkit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
             # decisions travel by gloo in CPU tensors, so that making one never waits for a GPU
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
