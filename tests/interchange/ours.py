@@ -13,7 +13,7 @@ from mtkit.data.tokenizer import EOS
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run
-from tests.interchange.theirs import ENGLISH, OTHERS, sentences
+from tests.interchange.text import ENGLISH, OTHERS, sentences
 
 
 def make_run(

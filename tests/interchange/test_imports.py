@@ -17,7 +17,8 @@ from mtkit.runs import Run
 
 transformers = pytest.importorskip("transformers")
 
-from tests.interchange.theirs import LIMIT, SOURCES, load_theirs, save_theirs, their_tokens  # noqa: E402
+from tests.interchange.text import SOURCES  # noqa: E402
+from tests.interchange.theirs import LIMIT, load_theirs, save_theirs, their_tokens  # noqa: E402
 
 KINDS = {
     "shared": {},

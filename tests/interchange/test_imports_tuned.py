@@ -18,7 +18,8 @@ from mtkit.training.loop import train
 
 pytest.importorskip("transformers")
 
-from tests.interchange.theirs import ENGLISH, LIMIT, OTHERS, SOURCES, load_theirs, save_theirs, sentences
+from tests.interchange.text import ENGLISH, OTHERS, SOURCES, sentences
+from tests.interchange.theirs import LIMIT, load_theirs, save_theirs
 
 SENTENCES = [line for line in SOURCES if line != "Two sentences. In one line!"]
 """Lines that a run does not split, which knows the lengths of its training lines."""

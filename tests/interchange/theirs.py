@@ -17,70 +17,13 @@ from transformers import (
     PegasusForConditionalGeneration,
 )
 
-ENGLISH = [
-    "the",
-    "old",
-    "dog",
-    "sees",
-    "a",
-    "green",
-    "house",
-    "and",
-    "the",
-    "small",
-    "cats",
-    "are",
-    "running",
-    "under",
-    "trees",
-    "near",
-    "one",
-    "river",
-]
-OTHERS = [
-    "犬",
-    "が",
-    "家",
-    "を",
-    "見る",
-    "我们",
-    "都",
-    "喜欢",
-    "狗",
-    "和",
-    "猫",
-    "der",
-    "alte",
-    "Hund",
-    "läuft",
-    "unter",
-    "einem",
-    "Baum",
-]
+from tests.interchange.text import ENGLISH, OTHERS, sentences
 
 LOUD = 2.0
 """Size of the layers' random weights, by which translations depend on their sources."""
 
 LIMIT = 60
 """Tokens of a translation in Hugging Face's count, the start mark among them."""
-
-
-def sentences(words: list[str], count: int, seed: int) -> list[str]:
-    """Random lines."""
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(words, k=draw.randint(2, 9))) + "." for _ in range(count)]
-
-
-SOURCES = [
-    *sentences(ENGLISH, 30, 7),
-    "Two sentences. In one line!",
-    "an unseen wörd ☃ and 漢字",
-    "ｆｕｌｌ width",
-    "  spaces   between  ",
-    "line\u2028separator and\u00a0space",
-    "犬 dog",
-]
-"""Lines to translate: known words, unknown characters, several sentences, other spaces."""
 
 
 def trained_model(words: list[str], size: int, kind: str = "unigram") -> bytes:
