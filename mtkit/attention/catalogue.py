@@ -17,8 +17,7 @@ def table() -> str:
     rows = [("name", "family", "roles", "cost", "paper")]
     for each in sorted(mechanisms().values(), key=lambda mechanism: (mechanism.family, mechanism.name)):
         rows.append((each.name, each.family, roles(each), each.complexity, each.paper))
-    lines = aligned(rows, left=range(5)).split("\n")
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    return aligned(rows, left=range(5))
 
 
 def describe(name: str) -> str:
