@@ -59,8 +59,10 @@ class World:
             # the interpreter ends aborts the process. Imported before there is a group, they keep nothing.
             import_module("torch._dynamo")
             found, *_ = next(rendezvous("env://", self.rank, self.size))
-            # torchrun starts all processes again where one has died: what the earlier ones left in the store is past
-            store: Any = PrefixStore(f"mtkit/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
+            # torchrun starts all processes again where one has died or other machines have come: what the earlier ones
+            # left in the store is past
+            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store: Any = PrefixStore(f"mtkit/{restart}/{self.size}", found)
             # decisions travel by gloo in CPU tensors, so that making one never waits for a GPU
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
