@@ -1,12 +1,21 @@
 """What every test starts from: one thread, the same random numbers whatever ran before it; and the order of all."""
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A command that runs inside of a test leaves its `--threads` behind; the sums of two threads are other sums."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,7 @@
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
@@ -52,11 +50,3 @@ def tiny(**groups: dict[str, Any]) -> Recipe:
 def run(recipe: Recipe, prepared: Prepared, folder: Path, **options: Any) -> Outcome:
     """Trains on the CPU."""
     return train(recipe, prepared, folder, command=["mtkit", "train", "it's"], device="cpu", **options)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
