@@ -86,11 +86,15 @@ def _lines(run: Run) -> list[str]:
 def _with_ctranslate2(run: Run, folder: Path, lines: Sequence[str], longest: int) -> list[list[str]]:
     import ctranslate2
     import sentencepiece
+    import torch
 
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
     tag = tag_of(run, spelled(run.tokenizers.source, CTRANSLATE2))
     sources = [[*([tag] if tag else []), *model.encode(line, out_type=str)] for line in lines]
-    found = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32").translate_batch(
+    threads = torch.get_num_threads()
+    program = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=threads)
+    torch.set_num_threads(threads)  # the line above changes them
+    found = program.translate_batch(
         sources,
         beam_size=1,
         min_decoding_length=0,
