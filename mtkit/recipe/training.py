@@ -83,6 +83,9 @@ class TrainingSettings(Settings):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of training. auto is bfloat16 where the hardware has it, float16 on older GPUs, else float32. On CPUs
     with bfloat16 units it is the faster of bfloat16 and float32, by a few updates of each before the first."""
+    sum_gradients_in: Literal["float32", "bfloat16"] = "float32"
+    """Type in which processes send their gradients to one another. bfloat16 halves what travels, and rounds each
+    gradient to 3 digits."""
     deterministic: bool = False
     """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted one, as it is on
     CPUs. Operations that are not deterministic are replaced, which is slower, or refused."""

@@ -18,6 +18,7 @@ from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
+from mtkit.training.distributed.gradients import gradient_sum
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
 from mtkit.training.loss import Baseline, TokenLoss, batch_loss
@@ -54,6 +55,7 @@ class Updater:
         self.precision = precision
         self.optimizer = build_optimizer(model, recipe.training)
         self.low = LowWeights(model)
+        self._sum = gradient_sum(model, world, recipe.training.sum_gradients_in)
         self.average: MovingAverage | None = None
         self.baseline = Baseline(world.device)
         self.room: int | None = None
@@ -68,9 +70,9 @@ class Updater:
 
     def run(self, work: Work, number: int, *, rate: float, total_updates: int) -> None:
         """Update `number` (1, 2, ...) at this learning rate; not applied where loss or gradient are not finite."""
-        totals = self._gradients(work.batches, work.tokens, number)
-        # other processes wait here alone, so that one may take its batches in parts without them
-        self.world.sum_gradients(self.model, totals)
+        totals = self._gradients(work.batches, work.tokens, number, summed=True)
+        # other processes wait in the last backward pass and here alone, so that one may take batches in parts
+        self._sum.finish(totals)
         norm, applied = apply(
             self.optimizer,
             self.precision,
@@ -97,7 +99,7 @@ class Updater:
         device = self.world.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for batch in batches:
-                self._gradients([batch], batch.target_tokens, 0)
+                self._gradients([batch], batch.target_tokens, 0, summed=False)
         del moments
         self.optimizer.zero_grad(set_to_none=True)
         self._put_back(before)
@@ -145,8 +147,10 @@ class Updater:
         if self.precision.scaler is not None and progress.scaler is not None:
             self.precision.scaler.load_state_dict(progress.scaler)
 
-    def _gradients(self, batches: Sequence[Batch], tokens: int, number: int) -> Tensor:
+    def _gradients(self, batches: Sequence[Batch], tokens: int, number: int, *, summed: bool) -> Tensor:
         """The gradients and totals of this process's batches, with every batch in as many parts as memory asks for.
+
+        The sum over processes begins in the last backward pass where `summed`.
 
         Where memory gives out, in whatever pass, all begins anew with that batch's halves: losses are sums over the
         update's tokens, so the gradient is the same (but for dropout, which the parts draw for themselves, and losses
@@ -159,8 +163,14 @@ class Updater:
             seed_generators(self._seed, number, self.world.rank)
             self.optimizer.zero_grad(set_to_none=True)
             totals = torch.zeros(6, device=self.world.device)
-            refused = next((each for each in self._parts(batches) if not self._fits(each, tokens, totals)), None)
+            refused = None
+            for batch, last in _with_last(self._parts(batches)):
+                if not self._fits(batch, tokens, totals, last=last and summed):
+                    refused = batch
+                    break
             if refused is None:
+                if not batches:
+                    self._sum.backward(None, last=summed)
                 return totals
             self.optimizer.zero_grad(set_to_none=True)
             self._make_room(refused)
@@ -174,11 +184,11 @@ class Updater:
             else:
                 yield batch
 
-    def _fits(self, batch: Batch, tokens: int, totals: Tensor) -> bool:
+    def _fits(self, batch: Batch, tokens: int, totals: Tensor, *, last: bool) -> bool:
         """Add a batch's gradients and totals; False where the memory does not hold it."""
         try:
             with self.low.in_place() if self.precision.lowers_weights else nullcontext():
-                self._accumulate(Inputs.of(batch, self.world.device), tokens, totals)
+                self._accumulate(Inputs.of(batch, self.world.device), tokens, totals, last=last)
         except GIVES_OUT as error:
             if not gave_out(error):
                 raise
@@ -209,7 +219,7 @@ class Updater:
         for buffer, before in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
-    def _accumulate(self, inputs: Inputs, tokens: int, totals: Tensor) -> None:
+    def _accumulate(self, inputs: Inputs, tokens: int, totals: Tensor, *, last: bool) -> None:
         """Add a batch's gradients, each of its tokens weighing one of the update's `tokens`, and its `totals`."""
         smoothing, alpha = self._settings.label_smoothing, self._settings.r_drop
         if alpha:
@@ -233,7 +243,16 @@ class Updater:
             objective = objective + sampled / passes
             totals[REWARD] += reward.sum()
             totals[SEGMENTS] += len(reward)
-        self.precision.backward(objective / tokens)
+        self._sum.backward(self.precision.scaled(objective / tokens), last=last)
+
+
+def _with_last(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last one; the next is asked for before."""
+    batch = next(batches, None)
+    while batch is not None:
+        following = next(batches, None)
+        yield batch, following is None
+        batch = following
 
 
 def seed_generators(seed: int, update: int, rank: int) -> None:

@@ -1,21 +1,14 @@
-"""Several processes as one: torchrun starts them, gradients are summed over them, and they decide together.
-
-Each process takes every n-th row of each global batch, and losses are divided by the tokens of the whole update, so the
-sum of all gradients is what one process would have computed. One flat sum after the backward passes of an update, in
-buckets, rather than DistributedDataParallel: it averages over processes, not over tokens, and waits for ever when a
-process has no row of a small batch.
-"""
+"""Several processes as one: torchrun starts them, and they decide together."""
 
 import json
 import os
-from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -29,9 +22,6 @@ PATIENCE = timedelta(hours=12)
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Read error", "Broken pipe")
 """What gloo says in a process when another has ended."""
-
-BUCKET_ELEMENTS = 8 << 20
-"""Gradient elements summed over the processes in one call: 32 MB."""
 
 
 class World:
@@ -86,17 +76,6 @@ class World:
         """Whether this process is the one that writes and speaks."""
         return self.rank == 0
 
-    def sum_gradients(self, model: nn.Module, totals: Tensor) -> None:
-        """Replace gradients and `totals` by their sums over all processes; a missing gradient counts as zero."""
-        if self.size == 1:
-            return
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        _sum_together([*gradients, totals])
-
     def agree(self, *values: float) -> list[float]:
         """The largest of each value over all processes: a wish to stop of any of them becomes everyone's.
 
@@ -132,21 +111,3 @@ class World:
         if parts is None:
             return None
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
-
-
-def _sum_together(tensors: Sequence[Tensor]) -> None:
-    """Sum each tensor over all processes in place, many small ones in one call."""
-    buckets: list[list[Tensor]] = [[]]
-    filled = 0
-    for tensor in tensors:
-        if filled + tensor.numel() > BUCKET_ELEMENTS and buckets[-1]:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(tensor)
-        filled += tensor.numel()
-    flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]) for bucket in buckets]
-    for work in [dist.all_reduce(each, async_op=True) for each in flat]:
-        work.wait()
-    for bucket, summed in zip(buckets, flat, strict=True):
-        pieces = summed.split([tensor.numel() for tensor in bucket])
-        torch._foreach_copy_(bucket, [piece.view_as(tensor) for piece, tensor in zip(pieces, bucket, strict=True)])

@@ -43,9 +43,9 @@ class Precision:
         """Whether float16's gradients overflow at every scale, so that no update is made. Waits for the device."""
         return self.scaler is not None and self.scaler.get_scale() < LEAST_SCALE
 
-    def backward(self, objective: Tensor) -> None:
-        """Add the gradients of a scalar to the parameters', scaled where the type needs it."""
-        (objective if self.scaler is None else self.scaler.scale(objective)).backward()
+    def scaled(self, objective: Tensor) -> Tensor:
+        """The scalar that gradients are taken of: larger where the type needs it."""
+        return objective if self.scaler is None else self.scaler.scale(objective)
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def test_scaled_gradients_are_unscaled_before_they_are_clipped() -> None:
     precision = Precision("float16", CPU)
     assert precision.scaler is not None
     optimizer = build_optimizer(model, TrainingSettings())
-    precision.backward(sum(parameter.sum() for parameter in model.parameters()))  # type: ignore[arg-type]
+    precision.scaled(sum(parameter.sum() for parameter in model.parameters())).backward()  # type: ignore[arg-type]
     count = sum(parameter.numel() for parameter in model.parameters())
     norm, applied = apply(optimizer, precision, rate=0.1, clip_norm=1.0, finite=torch.tensor(True))
     assert bool(applied)

@@ -1,0 +1,156 @@
+"""Sums of gradients over the processes that train together.
+
+Each process takes every n-th row of each global batch, and losses are divided by the tokens of the whole update, so the
+sum of all gradients is what one process would have computed; a mean over processes is not. A process may have no row of
+a small batch, and a parameter no part in a batch: their gradients are zeros, and nobody waits for them.
+
+On GPUs the sum overlaps the last backward pass of the update: DistributedDataParallel sends a bucket of gradients as
+soon as it is complete. On CPUs it follows the pass, because the threads that send would take the cores from it.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mtkit.errors import RunError
+from mtkit.out_of_memory import GIVES_OUT, gave_out
+from mtkit.training.distributed.world import World
+
+OVERLAPPED = ("cuda",)
+"""Types of device on which sums overlap the backward pass."""
+
+BUCKET_ELEMENTS = 8 << 20
+"""Gradient elements summed over the processes in one call: 32 MB in float32."""
+
+
+class GradientSum(Protocol):
+    """How the gradients of an update come together. An update calls `backward` for each batch, then `finish`."""
+
+    def backward(self, objective: Tensor | None, *, last: bool) -> None:
+        """Add the gradients of a scalar to the parameters' `grad`; None stands for an objective that is zero.
+
+        `last` is true in exactly one call per update and process. Raises: RunError where memory gives out while the
+        sum is under way, so that the call cannot be made again.
+        """
+        ...
+
+    def finish(self, totals: Tensor) -> None:
+        """Wait until every `grad` is the sum over all processes, and replace `totals` by their sums."""
+        ...
+
+
+def gradient_sum(model: nn.Module, world: World, dtype: str) -> GradientSum:
+    """The sum for this model on the world's devices; gradients travel in `dtype`, "float32" or "bfloat16"."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if world.size > 1 and world.device.type in OVERLAPPED:
+        return OverlappedSum(trained, getattr(torch, dtype))
+    return FlatSum(trained, world.size, getattr(torch, dtype))
+
+
+class FlatSum:
+    """After all backward passes, many small gradients in one call. One process has nothing to sum."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], processes: int, dtype: torch.dtype) -> None:
+        self._parameters, self._processes, self._dtype = parameters, processes, dtype
+
+    def backward(self, objective: Tensor | None, *, last: bool) -> None:
+        if objective is not None:
+            objective.backward()
+
+    def finish(self, totals: Tensor) -> None:
+        if self._processes == 1:
+            return
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        sum_together(gradients, self._dtype)
+        dist.all_reduce(totals)
+
+
+class OverlappedSum:
+    """During the last backward pass, by DistributedDataParallel with a hook that sums.
+
+    It wraps not the model but the objective: the loss is more than the model's forward pass, and a process without rows
+    makes none.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
+        self._device = parameters[0].device
+        self._together = DistributedDataParallel(_Through(parameters), init_sync=False, gradient_as_bucket_view=True)
+        self._together.register_comm_hook(dtype, _summed)
+
+    def backward(self, objective: Tensor | None, *, last: bool) -> None:
+        if objective is None:
+            objective = torch.zeros((), device=self._device, requires_grad=True)
+        with nullcontext() if last else self._together.no_sync():
+            reached = self._together(objective)
+        try:
+            reached.backward()
+        except GIVES_OUT as error:
+            if not last or not gave_out(error):
+                raise
+            raise RunError(
+                f"the memory of {self._device} gave out in a backward pass while its gradients were being summed over "
+                "the processes; lower --batch-tokens and raise --accumulate by as much, under another --name"
+            ) from error
+
+    def finish(self, totals: Tensor) -> None:
+        dist.all_reduce(totals)
+
+
+class _Through(nn.Module):
+    """The objective as it is, now a function of all parameters, also of those that had no part in it."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.trained = nn.ParameterList(parameters)
+
+    def forward(self, objective: Tensor) -> Tensor:
+        reached: Tensor = _Reach.apply(objective, *self.trained)  # type: ignore[no-untyped-call]
+        return reached
+
+
+class _Reach(torch.autograd.Function):
+    """The first argument. The gradients of the others are none, which is enough for each to be counted as complete."""
+
+    @staticmethod
+    def forward(ctx: Any, objective: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = len(parameters)
+        return objective.view_as(objective)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return upstream[0], *[None] * ctx.parameters
+
+
+def _summed(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """The hook: the sum of a bucket's gradients over all processes, sent in this type."""
+    gradients = bucket.buffer()
+    sent = gradients.to(dtype)
+    work = dist.all_reduce(sent, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
+
+
+def sum_together(tensors: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """Sum each tensor over all processes in place, many small ones in one call, sent in this type."""
+    buckets: list[list[Tensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if filled + tensor.numel() > BUCKET_ELEMENTS and buckets[-1]:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(tensor)
+        filled += tensor.numel()
+    flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]).to(dtype) for bucket in buckets]
+    for work in [dist.all_reduce(each, async_op=True) for each in flat]:
+        work.wait()
+    for bucket, summed in zip(buckets, flat, strict=True):
+        pieces = summed.split([tensor.numel() for tensor in bucket])
+        torch._foreach_copy_(bucket, [piece.view_as(tensor) for piece, tensor in zip(pieces, bucket, strict=True)])
