@@ -12,16 +12,25 @@ from mtkit.model.residual import Stream, residual
 from mtkit.recipe import ModelSettings
 
 
-@dataclass
 class Passing:
-    """What passes beside the tokens from layer to layer: each attention's carry, the losses, and what was sampled."""
+    """What passes beside the tokens from layer to layer: each attention's carry, the losses, and what was sampled.
 
-    self_carry: Any = None
-    cross_carry: Any = None
-    losses: dict[str, Tensor] | None = None
-    log_prob: Tensor | None = None
-    weights: Weights | None = None
-    """Gathers the attention weights of the roles that are in it."""
+    Layers write into it. It is no dataclass, because `fully_shard` hands a layer a copy of those.
+    """
+
+    def __init__(
+        self,
+        *,
+        losses: dict[str, Tensor] | None = None,
+        log_prob: Tensor | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        """`weights` gathers the attention weights of the roles that are in it."""
+        self.self_carry: Any = None
+        self.cross_carry: Any = None
+        self.losses = losses
+        self.log_prob = log_prob
+        self.weights = weights
 
     def wants(self, role: str) -> bool:
         """Whether the attention weights of a role are gathered."""

@@ -198,6 +198,12 @@ class Recipe(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _split_layers_run_as_layers(self) -> Self:
+        if self.training.shard and self.model.reversible:
+            raise ValueError("training.shard does not split reversible layers; set one of the two to false")
+        return self
+
 
 def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.

@@ -86,6 +86,9 @@ class TrainingSettings(Settings):
     sum_gradients_in: Literal["float32", "bfloat16"] = "float32"
     """Type in which processes send their gradients to one another. bfloat16 halves what travels, and rounds each
     gradient to 3 digits."""
+    shard: bool = False
+    """Split gradients, optimiser state and, between updates, weights over the processes (ZeRO): a process keeps an Nth,
+    and whole weights during an update. Runs are the same on disk. One process has nothing to split."""
     deterministic: bool = False
     """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted one, as it is on
     CPUs. Operations that are not deterministic are replaced, which is slower, or refused."""
@@ -110,4 +113,6 @@ class TrainingSettings(Settings):
             raise ValueError("training.lora freezes all but its adapters; leave training.freeze out")
         if self.lora is not None and self.init_from is None:
             raise ValueError("training.lora adapts a trained model; name it: --init-from RUN (training.init_from)")
+        if self.lora is not None and self.shard:
+            raise ValueError("training.shard does not split adapters, which are small; leave training.shard out")
         return self

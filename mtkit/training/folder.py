@@ -24,7 +24,16 @@ from mtkit.training.report import Say
 from mtkit.yaml_text import dump_yaml
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
-_LOOKS = ("init_from", "keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic")
+_LOOKS = (
+    "init_from",
+    "keep_last",
+    "keep_best",
+    "average_last",
+    "validate_every",
+    "log_every",
+    "deterministic",
+    "shard",
+)
 MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
 """How settings begin that say how long to train, how often to look, and how to translate and score then: they may
 change while a run goes on, for the weights' course does not depend on them, but for last digits on a GPU. What

@@ -17,7 +17,7 @@ from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
 from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, beginning, load_weights
+from mtkit.runs import Run, beginning
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, Progress, read_progress, verified_tensors
 from mtkit.training.distributed.world import World
@@ -110,6 +110,8 @@ class Training:
         self.recipe, self.prepared, self.folder = recipe, prepared, folder
         self.model, self.world, self.interruption = model, world, interruption
         self.precision = Precision(settings.precision, world.device)
+        if world.first:  # while the model is whole
+            rehearse(model, recipe, prepared)
         self.updater = Updater(model, recipe, world, self.precision, say=self._mention)
         self.longest = min(model.longest_source, model.longest_target)
         sides = {"train": prepared.train, "valid": prepared.valid}
@@ -129,8 +131,6 @@ class Training:
         # epoch and rows of the updates since the losses were last looked at
         self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
         self._doubted = False
-        if world.first:
-            rehearse(model, recipe, prepared)
 
     def run(self) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
@@ -187,8 +187,10 @@ class Training:
             if self.checkpoints.base.is_dir():
                 tensors["model"] |= verified_tensors(self.checkpoints.base, "model")
             self.updater.restore(self.progress, tensors, last)
-        elif self.world.first:
-            self.checkpoints.save_base(frozen_state(self.model))
+        else:
+            frozen = self.updater.frozen()
+            if self.world.first:
+                self.checkpoints.save_base(frozen)
         most, fewest = self.world.agree(self.progress.update, -self.progress.update)
         if most != -fewest:
             raise RunError(
@@ -306,14 +308,15 @@ class Training:
     def _validation(self) -> Validation | None:
         """With the averaged weights where there are any; None where a signal came first, and on all but the first."""
         of = (self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
-        with self.updater.average.in_place() if self.updater.average else nullcontext():
+        with self.updater.judged():
             return validate(*of, self.world)
 
     def _save(self) -> None:
         """Write a checkpoint, on the first process only."""
         self.progress = self.updater.noted(self.progress)
+        tensors = self.updater.tensors()
         if self.world.first:
-            self.checkpoints.save(self.progress, self.updater.tensors())
+            self.checkpoints.save(self.progress, tensors)
 
     def _leave(self, number: int, first: int) -> Outcome:
         """Stop after a signal: write a checkpoint and print how to resume."""
@@ -326,21 +329,22 @@ class Training:
     def _finish(self, limit: str, first: int) -> Outcome:
         """Stop at a limit: average the last checkpoints if asked to, and say what there is."""
         count, update = self.recipe.training.average_last, self.progress.update
-        stopped = False
-        if self.world.first and count > 0 and self.checkpoints.averaged() != update:
+        if count > 0 and self.checkpoints.averaged() != update:
             weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
-            load_weights(self.model, {**frozen_state(self.model), **weights}, self.folder)
-            result = validate(self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
-            stopped = result is None
+            if self.updater.average is not None:
+                self.updater.average = None  # what is judged now is this average
+            self.updater.load({**frozen_state(self.model), **weights}, self.folder)
+            result = self._validation()
+            missing, signal = self.world.agree(self.world.first and result is None, self.interruption.signal or 0)
+            if missing:
+                self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
+                return Outcome(self.folder, self.progress, None, update - first, int(signal))
             if result is not None:
                 better = self.progress.is_bettered_by(result.bleu, result.nll)
                 self.checkpoints.save_average(weights, update=update, bleu=result.bleu, nll=result.nll)
                 for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
                     self.line.say(line)
-        (stopped_by,) = self.world.agree(self.interruption.signal or 0 if stopped else 0)  # all wait for the first
-        if stopped_by:
-            self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
-            return Outcome(self.folder, self.progress, None, update - first, int(stopped_by))
+            self.world.agree()  # all wait for the first
         done = "is finished" if update > first else "was finished already"
         self.line.say(f"{self.folder} {done}: {limit} reached; to continue, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)

@@ -1,7 +1,8 @@
 """One update: forward and backward passes over its batches, the sum over processes, the optimiser's step."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch
+from mtkit.data.batches import Batch, blank_batch
 from mtkit.errors import RunError
 from mtkit.model.adaptation.freezing import frozen_state, trained_state
 from mtkit.model.low_weights import LowWeights
@@ -19,6 +20,7 @@ from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed.gradients import gradient_sum
+from mtkit.training.distributed.shards import Shards, gathered, split_like
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
 from mtkit.training.loss import Baseline, TokenLoss, batch_loss
@@ -49,20 +51,27 @@ class Updater:
         precision: Precision,
         say: Say = lambda line: None,
     ) -> None:
-        """`say` takes a line for the user where memory turns out to be short."""
+        """`say` takes a line for the user where memory turns out to be short.
+
+        Raises: RunError where the model is to be split, and cannot be.
+        """
         self.model = model
         self.world = world
         self.precision = precision
+        self._shards: Shards | None = None
+        if recipe.training.shard and world.size > 1:
+            if precision.scaler is not None:
+                raise RunError("training.shard cannot scale losses as float16 needs it; set --precision bfloat16")
+            self._shards = Shards(model, world, recipe.training.sum_gradients_in)
+        self._sum = self._shards or gradient_sum(model, world, recipe.training.sum_gradients_in)
         self.optimizer = build_optimizer(model, recipe.training)
         self.low = LowWeights(model)
-        self._sum = gradient_sum(model, world, recipe.training.sum_gradients_in)
         self.average: MovingAverage | None = None
         self.baseline = Baseline(world.device)
         self.room: int | None = None
         """The size of batch (`Batch.size`) that the memory is thought to hold, once it was too small for one."""
         self._say = say
-        self._settings = recipe.training
-        self._seed = recipe.seed
+        self._recipe, self._settings = recipe, recipe.training
         self._sums = torch.zeros(8, device=world.device)  # what `read` gives
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
         if self._settings.ema > 0:
@@ -93,6 +102,8 @@ class Updater:
 
         Raises: RunError where a single segment does not fit.
         """
+        if self._shards is not None:  # passes are steps of all processes together
+            return
         before = self._buffers()
         trained = [] if self.optimizer.state else [each for each in self.model.parameters() if each.requires_grad]
         moments = [torch.empty_like(each) for each in trained for _ in range(2)]  # the optimiser's, still to come
@@ -118,15 +129,41 @@ class Updater:
         return sums
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """All weights that are trained, and moments, by file of the checkpoint."""
-        files: dict[str, Mapping[str, Tensor]] = {
-            "model": trained_state(self.model),
-            "optimizer": optimizer_tensors(self.model, self.optimizer),
+        """All weights that are trained, and moments, by file of the checkpoint; whole ones, on the first process.
+
+        All processes must call it: each may have a part of them.
+        """
+
+        files = {
+            "model": self._whole(trained_state(self.model)),
+            "optimizer": self._whole(optimizer_tensors(self.model, self.optimizer)),
         }
         if self.average is not None:
             with self.average.in_place():
-                files["ema"] = trained_state(self.model)
+                files["ema"] = self._whole(trained_state(self.model))
         return files
+
+    def frozen(self) -> Mapping[str, Tensor]:
+        """All weights that are not trained, as `tensors` gives the others."""
+        return self._whole(frozen_state(self.model))
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Inside, the model computes with the weights that are validated: averaged ones where there are any."""
+        with (
+            self.average.in_place() if self.average else nullcontext(),
+            self._shards.whole() if self._shards else nullcontext(),
+        ):
+            yield
+
+    def load(self, weights: Mapping[str, Tensor], origin: Path) -> None:
+        """Put whole weights into the model. Raises: RunError where they belong to another model."""
+        own = self.model.state_dict()
+        load_weights(
+            self.model,
+            {name: split_like(value, own[name]) if name in own else value for name, value in weights.items()},
+            origin,
+        )
 
     def noted(self, progress: Progress) -> Progress:
         """The place in training, with the small numbers that are kept here."""
@@ -138,14 +175,17 @@ class Updater:
 
         Raises: RunError where it belongs to another model.
         """
-        load_weights(self.model, tensors["model"], origin)
+        self.load(tensors["model"], origin)
         restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
         if self.average is not None:
             with self.average.in_place():
-                load_weights(self.model, {**frozen_state(self.model), **tensors["ema"]}, origin)
+                self.load({**frozen_state(self.model), **tensors["ema"]}, origin)
         self.baseline = Baseline(self.world.device, progress.baseline)
         if self.precision.scaler is not None and progress.scaler is not None:
             self.precision.scaler.load_state_dict(progress.scaler)
+
+    def _whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return tensors if self._shards is None else gathered(tensors, kept=self.world.first)
 
     def _gradients(self, batches: Sequence[Batch], tokens: int, number: int, *, summed: bool) -> Tensor:
         """The gradients and totals of this process's batches, with every batch in as many parts as memory asks for.
@@ -157,10 +197,10 @@ class Updater:
         of attentions over the source, whose parts weigh as much as their target tokens).
         """
         before = self._buffers()
-        if self.precision.lowers_weights:
+        if self._lowers:
             self.low.refresh()
         while True:
-            seed_generators(self._seed, number, self.world.rank)
+            seed_generators(self._recipe.seed, number, self.world.rank)
             self.optimizer.zero_grad(set_to_none=True)
             totals = torch.zeros(6, device=self.world.device)
             refused = None
@@ -170,7 +210,7 @@ class Updater:
                     break
             if refused is None:
                 if not batches:
-                    self._sum.backward(None, last=summed)
+                    self._take_part()
                 return totals
             self.optimizer.zero_grad(set_to_none=True)
             self._make_room(refused)
@@ -187,13 +227,24 @@ class Updater:
     def _fits(self, batch: Batch, tokens: int, totals: Tensor, *, last: bool) -> bool:
         """Add a batch's gradients and totals; False where the memory does not hold it."""
         try:
-            with self.low.in_place() if self.precision.lowers_weights else nullcontext():
+            with self.low.in_place() if self._lowers else nullcontext():
                 self._accumulate(Inputs.of(batch, self.world.device), tokens, totals, last=last)
         except GIVES_OUT as error:
-            if not gave_out(error):
+            if not gave_out(error) or self._shards is not None:
                 raise
             return False
         return True
+
+    def _take_part(self) -> None:
+        """Sum with the others in an update that leaves this process no rows."""
+        if self._shards is None:
+            self._sum.backward(None, last=True)
+            return
+        before, nothing = self._buffers(), torch.zeros(6, device=self.world.device)
+        # layers gather and send in passes alone: this one's tokens weigh nothing, of infinitely many
+        batch = blank_batch(several_directions=len(self._recipe.data.directions) > 1)
+        self._accumulate(Inputs.of(batch, self.world.device), math.inf, nothing, last=True)
+        self._put_back(before)
 
     def _make_room(self, refused: Batch) -> None:
         """Let batches be as small as half of this one. Raises: RunError where it is a single segment."""
@@ -211,6 +262,10 @@ class Updater:
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what is cached in the sizes of the larger batch
 
+    @property
+    def _lowers(self) -> bool:
+        return self.precision.lowers_weights and self._shards is None
+
     def _buffers(self) -> list[Tensor]:
         """What forward passes may move, as statistics that attentions gather."""
         return [buffer.clone() for buffer in self.model.buffers()]
@@ -219,7 +274,7 @@ class Updater:
         for buffer, before in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
-    def _accumulate(self, inputs: Inputs, tokens: int, totals: Tensor, *, last: bool) -> None:
+    def _accumulate(self, inputs: Inputs, tokens: float, totals: Tensor, *, last: bool) -> None:
         """Add a batch's gradients, each of its tokens weighing one of the update's `tokens`, and its `totals`."""
         smoothing, alpha = self._settings.label_smoothing, self._settings.r_drop
         if alpha:

@@ -82,6 +82,21 @@ def make_batch(side: Side, rows: np.ndarray, longest: int | None = None) -> Batc
     )
 
 
+def blank_batch(*, several_directions: bool) -> Batch:
+    """A batch of one segment without pieces."""
+    end, real = torch.tensor([[EOS]]), torch.tensor([[True]])
+    return Batch(
+        source=end,
+        source_valid=real,
+        target_in=torch.tensor([[BOS]]),
+        target_out=end,
+        target_valid=real,
+        target_tokens=1,
+        lines=np.zeros(1, dtype=np.int64),
+        task=torch.tensor([0]) if several_directions else None,
+    )
+
+
 def _width(width: int, longest: int | None) -> int:
     """The next width of few digits, where no wider than `longest`."""
     return width if longest is None else max(width, min(width + -width % step(width, WIDTH_DIGITS), longest))

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class MovingAverage:
@@ -27,7 +28,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with the averaged weights inside the block; nothing is copied."""
+        """The model computes with the averaged weights inside the block; nothing is copied where weights are whole."""
         self._swap()
         try:
             yield
@@ -37,8 +38,16 @@ class MovingAverage:
     def _swap(self) -> None:
         for name, parameter in self._named.items():
             averaged = self.weights[name]
-            self.weights[name] = parameter.data
-            parameter.data = averaged
+            if isinstance(parameter, DTensor) and isinstance(
+                averaged, DTensor
+            ):  # a part, which stays where it is: whole weights are gathered from there
+                here, there = parameter.to_local().detach(), averaged.to_local()
+                before = here.clone()
+                here.copy_(there)
+                there.copy_(before)
+            else:
+                self.weights[name] = parameter.data
+                parameter.data = averaged
 
 
 def mean_weights(checkpoints: Iterable[Mapping[str, Tensor]], parameters: Collection[str]) -> dict[str, Tensor]:

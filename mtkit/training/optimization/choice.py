@@ -54,7 +54,7 @@ def settle(recipe: Recipe, folder: Path, model: Network, feed: Feed, world: Worl
     It is measured where a new run leaves it to a machine that has a choice.
     """
     setting = recipe.training.precision
-    if setting != "auto":
+    if setting != "auto" or (recipe.training.shard and world.size > 1):  # split weights are not copied to measure
         return Precision(setting, world.device)
     kept = Run(folder).about.get("precision")
     if kept is not None:

@@ -5,9 +5,11 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
+from mtkit.training.distributed.shards import split_like
 
 LEAST_SCALE = 2.0**-10
 """Loss scale of float16 below which overflows are not the scale's fault."""
@@ -102,6 +104,8 @@ def apply(
     norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
     if clip_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+    if isinstance(norm, DTensor):  # of gradients that are split over processes
+        norm = norm.full_tensor()
     if precision.scaler is not None:
         precision.scaler.step(optimizer)
         precision.scaler.update()
@@ -128,4 +132,4 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         key, _, name = full_name.partition("/")
         if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
             raise RunError(f"the optimiser state in the checkpoint holds {full_name}, which this model does not have")
-        optimizer.state[parameters[name]][key] = value.to(parameters[name].device)
+        optimizer.state[parameters[name]][key] = split_like(value.to(parameters[name].device), parameters[name])

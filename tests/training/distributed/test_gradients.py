@@ -58,8 +58,10 @@ def torchrun(script: str, folder: Path, *arguments: str, processes: int) -> str:
         (2, False, {"freeze": ["embeddings", "decoder.0.self_attention"]}),
         (2, True, {"freeze": ["embeddings", "decoder.0.self_attention"]}),
         (3, True, {}),
+        (2, False, {"shard": True, "ema": 0.9, "average_last": 2}),
+        (3, False, {"shard": True, "freeze": ["embeddings", "decoder.0.self_attention"]}),
     ],
-    ids=["flat", "flat-frozen", "overlapped-frozen", "overlapped"],
+    ids=["flat", "flat-frozen", "overlapped-frozen", "overlapped", "split", "split-frozen"],
 )
 def test_processes_give_what_one_gives_on_the_same_global_batches(
     processes: int, overlapped: bool, changes: dict[str, Any], prepared: Prepared, tmp_path: Path
@@ -84,10 +86,17 @@ def test_processes_give_what_one_gives_on_the_same_global_batches(
     together, one = tmp_path / "mtkit-runs" / "all" / "checkpoints" / name, tmp_path / "one" / "checkpoints" / name
     assert read_progress(together).tokens == read_progress(one).tokens
     assert (together.parent / "base").is_dir() == ("freeze" in changes)
-    theirs, ours = verified_tensors(together, "model"), verified_tensors(one, "model")
-    # a key's bias cancels in the softmax: its gradient is nothing but rounding, which Adam scales up to whole steps
-    for weight in [name for name in ours if not name.endswith("k_proj.bias")]:
-        torch.testing.assert_close(theirs[weight], ours[weight], rtol=0.0, atol=1e-5, msg=weight)
+    files = [(together, one, "model")]
+    if "ema" in changes:
+        files.append((together, one, "ema"))
+    if "average_last" in changes:
+        files.append((together.parent / "average", one.parent / "average", "model"))
+    for theirs, ours, name in files:
+        found, wanted = verified_tensors(theirs, name), verified_tensors(ours, name)
+        assert found.keys() == wanted.keys()
+        # a key's bias cancels in the softmax: its gradient is nothing but rounding, which Adam scales up to whole steps
+        for weight in [each for each in wanted if not each.endswith("k_proj.bias")]:
+            torch.testing.assert_close(found[weight], wanted[weight], rtol=0.0, atol=1e-5, msg=f"{name}/{weight}")
 
 
 SUMS = """
