@@ -187,10 +187,8 @@ class Training:
             if self.checkpoints.base.is_dir():
                 tensors["model"] |= verified_tensors(self.checkpoints.base, "model")
             self.updater.restore(self.progress, tensors, last)
-        else:
-            frozen = self.updater.frozen()
-            if self.world.first:
-                self.checkpoints.save_base(frozen)
+        elif (frozen := self.updater.frozen()) and self.world.first:
+            self.checkpoints.save_base(frozen)
         most, fewest = self.world.agree(self.progress.update, -self.progress.update)
         if most != -fewest:
             raise RunError(
@@ -307,9 +305,9 @@ class Training:
 
     def _validation(self) -> Validation | None:
         """With the averaged weights where there are any; None where a signal came first, and on all but the first."""
-        of = (self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption)
+        of = (self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption, self.world)
         with self.updater.judged():
-            return validate(*of, self.world)
+            return validate(*of)
 
     def _save(self) -> None:
         """Write a checkpoint, on the first process only."""
@@ -331,20 +329,18 @@ class Training:
         count, update = self.recipe.training.average_last, self.progress.update
         if count > 0 and self.checkpoints.averaged() != update:
             weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
-            if self.updater.average is not None:
-                self.updater.average = None  # what is judged now is this average
+            self.updater.average = None  # what is judged now is this average
             self.updater.load({**frozen_state(self.model), **weights}, self.folder)
             result = self._validation()
-            missing, signal = self.world.agree(self.world.first and result is None, self.interruption.signal or 0)
-            if missing:
-                self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
-                return Outcome(self.folder, self.progress, None, update - first, int(signal))
             if result is not None:
                 better = self.progress.is_bettered_by(result.bleu, result.nll)
                 self.checkpoints.save_average(weights, update=update, bleu=result.bleu, nll=result.nll)
                 for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
                     self.line.say(line)
-            self.world.agree()  # all wait for the first
+            missing, signal = self.world.agree(self.world.first and result is None, self.interruption.signal or 0)
+            if missing:
+                self.line.say(f"stopped before the last checkpoints were averaged; {AGAIN}")
+                return Outcome(self.folder, self.progress, None, update - first, int(signal))
         done = "is finished" if update > first else "was finished already"
         self.line.say(f"{self.folder} {done}: {limit} reached; to continue, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)

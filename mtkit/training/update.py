@@ -20,7 +20,7 @@ from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed.gradients import gradient_sum
-from mtkit.training.distributed.shards import Shards, gathered, split_like
+from mtkit.training.distributed.split import SplitModel, gathered, split_like
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
 from mtkit.training.loss import Baseline, TokenLoss, batch_loss
@@ -58,12 +58,12 @@ class Updater:
         self.model = model
         self.world = world
         self.precision = precision
-        self._shards: Shards | None = None
+        self._split: SplitModel | None = None
         if recipe.training.shard and world.size > 1:
             if precision.scaler is not None:
                 raise RunError("training.shard cannot scale losses as float16 needs it; set --precision bfloat16")
-            self._shards = Shards(model, world, recipe.training.sum_gradients_in)
-        self._sum = self._shards or gradient_sum(model, world, recipe.training.sum_gradients_in)
+            self._split = SplitModel(model, world, recipe.training.sum_gradients_in)
+        self._sum = self._split or gradient_sum(model, world, recipe.training.sum_gradients_in)
         self.optimizer = build_optimizer(model, recipe.training)
         self.low = LowWeights(model)
         self.average: MovingAverage | None = None
@@ -102,7 +102,7 @@ class Updater:
 
         Raises: RunError where a single segment does not fit.
         """
-        if self._shards is not None:  # passes are steps of all processes together
+        if self._split is not None:  # passes are steps of all processes together
             return
         before = self._buffers()
         trained = [] if self.optimizer.state else [each for each in self.model.parameters() if each.requires_grad]
@@ -152,7 +152,7 @@ class Updater:
         """Inside, the model computes with the weights that are validated: averaged ones where there are any."""
         with (
             self.average.in_place() if self.average else nullcontext(),
-            self._shards.whole() if self._shards else nullcontext(),
+            self._split.whole() if self._split else nullcontext(),
         ):
             yield
 
@@ -185,7 +185,7 @@ class Updater:
             self.precision.scaler.load_state_dict(progress.scaler)
 
     def _whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return tensors if self._shards is None else gathered(tensors, kept=self.world.first)
+        return tensors if self._split is None else gathered(tensors, kept=self.world.first)
 
     def _gradients(self, batches: Sequence[Batch], tokens: int, number: int, *, summed: bool) -> Tensor:
         """The gradients and totals of this process's batches, with every batch in as many parts as memory asks for.
@@ -230,14 +230,14 @@ class Updater:
             with self.low.in_place() if self._lowers else nullcontext():
                 self._accumulate(Inputs.of(batch, self.world.device), tokens, totals, last=last)
         except GIVES_OUT as error:
-            if not gave_out(error) or self._shards is not None:
+            if not gave_out(error) or self._split is not None:
                 raise
             return False
         return True
 
     def _take_part(self) -> None:
         """Sum with the others in an update that leaves this process no rows."""
-        if self._shards is None:
+        if self._split is None:
             self._sum.backward(None, last=True)
             return
         before, nothing = self._buffers(), torch.zeros(6, device=self.world.device)
@@ -264,7 +264,7 @@ class Updater:
 
     @property
     def _lowers(self) -> bool:
-        return self.precision.lowers_weights and self._shards is None
+        return self.precision.lowers_weights and self._split is None
 
     def _buffers(self) -> list[Tensor]:
         """What forward passes may move, as statistics that attentions gather."""

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
-from mtkit.training.distributed.shards import split_like
+from mtkit.training.distributed.split import split_like
 
 LEAST_SCALE = 2.0**-10
 """Loss scale of float16 below which overflows are not the scale's fault."""

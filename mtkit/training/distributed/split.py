@@ -21,7 +21,7 @@ from mtkit.errors import RunError
 from mtkit.training.distributed.world import World
 
 
-class Shards:
+class SplitModel:
     """A model split over the processes of a world, and the sum of its gradients (a `GradientSum`)."""
 
     def __init__(self, model: nn.Module, world: World, dtype: str) -> None:
