@@ -12,7 +12,7 @@ from torch import Tensor
 from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
 from mtkit.decoding.batches import padded, plan, tasks_of
 from mtkit.decoding.engines.arithmetic import decoding_with
-from mtkit.decoding.lines.segments import Directions, Segment, Source
+from mtkit.decoding.lines.segments import Directions, Segment, Source, is_blank
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import DataError, MtkitError
 from mtkit.model.network import Network, Weights
@@ -68,7 +68,7 @@ def align(
     front = Source(tokenizers.source, network.longest_source, directions)
     words = tokenizers.source.encode(source)
     pieces = [*tokenizers.target.encode(target), EOS]
-    if not source.strip():
+    if is_blank(source):
         raise DataError("there is nothing to align: the source is blank")
     limits = (("source", len(words), front.longest), ("target", len(pieces), network.longest_target))
     for side, length, longest in limits:

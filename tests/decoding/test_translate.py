@@ -56,6 +56,13 @@ def translate(parts: tuple[Transformer, Tokenizers]) -> Translate:
     return call
 
 
+@pytest.mark.parametrize("line", ["\u200b", "\ufeff", "\u00ad", " \u3000\u00a0\t", "\u200d\u200e\u2060", "\x00\x07"])
+def test_a_line_that_shows_nothing_is_blank(translate: Translate, line: str) -> None:
+    found = translate([line, f"{line}The dog.", "。"], method="greedy")
+    assert [(each.text, each.parts) for each in found[0]] == [("", 0)]
+    assert all(each[0].parts == 1 for each in found[1:])
+
+
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
 def test_as_many_lines_come_out_as_went_in(translate: Translate, method: str) -> None:
     seen: list[int] = []

@@ -1,5 +1,6 @@
 """Segments, the units of translation: a line, a part of a line of unusual length, or several lines of a document."""
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,14 @@ from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.splitting import parted, split
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.languages import languages_of
+
+UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
+"""Unicode's categories of white space, controls and format marks, as zero-width spaces and byte order marks."""
+
+
+def is_blank(line: str) -> bool:
+    """Whether a line shows nothing: it holds nothing but white space and characters that are not seen."""
+    return all(unicodedata.category(each) in UNSEEN for each in line)
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Source:
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The pieces of each line; a blank line has none."""
         encoded = self._tokenizer.encode_lines(lines)
-        return [pieces if line.strip() else [] for line, pieces in zip(lines, encoded, strict=True)]
+        return [[] if is_blank(line) else pieces for line, pieces in zip(lines, encoded, strict=True)]
 
     def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
         """The segments of the lines of these numbers: none of a blank line, several of a line that is split."""
