@@ -95,7 +95,9 @@ def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> Enc
     off = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
     cut = tokenizers.target.encode_lines(chunk.targets, threads)
     altered = tokenizers.target.altered(chunk.targets, cut, threads)
-    source, target = _ragged(tokenizers.source.encode_lines(chunk.sources, threads)), _ragged(cut)
+    target = _ragged(cut)
+    del cut  # lists by the thousand, which slow down those to come
+    source = _ragged(tokenizers.source.encode_lines(chunk.sources, threads))
     same = (one.strip() == other.strip() for one, other in zip(chunk.sources, chunk.targets, strict=True))
     language, chosen = languages_of(chunk.direction)[0], chunk.sources[sampled(len(chunk.lines))]
     return EncodedChunk(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from mtkit.data.subword.model_file import keeps_text
 from mtkit.errors import DataError
 from mtkit.files import writing
 from mtkit.recipe.data import TokenizerSettings
@@ -40,6 +41,12 @@ _COVERAGE = 0.9999
 _BYTES = 256
 """Values of a byte; a vocabulary with a piece for each of them leaves nothing unknown."""
 
+_SPACE = "\u2581"
+"""How sentencepiece writes a space."""
+
+_ASCII = "".join(map(chr, range(128)))
+"""Rules of folding join no ASCII characters: what keeps each of them keeps all text of them."""
+
 _LONGEST_LINE = 1 << 24
 """Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
 
@@ -56,6 +63,7 @@ class Folding:
         self._normalizer = sentencepiece.SentencePieceNormalizer(
             **given, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
         )
+        self._keeps_ascii = self(_ASCII) == _ASCII
 
     @property
     def model(self) -> bytes:
@@ -69,8 +77,12 @@ class Folding:
 
     def lines(self, texts: Sequence[str]) -> list[str]:
         """Many texts, in less time than one by one."""
-        folded: list[str] = self._normalizer.normalize(list(texts))
-        return folded
+        others = [text for text in texts if not text.isascii()] if self._keeps_ascii else list(texts)
+        folded: list[str] = self._normalizer.normalize(others)
+        if len(others) == len(texts):
+            return folded
+        rest = iter(folded)
+        return [text if text.isascii() else next(rest) for text in texts]
 
 
 class Tokenizer:
@@ -87,7 +99,7 @@ class Tokenizer:
         """Pieces in the vocabulary, specials and bytes included; a multiple of 8."""
         self.is_byte = np.array([processor.is_byte(piece) for piece in range(self.size)])
         """(size,) True for the pieces that stand for one byte of a character outside the vocabulary."""
-        self.begins_word = np.array([self.piece(piece).startswith("\u2581") for piece in range(self.size)])
+        self.begins_word = np.array([self.piece(piece).startswith(_SPACE) for piece in range(self.size)])
         """(size,) True for the pieces that begin with a space, as the first of each word does."""
 
     @cached_property
@@ -96,8 +108,13 @@ class Tokenizer:
         is_text = [
             not (self._processor.is_control(each) or self._processor.is_unknown(each)) for each in range(self.size)
         ]
-        spelt = [len(self.piece(each).replace("\u2581", "").encode()) * is_text[each] for each in range(self.size)]
+        spelt = [len(self.piece(each).replace(_SPACE, "").encode()) * is_text[each] for each in range(self.size)]
         return np.where(self.is_byte, 1, spelt)
+
+    @cached_property
+    def _spells_all(self) -> bool:
+        """Whether the pieces of a text, joined, are the text but for its spaces and U+2581: nothing is rewritten."""
+        return bool(self.is_byte.sum() == _BYTES) and keeps_text(self._processor.serialized_model_proto())
 
     @classmethod
     def load(cls, path: Path, folding: Folding | None = None) -> "Tokenizer":
@@ -185,9 +202,13 @@ class Tokenizer:
 
     def altered(self, lines: Sequence[str], pieces: Sequence[list[int]], threads: int = -1) -> list[bool]:
         """Whether each line does not come back from its pieces, its spaces aside."""
-        back: list[str] = self._processor.decode(list(pieces), num_threads=threads)
-        pairs = zip(lines, back, strict=True)
-        return [line != other and " ".join(filter(None, line.split(" "))) != other for line, other in pairs]
+        doubtful = [row for row, line in enumerate(lines) if _SPACE in line or not self._spells_all]
+        back: list[str] = self._processor.decode([pieces[row] for row in doubtful], num_threads=threads)
+        changed = [False] * len(lines)
+        for row, other in zip(doubtful, back, strict=True):
+            line = lines[row]
+            changed[row] = line != other and " ".join(filter(None, line.split(" "))) != other
+        return changed
 
 
 @dataclass(frozen=True)

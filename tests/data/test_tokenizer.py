@@ -1,3 +1,5 @@
+import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +115,41 @@ def test_text_comes_back_as_it_was_whatever_it_looks_like(tokenizer: Tokenizer, 
 def test_text_that_does_not_come_back_is_told_from_text_with_other_spaces(tokenizer: Tokenizer) -> None:
     lines = ["a  red   dog ", "a red dog", "a\u2581dog", ""]
     assert tokenizer.altered(lines, tokenizer.encode_lines(lines)) == [False, False, True, False]
+
+
+@pytest.mark.parametrize("bytes_too", [True, False])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_what_is_told_without_decoding_is_what_decoding_tells(tmp_path: Path, kind: str, bytes_too: bool) -> None:
+    settings = TokenizerSettings.model_validate({"kind": kind, "byte_fallback": bytes_too})
+    made = train_tokenizer(tmp_path / "m", [*LINES, "他说：好！（笑）"], settings)
+    characters = [
+        *"ab好é ﬁＡ\u2581\u3000\u2028\u0301\t\x00\x85\xa0\ufeff\U0001f600<>",
+        " ",
+        "<0x41>",
+        "< s>",
+        "</s>",
+        "the ",
+    ]
+    draw = random.Random(5)
+    lines = ["".join(draw.choices(characters, k=draw.randrange(9))) for _ in range(2000)]
+    pieces = made.encode_lines(lines)
+    back = [made.processor.decode(each) for each in pieces]
+    expected = [one.split(" ") != other.split(" ") for one, other in zip(map(single_spaced, lines), back, strict=True)]
+    assert made.altered(lines, pieces) == expected
+    assert 100 < sum(expected) < 1900
+
+
+def single_spaced(line: str) -> str:
+    return re.sub(" +", " ", line).strip(" ")
+
+
+@pytest.mark.parametrize("rule", ["nfkc", "nmt_nfkc"])
+def test_many_texts_are_folded_as_each_alone(rule: str) -> None:
+    folding = Folding(rule)
+    texts = ["two  dogs ", "Ｔｗｏ dogs", "", "tab\there", "\x7f\x01a", "ﬁne", "好！", *map(chr, range(1, 128))]
+    assert folding.lines(texts) == [folding(text) for text in texts]
+    pairs = [chr(one) + chr(other) for one in range(1, 128) for other in range(1, 128)]
+    assert folding.lines(pairs) == [folding(pair) for pair in pairs]
 
 
 def test_source_text_is_folded_before_it_is_cut(tokenizer: Tokenizer) -> None:

@@ -22,6 +22,9 @@ SPECIAL_IDS, SPECIAL_PIECES = (43, 40, 41, 42), (48, 45, 46, 47)
 CHARSMAP = 2
 """Field of the rules of normalisation: what is written for what."""
 
+EXTRA_SPACES, ESCAPED_SPACES = 4, 5
+"""Fields of the rules of normalisation: whether a run of spaces becomes one, and a space U+2581; 1 if not there."""
+
 KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 """Segmentation algorithms by their numbers in the settings of training."""
 
@@ -115,6 +118,13 @@ class ModelFile:
 def charsmap_of(content: bytes) -> bytes:
     """The compiled rules of normalisation of a model's file, which may have no pieces; empty where there are none."""
     return _bytes_of(_bytes_of(content, NORMALIZER), CHARSMAP)
+
+
+def keeps_text(content: bytes) -> bool:
+    """Whether the model of a file cuts text as it is, and joins pieces as they are, but for the spaces and U+2581."""
+    rules, backward = _bytes_of(content, NORMALIZER), _bytes_of(content, DENORMALIZER)
+    usual = all(value == 1 for number, value in _fields(rules) if number in (EXTRA_SPACES, ESCAPED_SPACES))
+    return usual and not _bytes_of(rules, CHARSMAP) and not _bytes_of(backward, CHARSMAP)
 
 
 def _bytes_of(content: bytes, field: int) -> bytes:
