@@ -117,9 +117,10 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
     names = list(prepared.tests) or ["valid"]
     for name in progress(names, "translating", len(names)):
         side = held_out(prepared, name)
-        if _record(run, name).items() >= {**translator.about, "by_documents": side.documents is not None}.items():
+        together = side.documents is not None and run.recipe.decoding.n_best == 1
+        if _record(run, name).items() >= {**translator.about, "by_documents": together}.items():
             continue
-        found, speed, path = translator.held_out(side, joined=True)
+        found, speed, path = translator.held_out(side, joined=True, say=say)
         numbers, counts = speed.numbers(), unusual([each for each, *_ in found])
         say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
         if counts["joined"]:

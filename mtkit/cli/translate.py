@@ -267,7 +267,7 @@ def _translate_sides(
         if asked and side.documents is None:
             note(f"the side {side.name} has no documents, so its lines are translated one by one")
         with counted(side.name, "lines", len(side.sources)) as advance:
-            found, speed, path = translator.held_out(side, joined=joined, on_progress=advance)
+            found, speed, path = translator.held_out(side, joined=joined, say=note, on_progress=advance)
         for message in Notes.of(found).messages():
             note(message)
         if output is not None:

@@ -31,6 +31,9 @@ from mtkit.files import write_json, write_text
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
+TRANSLATIONS = "translations"
+"""The folder of a run that holds them."""
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -135,12 +138,13 @@ def timed(
     *,
     joined: bool = True,
     trained_on: TrainedOn | None = None,
+    first: int = 0,
     on_progress: OnProgress | None = None,
 ) -> tuple[list[list[Translation]], Speed]:
     """The result of `translate_lines` for a side with the same arguments, and its speed."""
-    begin = monotonic()
-    how = side.how(engine.settings, joined=joined)
-    found = translate_lines(engine, tokenizers, side.sources, trained_on=trained_on, on_progress=on_progress, **how)
+    begin, how = monotonic(), side.how(engine.settings, joined=joined)
+    how |= {"trained_on": trained_on, "first": first, "on_progress": on_progress}
+    found = translate_lines(engine, tokenizers, side.sources, **how)
     tokens = sum(len(translations[0].pieces) for translations in found)
     return found, Speed(monotonic() - begin, len(side.sources), tokens)
 
@@ -152,7 +156,7 @@ def save(
 
     Raises: MtkitError where it cannot be written.
     """
-    folder = run.folder / "translations"
+    folder = run.folder / TRANSLATIONS
     path, record = folder / f"{side.name}.txt", folder / f"{side.name}.json"
     folder.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)

@@ -15,13 +15,14 @@ from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2
 from mtkit.decoding.engines.ensemble import Ensemble
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.held_out import HeldOut, Speed, save, timed
+from mtkit.decoding.held_out import TRANSLATIONS, HeldOut, Speed, save, timed
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.links.heads import Heads
 from mtkit.decoding.links.lines import Links, link_lines
+from mtkit.decoding.sides import translate_side
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
@@ -224,24 +225,38 @@ class Translator:
         )
 
     def held_out(
-        self, side: HeldOut, *, joined: bool, on_progress: OnProgress | None = None
+        self,
+        side: HeldOut,
+        *,
+        joined: bool,
+        say: Callable[[str], object] = lambda message: None,
+        on_progress: OnProgress = lambda lines: None,
     ) -> tuple[list[list[Translation]], Speed, Path]:
         """Translates a side into the folder of the first run, by documents if `joined`; gives the path of the text too.
 
-        The file name of an ensemble includes the names of the other runs: test+two.
+        The same call after an interruption goes on where it ended. The file name of an ensemble includes the names of
+        the other runs: test+two. `say` gets messages for people.
         """
         run, side = self.runs[0], self._own(side)
-        found, speed = timed(
-            self.engine,
-            self.tokenizers,
-            side,
-            joined=joined,
-            trained_on=self._trained_on,
-            on_progress=on_progress,
+        joined = joined and side.documents is not None and self.settings.n_best == 1
+        side = side.renamed("+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])]))
+
+        def translated(part: HeldOut, first: int) -> tuple[list[list[Translation]], Speed]:
+            return timed(
+                self.engine,
+                self.tokenizers,
+                part,
+                joined=joined,
+                trained_on=self._trained_on,
+                first=first,
+                on_progress=on_progress,
+            )
+
+        identity = {**self.identity, "joined": joined}
+        found, speed = translate_side(
+            side, translated, run.folder / TRANSLATIONS, identity, joined=joined, say=say, on_progress=on_progress
         )
-        about = {**self.about, "by_documents": joined and side.documents is not None}
-        name = "+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])])
-        return found, speed, save(run, side.renamed(name), found, speed, about)
+        return found, speed, save(run, side, found, speed, {**self.about, "by_documents": joined})
 
     def links_of_side(
         self, side: HeldOut, translations: Sequence[Translation], heads: Heads, *, joined: bool

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -16,7 +16,10 @@ from mtkit.errors import MtkitError
 from mtkit.files import locked
 
 CHUNK = 10_000
-"""Items worked on together; what is lost by a kill."""
+"""Items worked on together, at most; what is lost by a kill."""
+
+CHARACTERS = 1 << 20
+"""Characters in them, about."""
 
 LONGEST_CHUNK = 4 * CHUNK
 """Items in a chunk that is not cut at `CHUNK` because they belong together, at most."""
@@ -165,7 +168,7 @@ def _chunks_as_they_come(items: Iterable[Item]) -> Iterator[tuple[int, list[Item
 def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
     """Chunks of the items, each with the number of its first item, from 0."""
     iterator, first = iter(items), 0
-    chunk = list(islice(iterator, CHUNK))
+    chunk = _taken(iterator, [])
     while chunk:
         following = None
         if together is not None:
@@ -173,8 +176,16 @@ def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[
                 chunk.append(following)
         yield first, chunk
         first += len(chunk)
-        begun = [] if following is None else [following]
-        chunk = begun + list(islice(iterator, CHUNK - len(begun)))
+        chunk = _taken(iterator, [] if following is None else [following])
+
+
+def _taken(items: Iterator[Item], begun: list[Item]) -> list[Item]:
+    """A chunk of those that it begins with and of further items, until there are enough, or enough characters."""
+    chunk, characters = begun, sum(len(each) for item in begun for each in item)
+    while len(chunk) < CHUNK and characters < CHARACTERS and (item := next(items, None)) is not None:
+        chunk.append(item)
+        characters += sum(map(len, item))
+    return chunk
 
 
 def _drop_earlier_record(path: Path, partial: Path, say: Callable[[str], object]) -> None:
