@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,13 +19,15 @@ from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.prepared import open_prepared
-from mtkit.data.prepared.identity import Corpora, bytes_of, identified, lines_of
+from mtkit.data.prepared.identity import Corpora, identified, lines_of
+from mtkit.data.prepared.place import check_contents, check_place
 from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.readers import EMPTY_LINES, name_of
+from mtkit.data.readers import name_of
 from mtkit.data.readers.named_sets import with_named_sets
 from mtkit.data.shards import Shards
 from mtkit.data.sides import SideWriter
+from mtkit.data.subword.sample import TextSample
 from mtkit.data.subword.training import train_tokenizers
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.errors import DataError, DiffersError
@@ -78,9 +79,26 @@ def prepare(
     settings = with_named_sets(with_tokenizer(settings))
     folder = settings.folder
     sides = _sides(settings)
-    _check_place(folder, sides, settings.tokenizer_from)
-    inputs, identity = identified(settings, sides, progress)
-    if (folder / "prepared.json").exists() and not overwrite:
+    check_place(folder, sides, settings.tokenizer_from)
+    with TextSample() as sample:
+        return _prepared(settings, sides, overwrite, progress, workers, join, sample)
+
+
+def _prepared(
+    settings: DataSettings,
+    sides: Corpora,
+    overwrite: bool,
+    progress: ProgressBar,
+    workers: int,
+    join: bool,
+    sample: TextSample,
+) -> Report:
+    """What `prepare` does, with a sample of the training text that is taken on the way."""
+    folder = settings.folder
+    kept = (folder / "prepared.json").exists() and not overwrite
+    sampled = not (kept or join or _has_tokenizers(settings, _partial(folder)))
+    inputs, identity = identified(settings, sides, progress, sample if sampled else None)
+    if kept:
         found = read_record(folder)
         if changes := differences(found["identity"], identity):
             raise DiffersError(
@@ -88,7 +106,7 @@ def prepare(
                 "give --overwrite to replace it, or another folder with --data",
             )
         return Report(folder, unchanged=True, record=open_prepared(folder).record)
-    _check_contents(folder, sides)
+    check_contents(folder, sides)
     if sides:
         lines = {name: lines_of(name, corpora, inputs) for name, corpora in sides.items()}
     else:
@@ -101,14 +119,13 @@ def prepare(
         sides = sides or _write_builtin(settings, temporary / "text", progress)
         if parts and not join:
             stack.enter_context(parts[0].begun())
-            _keep_tokenizers(settings, bytes_of(inputs), parts[0].tokenizer, progress)
+            _keep_tokenizers(settings, sample, parts[0].tokenizer, progress)
         if parts:
             (temporary / "tokenizer").mkdir()
             copy_tokenizers(parts[0].tokenizer, temporary / "tokenizer")
             tokenizers = Tokenizers.load(temporary / "tokenizer")
         else:
-            size = bytes_of(inputs) or sum(path.stat().st_size for path in _paths(sides["train"][0]))
-            tokenizers = train_tokenizers(settings, sides["train"], size, temporary / "tokenizer", progress)
+            tokenizers = _tokenizers(settings, sides["train"], sample, temporary / "tokenizer", progress)
         with Encoder(temporary / "tokenizer", _processes(lines, workers)) as encoder:
             if parts and not join:
                 parts[0].write(settings, lines["train"], encoder, progress)
@@ -128,7 +145,7 @@ def prepare(
         }
         write_json(temporary / "prepared.json", record)
         read = read_record(temporary)
-        _check_contents(folder, sides)  # once more: all that took its time
+        check_contents(folder, sides)  # once more: all that took its time
     if parts and not join:
         shutil.rmtree(parts[0].folder, ignore_errors=True)
     return Report(folder, unchanged=False, record=read)
@@ -139,22 +156,25 @@ def prepare_part(
 ) -> tuple[Path, int]:
     """Encode one part of the training side, for `prepare(settings, join=True)`; its folder and number of pairs.
 
-    Every part reads all the text, and trains the tokenizer, which comes out the same. A part that was killed goes on; a
-    finished one is not made again. Raises: DataError as `prepare`, and for the built-in corpus.
+    Every part measures all the text, and trains the tokenizer, which comes out the same. A part that was killed goes
+    on; a finished one is not made again. Raises: DataError as `prepare`, and for the built-in corpus.
     """
     settings = with_named_sets(with_tokenizer(settings))
     _check_parted(settings)
     sides = _sides(settings)
-    _check_place(settings.folder, sides, settings.tokenizer_from)
-    inputs, identity = identified(settings, sides, progress)
-    lines = lines_of("train", settings.train, inputs)
-    _check_size(settings, sum(lines))
-    written = Shards(part.output(settings.folder), part, _about(identity))
-    if not written.finished:
-        with written.begun():
-            _keep_tokenizers(settings, bytes_of(inputs), written.tokenizer, progress)
-            with Encoder(written.tokenizer, _processes({"train": lines}, workers)) as encoder:
-                written.write(settings, lines, encoder, progress)
+    check_place(settings.folder, sides, settings.tokenizer_from)
+    folder = part.output(settings.folder)
+    with TextSample() as sample:
+        sampled = not _has_tokenizers(settings, folder)
+        inputs, identity = identified(settings, sides, progress, sample if sampled else None)
+        lines = lines_of("train", settings.train, inputs)
+        _check_size(settings, sum(lines))
+        written = Shards(folder, part, _about(identity))
+        if not written.finished:
+            with written.begun():
+                _keep_tokenizers(settings, sample, written.tokenizer, progress)
+                with Encoder(written.tokenizer, _processes({"train": lines}, workers)) as encoder:
+                    written.write(settings, lines, encoder, progress)
     return written.folder, int(written.record["pairs"])
 
 
@@ -174,8 +194,7 @@ def _parts(settings: DataSettings, identity: dict[str, Any], pairs: int, join: b
     """
     folder, about = settings.folder, _about(identity)
     if not join:
-        partial = folder.with_name(f"{folder.name}.partial")
-        return [Shards(partial, FilePart(1, 1), about)] if settings.train and pairs > shards.PAIRS else []
+        return [Shards(_partial(folder), FilePart(1, 1), about)] if settings.train and pairs > shards.PAIRS else []
     _check_parted(settings)
 
     def of(part: FilePart) -> Shards:
@@ -199,11 +218,29 @@ def _parts(settings: DataSettings, identity: dict[str, Any], pairs: int, join: b
     return parts
 
 
-def _keep_tokenizers(settings: DataSettings, size: int, folder: Path, progress: ProgressBar) -> None:
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def _has_tokenizers(settings: DataSettings, folder: Path) -> bool:
+    """Whether tokenizers are taken over, or stand in a folder of shards; if the shards go, these go with them."""
+    return settings.tokenizer_from is not None or (folder / "tokenizer").is_dir()
+
+
+def _keep_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
     """The tokenizers in a folder that outlives a kill; they are trained, or taken over, where it does not have them."""
     if not folder.is_dir():
         with writing(folder) as temporary:
-            train_tokenizers(settings, settings.train, size, temporary, progress)
+            _tokenizers(settings, settings.train, sample, temporary, progress)
+
+
+def _tokenizers(
+    settings: DataSettings, corpora: Sequence[Corpus], sample: TextSample, folder: Path, progress: ProgressBar
+) -> Tokenizers:
+    """The tokenizers of these corpora, which are read once more where they were measured without a sample."""
+    if settings.tokenizer_from is None and not sample:
+        sample.read(corpora, progress)
+    return train_tokenizers(settings, sample, folder, progress)
 
 
 def _write_sides(
@@ -255,47 +292,6 @@ def _sides(settings: DataSettings) -> Corpora:
             f"give your own text with --train and --valid"
         )
     return {}
-
-
-def _check_place(folder: Path, sides: Corpora, borrowed: Path | None) -> None:
-    """The folder is replaced whole, so it must be free or hold prepared data, and nothing that it is made from."""
-    place = Path(os.path.realpath(folder))
-    if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists and is not prepared data; give another folder with --data")
-    if place.is_symlink():
-        raise DataError(f"{folder} is a broken link; give another folder with --data")
-    if Path.cwd().is_relative_to(place):
-        raise DataError(f"{folder} is the current folder; give another one with --data, e.g. mtkit-data")
-    read = [path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)]
-    for path in read if borrowed is None else [*read, borrowed / "tokenizer"]:
-        if Path(os.path.realpath(path)).is_relative_to(place):
-            raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")
-
-
-def _check_contents(folder: Path, sides: Iterable[str]) -> None:
-    """Raises: DataError where the folder holds what `prepare` did not write, by its record or these sides' names."""
-    with suppress(DataError):  # there is none, or a damaged one
-        sides = [*sides, *read_record(folder)["sides"]]
-    names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target", "folding"))}
-    names |= {f"{name}.arrow" for name in ("train", "valid", "test", *sides)}
-    names |= {f"text/{name}.{language}" for name in ("train", "valid", "test") for language in ("en", "de")}
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    if others := sorted(found - names):
-        more = f" and {len(others) - 1:,} other files" if len(others) > 1 else ""
-        raise DataError(
-            f"{folder} holds {others[0]}{more}, which `mtkit prepare` did not write and would delete; move it away, or "
-            "give another folder with --data"
-        )
-
-
-def _paths(corpus: Corpus) -> list[Path]:
-    """The files and folders that a corpus is read from, as far as they are on this machine."""
-    if corpus.file is not None:
-        return [corpus.file]
-    if corpus.dataset is not None:
-        return [Path(corpus.dataset)]
-    documents = None if corpus.documents == EMPTY_LINES else corpus.documents
-    return [Path(str(path)) for path in (corpus.source, corpus.target, documents) if path is not None]
 
 
 def _check_size(settings: DataSettings, pairs: int, left_out: dict[str, int] | None = None) -> None:

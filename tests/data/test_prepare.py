@@ -9,8 +9,8 @@ from mtkit.data import encode, sides
 from mtkit.data import prepare as module
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.readers import read_corpus
 from mtkit.data.report import summary
-from mtkit.data.subword import training
 from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
@@ -274,20 +274,30 @@ def test_tokenizers_of_large_corpora_are_trained_on_a_sample(
         return train_tokenizer(path, lines, *rest)
 
     monkeypatch.setattr("mtkit.data.subword.training.train_tokenizer", train)
-    monkeypatch.setattr("mtkit.data.subword.training._TOKENIZER_BYTES", 10_000)
+    monkeypatch.setattr("mtkit.data.subword.sample._BYTES", 10_000)
     prepare(settings)
-    assert 100 < seen[0] < 400  # of 800 lines, some 40,000 bytes
+    assert 50 < seen[0] < 400  # of 800 lines, some 40,000 bytes
 
 
-def test_tokenizers_come_of_one_reading_of_the_corpora(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [True, False])
+def test_text_is_measured_and_sampled_in_one_reading_and_encoded_in_another(
+    settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
     """A streamed data set is a download each time, and a vocabulary too large for the text takes several attempts."""
-    read, readings = training.read_corpus, list[Corpus]()
+    if given:
+        prepare(settings.model_copy(update={"folder": tmp_path / "first"}))
+        settings = settings.model_copy(update={"tokenizer_from": tmp_path / "first"})
+    readings = list[Corpus]()
 
-    def counted(corpus: Corpus) -> Any:
+    def counted(corpus: Corpus, *rest: Any) -> Any:
         readings.append(corpus)
-        return read(corpus)
+        return read_corpus(corpus, *rest)
 
-    monkeypatch.setattr(training, "read_corpus", counted)
+    for reader in ("readers.facts", "subword.sample", "sides"):
+        monkeypatch.setattr(f"mtkit.data.{reader}.read_corpus", counted)
     record = prepare(settings).record
     assert record["vocabulary"]["source"] < settings.tokenizer.vocabulary // 8 * 8
-    assert readings == list(settings.train)
+    assert [corpus for corpus in readings if corpus in settings.train] == [*settings.train] * 2
+    readings.clear()
+    assert prepare(settings).unchanged
+    assert [corpus for corpus in readings if corpus in settings.train] == [*settings.train]

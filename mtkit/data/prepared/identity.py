@@ -1,7 +1,6 @@
 """What decides whether data must be prepared anew: its settings, and the content of what it is made from."""
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from mtkit.data.borrowed import vocabulary_of
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.progress import ProgressBar
 from mtkit.data.readers import measure_corpus
+from mtkit.data.subword.sample import TextSample
 from mtkit.recipe.data import Corpus, DataSettings
 
 Corpora = dict[str, Sequence[Corpus]]
@@ -17,17 +17,19 @@ Corpora = dict[str, Sequence[Corpus]]
 
 
 def identified(
-    settings: DataSettings, sides: Corpora, progress: ProgressBar
+    settings: DataSettings, sides: Corpora, progress: ProgressBar, sample: TextSample | None = None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """What was read, and what decides whether data must be prepared anew."""
-    inputs = _inputs(settings, sides, progress)
+    """What was read, and what decides whether data must be prepared anew; `sample` takes in the training text."""
+    inputs = _inputs(settings, sides, progress, sample)
     return inputs, {
         "settings": prepared_by(settings),
         "inputs": {name: each["sha256"] for name, each in inputs.items()},
     }
 
 
-def _inputs(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> dict[str, dict[str, Any]]:
+def _inputs(
+    settings: DataSettings, sides: Corpora, progress: ProgressBar, sample: TextSample | None
+) -> dict[str, dict[str, Any]]:
     """What identifies each input by its content, with where it lies."""
     borrowed = settings.tokenizer_from
     tokenizer = {} if borrowed is None else {"the tokenizer": {"sha256": vocabulary_of(borrowed / "tokenizer")}}
@@ -38,7 +40,7 @@ def _inputs(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> di
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         return {"built-in corpus": {"sha256": digest}, **tokenizer}
     measured = {
-        name: asdict(measure_corpus(corpus, progress))
+        name: asdict(measure_corpus(corpus, progress, sample.add if sample is not None and side == "train" else None))
         for side, corpora in sides.items()
         for name, corpus in zip(_names(side, corpora), corpora, strict=True)
     }
@@ -71,8 +73,3 @@ def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
 def lines_of(side: str, corpora: Sequence[Corpus], inputs: dict[str, dict[str, Any]]) -> list[int]:
     """Lines of each corpus of a side."""
     return [inputs[each]["lines"] for each in _names(side, corpora)]
-
-
-def bytes_of(inputs: dict[str, dict[str, Any]]) -> int:
-    """Bytes of the training text, 0 for the built-in corpus."""
-    return sum(int(each["bytes"]) for name, each in inputs.items() if re.fullmatch("train( [0-9]+)?", name))

@@ -1,7 +1,7 @@
 """What a corpus holds: counted, checked and fingerprinted in one pass."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,9 @@ from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus
 
 _CHUNK = 10_000
+Keep = Callable[[Sequence[Sequence[Any]], int], None]
+"""Is given rows, as they are measured, and their size in bytes."""
+
 _SEPARATORS = ("\u2028", "\u2029")
 
 
@@ -48,8 +51,8 @@ def measure_file(path: Path) -> Facts:
     return _facts(str(path), enumerate(Lines(path, repairs)), repairs)
 
 
-def measure_corpus(corpus: Corpus, progress: ProgressBar | None = None) -> Facts:
-    """The facts of a corpus, from one pass over it.
+def measure_corpus(corpus: Corpus, progress: ProgressBar | None = None, keep: Keep | None = None) -> Facts:
+    """The facts of a corpus, from one pass over it, on which `keep` is given all pairs, many at a time.
 
     Raises: DataError where it cannot be read to the end, as `read_corpus` does, or holds nothing.
     """
@@ -57,10 +60,10 @@ def measure_corpus(corpus: Corpus, progress: ProgressBar | None = None) -> Facts
     pairs: Iterable[Any] = read_corpus(corpus, repairs)
     if progress is not None:
         pairs = progress(pairs, f"reading {name}", None)
-    return _facts(name, iter(pairs), repairs)
+    return _facts(name, iter(pairs), repairs, keep)
 
 
-def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs) -> Facts:
+def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs, keep: Keep | None = None) -> Facts:
     """Facts of rows: a number, one or two texts, an id; what hashes alike is alike, for no field has a newline."""
     lines, size, separators, returns, digest = 0, 0, 0, 0, hashlib.sha256()
     while chunk := list(islice(rows, _CHUNK)):
@@ -69,6 +72,8 @@ def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs) -> Facts:
         encoded = text.encode()
         size += len(encoded)
         digest.update(encoded)
+        if keep is not None:
+            keep(chunk, len(encoded))
         digest.update(
             "".join(f"{document}\n" for row in chunk for document in row[3:] if document is not None).encode()
         )
