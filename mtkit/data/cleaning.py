@@ -68,7 +68,8 @@ class Seen:
         again |= self.hold(hashes)
         run = np.sort(hashes[~again])
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = np.sort(np.concatenate([self._runs.pop(), run]), kind="stable")
+            run = np.concatenate([self._runs.pop(), run])
+            run.sort(kind="stable")  # in place: a copy would be as large as all that was met
         if len(run):
             self._runs.append(run)
         return again

@@ -140,7 +140,8 @@ class Shards:
         for number in range(1, self.record["shards"] + 1):
             path = self._path(number)
             try:
-                with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                # not mapped: the pages of a whole shard would count as memory of this process
+                with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
                     while True:
                         try:
                             batch, about = reader.read_next_batch_with_custom_metadata()
