@@ -16,7 +16,11 @@ from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.translate import OnProgress, Translation
+from mtkit.errors import MtkitError
 from mtkit.files import json_text
+
+CHUNK = 1_000
+"""Segments translated together, at most; what is lost by a kill."""
 
 Timed = Callable[[HeldOut, int], tuple[list[list[Translation]], Speed]]
 """Translates a part of a side, of which the first segment has this number in the side, from 0."""
@@ -57,17 +61,27 @@ def translate_side(
         [path],
         lambda: about,
         together=together,
+        size=CHUNK,
         say=say,
         on_skip=on_progress,
     )
+    found, seconds = _read(path)
+    return found, Speed(seconds, len(found), sum(len(best.pieces) for best, *_ in found))
+
+
+def _read(path: Path) -> tuple[list[list[Translation]], float]:
+    """The translations in a file, which is then removed, and their seconds. Raises: MtkitError where it is damaged."""
     found, seconds = list[list[Translation]](), 0.0
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
+    try:
+        for line in path.read_bytes().splitlines():
             row = json.loads(line)
             found.append([_translation(each) for each in row["found"]])
             seconds += row["seconds"]
-    path.unlink()
-    return found, Speed(seconds, len(found), sum(len(best.pieces) for best, *_ in found))
+    except (ValueError, KeyError, TypeError) as error:
+        raise MtkitError(f"{path} is damaged; the same command translates that side anew") from error
+    finally:
+        path.unlink()
+    return found, seconds
 
 
 def _translation(row: dict[str, Any]) -> Translation:

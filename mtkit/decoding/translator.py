@@ -252,11 +252,12 @@ class Translator:
                 on_progress=on_progress,
             )
 
-        identity = {**self.identity, "joined": joined}
+        about = {**self.about, "by_documents": joined}  # what is written beside the time, which is of all calls
+        identity = {**self.identity, **about, "document_pieces": self.document_pieces}
         found, speed = translate_side(
             side, translated, run.folder / TRANSLATIONS, identity, joined=joined, say=say, on_progress=on_progress
         )
-        return found, speed, save(run, side, found, speed, {**self.about, "by_documents": joined})
+        return found, speed, save(run, side, found, speed, about)
 
     def links_of_side(
         self, side: HeldOut, translations: Sequence[Translation], heads: Heads, *, joined: bool

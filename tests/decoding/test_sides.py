@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mtkit.decoding import sides
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines import stream
 from mtkit.decoding.translate import translate_lines
@@ -31,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(sides, "CHUNK", 3)
 
 
 def killed(translator: Translator, side: HeldOut, monkeypatch: pytest.MonkeyPatch, *, joined: bool, after: int) -> None:
@@ -124,7 +125,7 @@ def test_one_process_at_a_time(trained: Trained, monkeypatch: pytest.MonkeyPatch
 
 
 def test_long_lines_make_short_chunks(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 100)
+    monkeypatch.setattr(sides, "CHUNK", 100)
     monkeypatch.setattr(stream, "CHARACTERS", 40)
     translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", LINES, LINES)
     killed(translator, side, monkeypatch, joined=False, after=2)
@@ -133,3 +134,23 @@ def test_long_lines_make_short_chunks(trained: Trained, monkeypatch: pytest.Monk
         found, _, _ = translator.held_out(side, joined=False, say=said.append)
     assert len(found) == len(LINES)
     assert any("resuming after line" in line for line in said)
+
+
+def test_damaged_translations_are_one_clear_error(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", LINES, LINES)
+    partial = trained.run.folder / "translations" / ".side.jsonl.partial"
+    killed(translator, side, monkeypatch, joined=False, after=2)
+    partial.write_bytes(b"x" * partial.stat().st_size)
+    with pytest.raises(MtkitError, match=r"side\.jsonl is damaged; the same command translates that side anew"):
+        translator.held_out(side, joined=False)
+    found, _, _ = translator.held_out(side, joined=False)
+    assert len(found) == len(LINES)
+
+
+def test_a_side_of_usual_size_has_several_chunks(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", [""] * 3003, [""] * 3003)
+    killed(translator, side, monkeypatch, joined=False, after=2)
+    counts = list[int]()
+    translator.held_out(side, joined=False, on_progress=counts.append)
+    assert counts[:2] == [1000, 1000]

@@ -20,12 +20,13 @@ def write_lines(
     *,
     together: Together | None = None,
     live: bool = False,
+    size: int | None = None,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> Notes:
     """Writes by `to_file`, which resumes, if all outputs are the paths of files; otherwise by `to_stream`.
 
-    `about` gives the values that `to_file` compares, and is called only for files.
+    `about` gives the values that `to_file` compares, and is called only for files. `size` is that of its chunks.
 
     Raises: MtkitError where two outputs are the same file, and as `to_file`.
     """
@@ -33,7 +34,7 @@ def write_lines(
     if len({os.path.realpath(each) for each in files}) < len(files):
         raise MtkitError(f"{files[0]} cannot hold two outputs; give each a file of its own")
     if len(files) == len(outputs):
-        return to_file(items, work, files, about(), together=together, say=say, on_skip=on_skip)
+        return to_file(items, work, files, about(), together=together, size=size, say=say, on_skip=on_skip)
     with ExitStack() as stack:
 
         def opened(output: Path | BinaryIO) -> BinaryIO:

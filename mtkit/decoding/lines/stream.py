@@ -64,6 +64,7 @@ def to_file(
     about: Mapping[str, Any],
     *,
     together: Together | None = None,
+    size: int | None = None,
     say: Callable[[str], object],
     on_skip: Callable[[int], object],
 ) -> Notes:
@@ -72,7 +73,7 @@ def to_file(
     Until then each output grows chunk by chunk in PATH.partial, with PATH.partial.jsonl beside the first. After an
     interruption, the same call skips finished chunks; `on_skip` gets the number of their items. A chunk is skipped if
     it and all chunks before it held the same items, and if `about`, the JSON values of all else that the output depends
-    on, is the same. `say` gets a message when work resumes or starts again.
+    on, is the same. `size` is that of a chunk; None: `CHUNK`. `say` gets a message when work resumes or starts again.
 
     Raises: MtkitError where it cannot be written, or another process is writing it.
     """
@@ -82,7 +83,7 @@ def to_file(
     for path in paths:
         if path.is_dir():
             raise MtkitError(f"{path} is a folder; give the name of a file to write")
-    todo, notes = _chunks(items, together), Notes()
+    todo, notes = _chunks(items, together, size), Notes()
     try:
         with ExitStack() as stack:
             for path in paths:
@@ -100,8 +101,8 @@ def to_file(
             record.keep(end)
             if last is not None:
                 notes = Notes.restored(last.notes)
-            for file, size in zip(files, last.ends if last else [0] * len(files), strict=True):
-                file.truncate(size)
+            for file, end in zip(files, last.ends if last else [0] * len(files), strict=True):
+                file.truncate(end)
             for first, chunk in chain(waiting, todo):
                 outputs, found = work(first, chunk)
                 notes += found
@@ -165,10 +166,13 @@ def _chunks_as_they_come(items: Iterable[Item]) -> Iterator[tuple[int, list[Item
         first += len(chunk)
 
 
-def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
+def _chunks(
+    items: Iterable[Item], together: Together | None, size: int | None = None
+) -> Iterator[tuple[int, list[Item]]]:
     """Chunks of the items, each with the number of its first item, from 0."""
     iterator, first = iter(items), 0
-    chunk = _taken(iterator, [])
+    most = CHUNK if size is None else size
+    chunk = _taken(iterator, [], most)
     while chunk:
         following = None
         if together is not None:
@@ -176,13 +180,13 @@ def _chunks(items: Iterable[Item], together: Together | None) -> Iterator[tuple[
                 chunk.append(following)
         yield first, chunk
         first += len(chunk)
-        chunk = _taken(iterator, [] if following is None else [following])
+        chunk = _taken(iterator, [] if following is None else [following], most)
 
 
-def _taken(items: Iterator[Item], begun: list[Item]) -> list[Item]:
-    """A chunk of those that it begins with and of further items, until there are enough, or enough characters."""
+def _taken(items: Iterator[Item], begun: list[Item], most: int) -> list[Item]:
+    """A chunk of those that it begins with and of further items, until there are the most, or enough characters."""
     chunk, characters = begun, sum(len(each) for item in begun for each in item)
-    while len(chunk) < CHUNK and characters < CHARACTERS and (item := next(items, None)) is not None:
+    while len(chunk) < most and characters < CHARACTERS and (item := next(items, None)) is not None:
         chunk.append(item)
         characters += sum(map(len, item))
     return chunk
