@@ -110,9 +110,6 @@ class Training:
         self.recipe, self.prepared, self.folder = recipe, prepared, folder
         self.model, self.world, self.interruption = model, world, interruption
         self.precision = Precision(settings.precision, world.device)
-        if world.first:  # while the model is whole
-            rehearse(model, recipe, prepared)
-        self.updater = Updater(model, recipe, world, self.precision, say=self._mention)
         self.longest = min(model.longest_source, model.longest_target)
         sides = {"train": prepared.train, "valid": prepared.valid}
         self.too_long = {name: side.too_long(self.longest) for name, side in sides.items()}
@@ -131,6 +128,9 @@ class Training:
         # epoch and rows of the updates since the losses were last looked at
         self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
         self._doubted = False
+        if world.first:  # while the model is whole
+            rehearse(model, recipe, prepared)
+        self.updater = Updater(model, recipe, world, self.precision, say=self._mention)
 
     def run(self) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
