@@ -13,20 +13,18 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
 from mtkit.data.cleaning import pair_hashes
+from mtkit.data.lines.chunks import Chunk
 from mtkit.data.lines.sentences import sentences
-from mtkit.data.readers import SegmentPair, first_suspicious
+from mtkit.data.readers import first_suspicious
 from mtkit.data.segments import Ragged
 from mtkit.data.tokenizer import Tokenizer, Tokenizers
 from mtkit.errors import DataError
 from mtkit.languages import languages_of
-
-_PAIRS, _CHARACTERS = 10_000, 4_000_000
-"""Segment pairs, and characters of them, that a chunk has at most: what is encoded, and written, at a time."""
 
 _SAMPLE = 1_000
 """Pairs of a chunk whose sentences are counted: a share of them says enough, and takes less time."""
@@ -35,21 +33,6 @@ _SAMPLE = 1_000
 def usable_cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Chunk(NamedTuple):
-    """Segment pairs that stand together in one corpus, by columns: these are quick to send to another process."""
-
-    corpus: int
-    direction: str
-    lines: list[int]
-    """Line numbers in the input, from 1."""
-    sources: list[str]
-    targets: list[str]
-    documents: list[str | int | None]
-    """Document ids, as in `SegmentPair`."""
-    aligned: int
-    """Number of leading pairs that are checked for misaligned sides."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +52,6 @@ class EncodedChunk:
     """(pairs,) bool: targets that do not come back from their pieces."""
     suspicious: int | None
     """Line of the input from where on the sides seem not to match."""
-
-
-def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, aligned: int) -> Iterator[Chunk]:
-    """The pairs of a corpus in chunks, each small enough to be held."""
-    held: list[SegmentPair] = []
-    characters = 0
-    for pair in pairs:
-        held.append(pair)
-        characters += len(pair.source) + len(pair.target)
-        if len(held) == _PAIRS or characters >= _CHARACTERS:
-            yield _chunk(held, corpus, direction, aligned)
-            held, characters = [], 0
-    if held:
-        yield _chunk(held, corpus, direction, aligned)
-
-
-def _chunk(held: list[SegmentPair], corpus: int, direction: str, aligned: int) -> Chunk:
-    lines, sources, targets, documents = zip(*held, strict=True)
-    return Chunk(corpus, direction, list(lines), list(sources), list(targets), list(documents), aligned)
 
 
 def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> EncodedChunk:
@@ -122,7 +86,7 @@ class Encoder:
 
     def __init__(self, folder: Path, workers: int = 1) -> None:
         self._folder = folder
-        self._tokenizers = Tokenizers.load(folder)
+        self.tokenizers = Tokenizers.load(folder)
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
 
@@ -147,7 +111,7 @@ class Encoder:
         """
         if self._pool is None:
             for chunk in parts:
-                yield chunk, encode_chunk(chunk, self._tokenizers)
+                yield chunk, encode_chunk(chunk, self.tokenizers)
             return
         waiting: deque[tuple[Chunk, Future[EncodedChunk]]] = deque()
         try:

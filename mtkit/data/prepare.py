@@ -3,8 +3,9 @@
 import hashlib
 import json
 import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -17,19 +18,19 @@ from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
 from mtkit.data.cleaning import REASONS, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
+from mtkit.data.lines.chunks import SideText
 from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.prepared import open_prepared
-from mtkit.data.prepared.identity import Corpora, identified, lines_of
+from mtkit.data.prepared.identity import Corpora, identified, measured, prepared_by
 from mtkit.data.prepared.place import check_contents, check_place
 from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import name_of
 from mtkit.data.readers.named_sets import with_named_sets
-from mtkit.data.shards import Shards
+from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter
 from mtkit.data.subword.sample import TextSample
-from mtkit.data.subword.training import train_tokenizers
-from mtkit.data.tokenizer import Tokenizers
+from mtkit.data.subword.training import make_tokenizers
 from mtkit.errors import DataError, DiffersError
 from mtkit.files import json_text, write_json, writing
 from mtkit.recipe import differences
@@ -67,9 +68,12 @@ def prepare(
     an empty side, and what `settings.cleaning` says, are left out and counted; validation and test sides are kept line
     by line, whatever they hold. `workers` processes encode; what they write does not depend on how many.
 
-    A training side of more than `mtkit.data.shards.PAIRS` pairs is encoded in shards beside the folder, in
-    FOLDER.partial, from which the same call goes on after a kill. With `join`, the training side is made of the parts
-    that `prepare_part` wrote; the result is the same.
+    Where nothing is prepared yet, text is read once: it is measured while it is encoded. Before, the tokenizer is
+    trained on up to 64 MiB of it; text other than plain files is read once more for that.
+
+    A training side of more than `mtkit.data.shards.PAIRS` pairs, or of an unknown number, is encoded in shards beside
+    the folder, in FOLDER.partial, from which the same call goes on after a kill. With `join`, the training side is made
+    of the parts that `prepare_part` wrote; the result is the same.
 
     A corpus that a run is to translate needs both sides: see `mtkit.decoding.translated_text`.
 
@@ -80,57 +84,38 @@ def prepare(
     folder = settings.folder
     sides = _sides(settings)
     check_place(folder, sides, settings.tokenizer_from)
-    with TextSample() as sample:
-        return _prepared(settings, sides, overwrite, progress, workers, join, sample)
-
-
-def _prepared(
-    settings: DataSettings,
-    sides: Corpora,
-    overwrite: bool,
-    progress: ProgressBar,
-    workers: int,
-    join: bool,
-    sample: TextSample,
-) -> Report:
-    """What `prepare` does, with a sample of the training text that is taken on the way."""
-    folder = settings.folder
-    kept = (folder / "prepared.json").exists() and not overwrite
-    sampled = not (kept or join or _has_tokenizers(settings, _partial(folder)))
-    inputs, identity = identified(settings, sides, progress, sample if sampled else None)
-    if kept:
-        found = read_record(folder)
-        if changes := differences(found["identity"], identity):
-            raise DiffersError(
-                f"{folder} holds data prepared with other settings ({_listed(changes)})",
-                "give --overwrite to replace it, or another folder with --data",
-            )
-        return Report(folder, unchanged=True, record=open_prepared(folder).record)
+    if (folder / "prepared.json").exists() and not overwrite:
+        return _unchanged(settings, sides, progress)
     check_contents(folder, sides)
-    if sides:
-        lines = {name: lines_of(name, corpora, inputs) for name, corpora in sides.items()}
-    else:
-        lines = {name: [getattr(settings.builtin, name)] for name in ("train", "valid", "test")}
-    _check_size(settings, sum(lines["train"]))
-    parts = _parts(settings, identity, sum(lines["train"]), join)
     started = time.monotonic()
     with ExitStack() as stack, writing(folder) as temporary:
         temporary.mkdir()
         sides = sides or _write_builtin(settings, temporary / "text", progress)
-        if parts and not join:
-            stack.enter_context(parts[0].begun())
-            _keep_tokenizers(settings, sample, parts[0].tokenizer, progress)
+        texts = {name: SideText(name, corpora, settings) for name, corpora in sides.items()}
+        parts = _joined(settings) if join else []
+        if not join:
+            sample = stack.enter_context(TextSample())
+            made_of = _sampled(settings, texts["train"], sample, progress)
+            _check_size(settings, texts["train"].pairs)
+            if settings.train and (texts["train"].pairs or sys.maxsize) > shards.PAIRS:
+                parts = [Shards(_partial(folder), FilePart(1, 1), _about(settings, made_of))]
+                stack.push(lambda error, *_: _tidy(settings, parts[0]) if error else None)
+                stack.enter_context(parts[0].begun())
+                _keep_tokenizers(settings, sample, parts[0].tokenizer, progress)
+            else:
+                make_tokenizers(settings, sample, temporary / "tokenizer", progress)
         if parts:
             (temporary / "tokenizer").mkdir()
             copy_tokenizers(parts[0].tokenizer, temporary / "tokenizer")
-            tokenizers = Tokenizers.load(temporary / "tokenizer")
-        else:
-            tokenizers = _tokenizers(settings, sides["train"], sample, temporary / "tokenizer", progress)
-        with Encoder(temporary / "tokenizer", _processes(lines, workers)) as encoder:
-            if parts and not join:
-                parts[0].write(settings, lines["train"], encoder, progress)
-            written = _write_sides(temporary, settings, sides, lines, tokenizers, encoder, parts, progress)
+        with Encoder(temporary / "tokenizer", _processes(texts.values(), workers)) as encoder:
+            if join:
+                check_joined(parts, texts["train"], progress)
+            elif parts:
+                parts[0].write(settings, texts["train"], encoder, progress)
+            written = _write_sides(temporary, settings, texts, encoder, parts, progress)
         _check_size(settings, written["train"]["segments"], written["train"]["left_out"])
+        inputs, identity = identified(settings, {name: text.facts for name, text in texts.items()})
+        tokenizers = encoder.tokenizers
         record = {
             "format": FORMAT,
             "mtkit": __version__,
@@ -151,35 +136,55 @@ def _prepared(
     return Report(folder, unchanged=False, record=read)
 
 
+def _unchanged(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> Report:
+    """The data that is there. Raises: DiffersError where it was prepared from other text or with other settings."""
+    found = read_record(settings.folder)
+    _, identity = identified(settings, measured(sides, progress))
+    if changes := differences(found["identity"], identity):
+        raise DiffersError(
+            f"{settings.folder} holds data prepared with other settings ({_listed(changes)})",
+            "give --overwrite to replace it, or another folder with --data",
+        )
+    return Report(settings.folder, unchanged=True, record=open_prepared(settings.folder).record)
+
+
 def prepare_part(
     settings: DataSettings, part: FilePart, *, progress: ProgressBar = silent, workers: int = 1
 ) -> tuple[Path, int]:
     """Encode one part of the training side, for `prepare(settings, join=True)`; its folder and number of pairs.
 
-    Every part measures all the text, and trains the tokenizer, which comes out the same. A part that was killed goes
-    on; a finished one is not made again. Raises: DataError as `prepare`, and for the built-in corpus.
+    Every part trains the tokenizer, which comes out the same. Of plain text it reads its own share beyond that. A part
+    that was killed goes on; what was encoded of the same text is not made again. Raises: DataError as `prepare`, and
+    for the built-in corpus.
     """
     settings = with_named_sets(with_tokenizer(settings))
     _check_parted(settings)
     sides = _sides(settings)
     check_place(settings.folder, sides, settings.tokenizer_from)
-    folder = part.output(settings.folder)
     with TextSample() as sample:
-        sampled = not _has_tokenizers(settings, folder)
-        inputs, identity = identified(settings, sides, progress, sample if sampled else None)
-        lines = lines_of("train", settings.train, inputs)
-        _check_size(settings, sum(lines))
-        written = Shards(folder, part, _about(identity))
-        if not written.finished:
-            with written.begun():
-                _keep_tokenizers(settings, sample, written.tokenizer, progress)
-                with Encoder(written.tokenizer, _processes({"train": lines}, workers)) as encoder:
-                    written.write(settings, lines, encoder, progress)
+        text = SideText("train", settings.train, settings)
+        made_of = _sampled(settings, text, sample, progress)
+        text.count(progress)
+        _check_size(settings, text.pairs)
+        written = Shards(part.output(settings.folder), part, _about(settings, made_of))
+        with written.begun():
+            _keep_tokenizers(settings, sample, written.tokenizer, progress)
+            with Encoder(written.tokenizer, _processes([text], workers)) as encoder:
+                written.write(settings, text, encoder, progress)
     return written.folder, int(written.record["pairs"])
 
 
-def _about(identity: dict[str, Any]) -> dict[str, Any]:
-    return {"format": FORMAT, "mtkit": __version__, **identity}
+def _sampled(settings: DataSettings, text: SideText, sample: TextSample, progress: ProgressBar) -> str:
+    """Fingerprint of what the tokenizer is made of: the sample, or the models that are taken over."""
+    if settings.tokenizer_from is not None:
+        return vocabulary_of(settings.tokenizer_from / "tokenizer")
+    if (lines := sample.read(text.corpora, progress)) is not None:
+        text.lines = [*lines]
+    return sample.fingerprint
+
+
+def _about(settings: DataSettings, made_of: str) -> dict[str, Any]:
+    return {"format": FORMAT, "mtkit": __version__, "settings": prepared_by(settings), "tokenizer": made_of}
 
 
 def _check_parted(settings: DataSettings) -> None:
@@ -187,34 +192,28 @@ def _check_parted(settings: DataSettings) -> None:
         raise DataError("the built-in corpus is not prepared in parts; give your own text with --train and --valid")
 
 
-def _parts(settings: DataSettings, identity: dict[str, Any], pairs: int, join: bool) -> list[Shards]:
-    """What the training side is read from: finished parts to `join`, or shards yet to be written; none if it is small.
-
-    Raises: DataError where a part is missing, or of other text, settings or tokenizer.
-    """
-    folder, about = settings.folder, _about(identity)
-    if not join:
-        return [Shards(_partial(folder), FilePart(1, 1), about)] if settings.train and pairs > shards.PAIRS else []
+def _joined(settings: DataSettings) -> list[Shards]:
+    """All parts of the training side. Raises: DataError where one is missing, or of other settings or tokenizer."""
     _check_parted(settings)
+    folder = settings.folder
 
     def of(part: FilePart) -> Shards:
-        return Shards(part.output(folder), part, about)
+        return Shards(part.output(folder), part, {})
 
     parts = [of(part) for part in all_parts([folder], lambda part: of(part).record["pairs"] is not None, "prepare")]
-    tokenizers = [each.record["tokenizer"] for each in parts]
-    for each, tokenizer in zip(parts, tokenizers, strict=True):
+    first = parts[0].record
+    about = json.loads(json_text(_about(settings, first["about"]["tokenizer"])))
+    for each in parts:
         again = f"prepare it again with --part {each.part}"
         found = each.record
         if found["part"] != str(each.part):
             raise DataError(f"{each.folder} holds part {found['part']}, not {each.part}; {again}")
-        if changes := differences(found["about"], json.loads(json_text(about))):
-            raise DataError(f"part {each.part} was prepared with other text or settings ({_listed(changes)}); {again}")
-        if tokenizer != tokenizers[0] or vocabulary_of(each.tokenizer) != tokenizer:
+        if changes := differences({**found["about"], "tokenizer": about["tokenizer"]}, about):
+            raise DataError(f"part {each.part} was prepared with other settings ({_listed(changes)}); {again}")
+        if found["tokenizer"] != first["tokenizer"] or vocabulary_of(each.tokenizer) != first["tokenizer"]:
             raise DataError(f"part {each.part} has another tokenizer than part 1; {again}")
         if not each.finished:
             raise DataError(f"part {each.part} is not whole: a shard of {each.folder} is missing; {again}")
-    if sum(each.record["pairs"] for each in parts) != pairs:
-        raise DataError(f"the parts of {folder} have not {pairs:,} pairs, as the text has; prepare them again")
     return parts
 
 
@@ -222,33 +221,23 @@ def _partial(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
-def _has_tokenizers(settings: DataSettings, folder: Path) -> bool:
-    """Whether tokenizers are taken over, or stand in a folder of shards; if the shards go, these go with them."""
-    return settings.tokenizer_from is not None or (folder / "tokenizer").is_dir()
+def _tidy(settings: DataSettings, part: Shards) -> None:
+    """Remove shards after an error where there is nothing in them to go on from."""
+    if settings.tokenizer_from is not None and not part.complete:
+        shutil.rmtree(part.folder, ignore_errors=True)
 
 
 def _keep_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
-    """The tokenizers in a folder that outlives a kill; they are trained, or taken over, where it does not have them."""
+    """The tokenizers in a folder that outlives a kill; they are made where it does not have them."""
     if not folder.is_dir():
         with writing(folder) as temporary:
-            _tokenizers(settings, settings.train, sample, temporary, progress)
-
-
-def _tokenizers(
-    settings: DataSettings, corpora: Sequence[Corpus], sample: TextSample, folder: Path, progress: ProgressBar
-) -> Tokenizers:
-    """The tokenizers of these corpora, which are read once more where they were measured without a sample."""
-    if settings.tokenizer_from is None and not sample:
-        sample.read(corpora, progress)
-    return train_tokenizers(settings, sample, folder, progress)
+            make_tokenizers(settings, sample, temporary, progress)
 
 
 def _write_sides(
     folder: Path,
     settings: DataSettings,
-    sides: Corpora,
-    lines: dict[str, list[int]],
-    tokenizers: Tokenizers,
+    texts: Mapping[str, SideText],
     encoder: Encoder,
     parts: Sequence[Shards],
     progress: ProgressBar,
@@ -256,24 +245,19 @@ def _write_sides(
     """Write all sides, the training side from `parts` if there are any; what was counted of each."""
     held_out, written = Seen(), {}
     # the training side last: it is searched for what the others hold
-    for name in sorted(sides, key=lambda name: name == "train"):
-        writer = SideWriter(name, sides[name], settings, tokenizers, held_out)
+    for name in sorted(texts, key=lambda name: name == "train"):
+        writer = SideWriter(name, texts[name].corpora, settings, encoder.tokenizers, held_out)
         if name == "train" and parts:
             read = chain.from_iterable(each.read() for each in parts)
             written[name] = writer.write(folder, progress(read, "cleaning train", None))
         else:
-            written[name] = writer.write(folder, encoder.encode(writer.chunks(lines[name], progress)))
-        counted = [each["lines"] for each in written[name]["corpora"]]
-        if settings.train and counted != lines[name]:
-            raise DataError(
-                f"the text of {name} changed while it was read, from {sum(lines[name]):,} lines to "
-                f"{sum(counted):,}; give files that do not change, and no pipes"
-            )
+            written[name] = writer.write(folder, encoder.encode(texts[name].chunks(progress)))
     return written
 
 
-def _processes(lines: dict[str, list[int]], workers: int) -> int:
-    return 1 if sum(map(sum, lines.values())) <= _ALONE else workers
+def _processes(texts: Iterable[SideText], workers: int) -> int:
+    """One where there is so little text that more take longer."""
+    return 1 if sum(text.pairs or sys.maxsize for text in texts) <= _ALONE else workers
 
 
 def _sides(settings: DataSettings) -> Corpora:
@@ -294,8 +278,8 @@ def _sides(settings: DataSettings) -> Corpora:
     return {}
 
 
-def _check_size(settings: DataSettings, pairs: int, left_out: dict[str, int] | None = None) -> None:
-    if pairs < LEAST_PAIRS:
+def _check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, int] | None = None) -> None:
+    if pairs is not None and pairs < LEAST_PAIRS:
         gone = [f"{number:,} {REASONS[reason]}" for reason, number in (left_out or {}).items() if number]
         besides = f"; left out: {', '.join(gone)}" if gone else ""
         more = f" and {len(settings.train) - 1} more corpora" if len(settings.train) > 1 else ""

@@ -3,7 +3,7 @@
 Cleaning looks for what came before, so it goes over all shards in order, when all of them are there.
 
 tokenizer/        the one that encoded them
-shard-1.arrow     a record batch for each chunk of text, and what the shard is made of; it appears when it is complete
+shard-1.arrow     a record batch and a fingerprint for each chunk of text; it appears when it is complete
 part.json         what the part is made of, and how many pairs and shards it has once it is finished
 """
 
@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.borrowed import vocabulary_of
-from mtkit.data.encode import Chunk, EncodedChunk, Encoder
+from mtkit.data.encode import EncodedChunk, Encoder
+from mtkit.data.lines.chunks import Chunk, SideText
 from mtkit.data.lines.parts import FilePart
 from mtkit.data.progress import ProgressBar, silent
+from mtkit.data.readers import name_of
 from mtkit.data.segments import Ragged, lists
-from mtkit.data.sides import SideAlignment, side_chunks
+from mtkit.data.sides import SideAlignment
 from mtkit.errors import DataError
 from mtkit.files import json_text, locked, write_json, writing
 from mtkit.recipe.data import DataSettings
@@ -71,13 +73,16 @@ class Shards:
         return found if isinstance(found, dict) and found.keys() == nothing.keys() else nothing
 
     @property
+    def complete(self) -> int:
+        """How many of its shards are whole."""
+        return sum(1 for _ in self.folder.glob("shard-*.arrow"))
+
+    @property
     def finished(self) -> bool:
-        """Whether all of just this part is there."""
+        """Whether all of it was written and is there."""
         found = self.record
-        return (
-            (found["part"], found["about"]) == (str(self.part), self._about)
-            and found["pairs"] is not None
-            and all(self._path(number).is_file() for number in range(1, found["shards"] + 1))
+        return found["pairs"] is not None and all(
+            self._path(number).is_file() for number in range(1, found["shards"] + 1)
         )
 
     @contextmanager
@@ -98,25 +103,29 @@ class Shards:
             self._write_record(None, 0)
             yield
 
-    def write(
-        self, settings: DataSettings, lines: Sequence[int], encoder: Encoder, progress: ProgressBar = silent
-    ) -> None:
-        """Encode the part of the training text, which has so many lines a corpus; whole shards are not made again.
+    def write(self, settings: DataSettings, text: SideText, encoder: Encoder, progress: ProgressBar = silent) -> None:
+        """Encode the part of the training text; shards that were made of the same are not made again.
 
-        Raises: DataError where the sides seem not to match.
+        All text is one part too: then `text.facts` tell what was read. Raises: DataError where the sides seem not to
+        match.
         """
-        corpora, pairs = settings.train, sum(lines)
-        directions = [settings.direction_of(corpus) for corpus in corpora]
-        chunks, alignment = side_chunks("train", corpora, directions, lines, progress), SideAlignment(corpora, settings)
+        while not self._written(settings, text, encoder, progress):
+            pass  # a shard was of other text, and went
+
+    def _written(self, settings: DataSettings, text: SideText, encoder: Encoder, progress: ProgressBar) -> bool:
+        """Whether all shards stand; one of other text is removed, and what came before it stays."""
+        chunks = text.chunks(progress) if self.part.of == 1 else text.chunks_of(self.part, progress)
+        alignment, tokenizer = SideAlignment(text.corpora, settings), vocabulary_of(self.tokenizer)
         number, count = 0, 0
-        tokenizer = vocabulary_of(self.tokenizer)
-        for number, some in groupby(self._own(chunks, pairs), key=lambda each: each[0]):
-            path = self._path(number)
+        for number, some in groupby(_numbered(chunks), key=lambda each: each[0]):
+            path, own = self._path(number), (chunk for _, chunk in some)
             made_of = json_text([self._about, tokenizer, str(self.part), number, PAIRS])
             key = {b"mtkit": hashlib.sha256(made_of.encode()).hexdigest().encode()}
-            own = (chunk for _, chunk in some)
             if path.is_file() and _metadata(path) == key:
-                for chunk in own:
+                for chunk, fingerprint in zip_longest(own, _fingerprints(path)):
+                    if chunk is None or chunk.fingerprint != fingerprint:
+                        path.unlink()
+                        return False
                     count += len(chunk.lines)
                     alignment.check(chunk, None)
                 continue
@@ -131,36 +140,24 @@ class Shards:
                     alignment.check(chunk, encoded.suspicious)
                     writer.write_batch(*_packed(chunk, encoded, schema))
         self._write_record(count, number)
+        return True
 
     def read(self) -> Iterator[tuple[Chunk, EncodedChunk]]:
         """The chunks of a finished part, in order, without texts but those of altered targets.
 
         Raises: DataError where one is damaged.
         """
-        for number in range(1, self.record["shards"] + 1):
-            path = self._path(number)
-            try:
-                # not mapped: the pages of a whole shard would count as memory of this process
-                with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-                    while True:
-                        try:
-                            batch, about = reader.read_next_batch_with_custom_metadata()
-                        except StopIteration:
-                            break
-                        yield _unpacked(batch, json.loads(about[b"chunk"]))
-            except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path} is damaged; remove it and prepare part {self.part} again") from error
+        for path in self._paths():
+            for batch, about in _batches(path):
+                yield _unpacked(batch, about)
 
-    def _own(self, chunks: Iterable[Chunk], pairs: int) -> Iterator[tuple[int, Chunk]]:
-        """The chunks that begin in this part's share of the pairs, each with the number of its shard."""
-        before, begin = 0, -(-pairs * (self.part.number - 1) // self.part.of)
-        for chunk in chunks:
-            place = before * self.part.of // pairs + 1
-            if place > self.part.number:
-                return
-            if place == self.part.number:
-                yield (before - begin) // PAIRS + 1, chunk
-            before += len(chunk.lines)
+    def fingerprints(self) -> Iterator[str]:
+        """Those of the chunks that a finished part was made of. Raises: DataError where a shard is damaged."""
+        for path in self._paths():
+            yield from _fingerprints(path)
+
+    def _paths(self) -> list[Path]:
+        return [self._path(number) for number in range(1, self.record["shards"] + 1)]
 
     def _path(self, number: int) -> Path:
         return self.folder / f"shard-{number}.arrow"
@@ -173,6 +170,31 @@ class Shards:
         )
 
 
+def _numbered(chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
+    """Chunks, each with the number of its shard."""
+    before = 0
+    for chunk in chunks:
+        yield before // PAIRS + 1, chunk
+        before += len(chunk.lines)
+
+
+def check_joined(parts: Sequence[Shards], text: SideText, progress: ProgressBar = silent) -> None:
+    """Read all the text, so that `text.facts` are known. Raises: DataError where a part was made of other text."""
+    chunks = text.chunks(progress, "checking")
+    for each in parts:
+        for fingerprint in each.fingerprints():
+            chunk = next(chunks, None)
+            if chunk is None or chunk.fingerprint != fingerprint:
+                raise DataError(
+                    f"part {each.part} was prepared from other text; prepare it again with --part {each.part}"
+                )
+    if chunk := next(chunks, None):
+        raise DataError(
+            f"{name_of(text.corpora[chunk.corpus])} goes on after line {chunk.lines[0] - 1:,}, where its parts end; "
+            "prepare them again"
+        )
+
+
 def _metadata(path: Path) -> dict[bytes, bytes] | None:
     """What a shard is made of; None where it cannot be read."""
     try:
@@ -181,6 +203,27 @@ def _metadata(path: Path) -> dict[bytes, bytes] | None:
             return found
     except (OSError, pa.ArrowException):
         return None
+
+
+def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    """The batches of a shard, each with what is said of its chunk. Raises: DataError where it is damaged."""
+    try:
+        # not mapped: the pages of a whole shard would count as memory of this process
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            while True:
+                try:
+                    batch, about = reader.read_next_batch_with_custom_metadata()
+                except StopIteration:
+                    break
+                yield batch, json.loads(about[b"chunk"])
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged; remove it and prepare its part again") from error
+
+
+def _fingerprints(path: Path) -> Iterator[str]:
+    """Those of the chunks that a shard was made of."""
+    for _, about in _batches(path):
+        yield about["fingerprint"]
 
 
 def _packed(chunk: Chunk, encoded: EncodedChunk, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, str]]:
@@ -202,6 +245,7 @@ def _packed(chunk: Chunk, encoded: EncodedChunk, schema: pa.Schema) -> tuple[pa.
         "aligned": chunk.aligned,
         "suspicious": encoded.suspicious,
         "sentences": encoded.sentences.tolist(),
+        "fingerprint": chunk.fingerprint,
         "documents": chunk.documents if named else None,
     }
     return pa.record_batch(columns, schema=schema), {"chunk": json_text(about)}

@@ -1,6 +1,6 @@
 """A side of the data to an Arrow file, in a stream: read, encode, clean, write, and count on the way."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import ne
 from pathlib import Path
@@ -10,19 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out
-from mtkit.data.encode import Chunk, EncodedChunk, chunks, sampled
+from mtkit.data.encode import EncodedChunk, sampled
+from mtkit.data.lines.chunks import Chunk
 from mtkit.data.lines.lengths import MOST_SENTENCES
-from mtkit.data.progress import ProgressBar
-from mtkit.data.readers import name_of, read_corpus
+from mtkit.data.readers import name_of
 from mtkit.data.segments import Ragged, Segments, lists
 from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
-
-_ALIGNED = 100_000
-"""Lines up to which all of a corpus is looked at for sides that do not match; beyond, some of each chunk."""
-
-_ALIGNED_IN_CHUNK = 500
 
 _NEAR = 50
 """Lines within which the first one that is off is found."""
@@ -104,16 +99,6 @@ def total(counts: Sequence[Count]) -> dict[str, Any]:
     return {name: value for name, value in vars(whole).items() if name not in ("suspicious_line", "altered_line")}
 
 
-def side_chunks(
-    name: str, corpora: Sequence[Corpus], directions: Sequence[str], lines: Sequence[int], progress: ProgressBar
-) -> Iterator[Chunk]:
-    """The text of a side, of so many lines a corpus."""
-    for index, corpus in enumerate(corpora):
-        what = f"encoding {name}" + (f" {index + 1}/{len(corpora)}" if len(corpora) > 1 else "")
-        aligned = lines[index] if lines[index] <= _ALIGNED else _ALIGNED_IN_CHUNK
-        yield from chunks(progress(read_corpus(corpus), what, lines[index]), index, directions[index], aligned)
-
-
 class SideAlignment:
     """Looks, chunk by chunk, whether the sides of corpora stay line by line together."""
 
@@ -175,10 +160,6 @@ class SideWriter:
         if not self._training:
             columns |= {"source_text": pa.string(), "target_text": pa.string()}
         return pa.schema(columns)
-
-    def chunks(self, lines: Sequence[int], progress: ProgressBar) -> Iterator[Chunk]:
-        """The text of the side, of so many lines a corpus."""
-        return side_chunks(self.name, self._corpora, self._directions, lines, progress)
 
     def _kept(self, chunk: Chunk, encoded: EncodedChunk) -> Segments:
         """A chunk's segments that stay: all of a validation or test side."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from mtkit.data.encode import chunks, encode_chunk
+from mtkit.data.encode import encode_chunk
+from mtkit.data.lines.chunks import chunks
 from mtkit.data.readers import read_corpus
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.recipe.data import Corpus
@@ -26,7 +27,7 @@ if __name__ == "__main__":
     source, target, folder = map(Path, sys.argv[1:])
     tokenizers = Tokenizers.load(folder)
     pairs = list(islice(read_corpus(Corpus(source=source, target=target)), 20_000))
-    text = list(chunks(pairs, 0, "en-de", 500))
+    text = list((each._replace(aligned=500) for each in chunks(pairs, 0, "en-de")))
 
     def alone() -> None:
         for chunk in text:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from mtkit.data import encode
-from mtkit.data.encode import Encoder, chunks, encode_chunk, sampled
+from mtkit.data.encode import Encoder, encode_chunk, sampled
+from mtkit.data.lines.chunks import chunks
 from mtkit.data.readers import SegmentPair
 from mtkit.data.tokenizer import Tokenizers, train_tokenizer
 from mtkit.recipe.data import TokenizerSettings
@@ -23,22 +24,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_chunks_hold_every_pair_in_order_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_PAIRS", 5)
-    made = list(chunks(PAIRS, 3, "en-de", 7))
-    columns = [(chunk.lines, chunk.sources, chunk.targets, chunk.documents) for chunk in made]
-    assert [SegmentPair(*pair) for each in columns for pair in zip(*each, strict=True)] == PAIRS
-    assert [len(chunk.lines) for chunk in made] == [5, 5, 5, 5, 3]
-    assert {(chunk.corpus, chunk.direction, chunk.aligned) for chunk in made} == {(3, "en-de", 7)}
-    monkeypatch.setattr(encode, "_CHARACTERS", 30)
-    assert [len(chunk.lines) for chunk in chunks(PAIRS[:6], 0, "en-de", 0)] == [2, 2, 2]
-
-
 def test_a_chunk_is_the_pieces_of_each_pair_alone(folder: Path) -> None:
     tokenizers = Tokenizers.load(folder)
     texts = [("two dogs", "zwei Hunde"), ("", "zwei"), ("dogs 日 ", "dogs 日")]
     pairs = [SegmentPair(line, *both) for line, both in enumerate(texts, start=1)]
-    found = encode_chunk(next(chunks(pairs, 0, "en-de", 0)), tokenizers)
+    found = encode_chunk(next(chunks(pairs, 0, "en-de")), tokenizers)
     alone = [tokenizers.source.encode(pair.source) for pair in pairs]
     assert found.source.flat.tolist() == [piece for each in alone for piece in each]
     assert found.source.lengths.tolist() == [len(each) for each in alone]
@@ -50,18 +40,18 @@ def test_sides_that_stop_matching_are_found_with_the_line(folder: Path) -> None:
     sources = [f"on {'very ' * (line * 7 % 11)}old day {line} we met {line * 37} dogs" for line in range(100)]
     targets = sources[:60] + sources[61:]
     pairs = [SegmentPair(line, *both) for line, both in enumerate(zip(sources, targets, strict=False), start=1001)]
-    found = encode_chunk(next(chunks(pairs, 0, "en-de", len(pairs))), Tokenizers.load(folder))
+    found = encode_chunk(next(chunks(pairs, 0, "en-de")), Tokenizers.load(folder))
     assert found.suspicious is not None
     assert abs(found.suspicious - 1061) < 4
-    assert encode_chunk(next(chunks(pairs, 0, "en-de", 50)), Tokenizers.load(folder)).suspicious is None
+    assert encode_chunk(next(chunks(pairs, 0, "en-de"))._replace(aligned=50), Tokenizers.load(folder)).suspicious is None
 
 
 def test_several_processes_give_what_one_gives_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_PAIRS", 2)
+    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 2)
     results = []
     for workers in (1, 2):
         with Encoder(folder, workers) as encoder:
-            results.append(list(encoder.encode(chunks(PAIRS, 0, "en-de", 2))))
+            results.append(list(encoder.encode(chunks(PAIRS, 0, "en-de"))))
     assert [chunk for chunk, _ in results[0]] == [chunk for chunk, _ in results[1]]
     for (_, one), (_, other) in zip(*results, strict=True):
         for name in ("source", "target"):
@@ -72,12 +62,13 @@ def test_several_processes_give_what_one_gives_in_the_same_order(folder: Path, m
 WAITS = """
 import sys, time
 from pathlib import Path
-from mtkit.data.encode import Encoder, chunks
+from mtkit.data.encode import Encoder
+from mtkit.data.lines.chunks import chunks
 from mtkit.data.readers import SegmentPair
 
 if __name__ == "__main__":
     with Encoder(Path(sys.argv[1]), 2) as encoder:
-        list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de", 0)))
+        list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de")))
         print(*encoder._pool._processes, flush=True)
         time.sleep(600)
 """
@@ -113,7 +104,7 @@ def test_sentences_of_the_sources_are_counted_in_their_language(folder: Path, mo
     tokenizers = Tokenizers.load(folder)
 
     def counted(direction: str) -> list[int]:
-        return encode_chunk(next(chunks(pairs, 0, direction, 0)), tokenizers).sentences.tolist()
+        return encode_chunk(next(chunks(pairs, 0, direction)), tokenizers).sentences.tolist()
 
     assert counted("de-en") == [1, 3, 0, 1]
     assert counted("xx-en") == [1, 3, 0, 2]

@@ -36,7 +36,7 @@ def text(kind: str) -> tuple[bytes, bytes]:
 
 @pytest.fixture
 def settings(write_pair: WritePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
-    monkeypatch.setattr("mtkit.data.encode._PAIRS", 10)
+    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 10)
     first, second = (write_pair(f"train{kind}", *text(kind)) for kind in ("a", "b"))
     documents = second.model_copy(update={"documents": "empty-lines"})
     return DataSettings(
@@ -84,8 +84,9 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from mtkit.data import encode, prepare, shards
+from mtkit.data.lines import chunks
 from mtkit.recipe.data import DataSettings
-encode._PAIRS, shards.PAIRS = 10, 100
+chunks._PAIRS, shards.PAIRS = 10, 100
 own, made = encode.encode_chunk, 0
 def encode_chunk(*arguments):
     global made
@@ -158,7 +159,7 @@ def test_parts_join_to_what_one_prepare_writes(
 def test_more_parts_than_chunks_join_too(
     settings: DataSettings, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtkit.data.encode._PAIRS", 200)
+    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 200)
     other = elsewhere(settings, "many")
     # chunks of 200, 30, 200 and 30 pairs, as they begin in fifths of 460
     assert [prepare_part(other, FilePart(number, 5))[1] for number in range(1, 6)] == [200, 0, 230, 0, 30]

@@ -1,50 +1,48 @@
 """What decides whether data must be prepared anew: its settings, and the content of what it is made from."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mtkit.data.borrowed import vocabulary_of
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.progress import ProgressBar
-from mtkit.data.readers import measure_corpus
-from mtkit.data.subword.sample import TextSample
+from mtkit.data.readers import Facts, measure_corpus
 from mtkit.recipe.data import Corpus, DataSettings
 
 Corpora = dict[str, Sequence[Corpus]]
 """The corpora of each side."""
 
 
+def measured(sides: Corpora, progress: ProgressBar) -> dict[str, list[Facts]]:
+    """The facts of all corpora. Raises: DataError where one cannot be read to the end, or is empty."""
+    return {side: [measure_corpus(corpus, progress) for corpus in corpora] for side, corpora in sides.items()}
+
+
 def identified(
-    settings: DataSettings, sides: Corpora, progress: ProgressBar, sample: TextSample | None = None
+    settings: DataSettings, facts: Mapping[str, Sequence[Facts]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """What was read, and what decides whether data must be prepared anew; `sample` takes in the training text."""
-    inputs = _inputs(settings, sides, progress, sample)
+    """What was read, by the facts of each side's corpora, and what decides whether data must be prepared anew."""
+    inputs = _inputs(settings, facts)
     return inputs, {
         "settings": prepared_by(settings),
         "inputs": {name: each["sha256"] for name, each in inputs.items()},
     }
 
 
-def _inputs(
-    settings: DataSettings, sides: Corpora, progress: ProgressBar, sample: TextSample | None
-) -> dict[str, dict[str, Any]]:
+def _inputs(settings: DataSettings, facts: Mapping[str, Sequence[Facts]]) -> dict[str, dict[str, Any]]:
     """What identifies each input by its content, with where it lies."""
     borrowed = settings.tokenizer_from
     tokenizer = {} if borrowed is None else {"the tokenizer": {"sha256": vocabulary_of(borrowed / "tokenizer")}}
-    if not sides:
+    if not settings.train:
         # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
         drawn = builtin_corpus(settings.builtin)
         texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         return {"built-in corpus": {"sha256": digest}, **tokenizer}
-    measured = {
-        name: asdict(measure_corpus(corpus, progress, sample.add if sample is not None and side == "train" else None))
-        for side, corpora in sides.items()
-        for name, corpus in zip(_names(side, corpora), corpora, strict=True)
-    }
-    return {**measured, **tokenizer}
+    named = (pair for side, each in facts.items() for pair in zip(_names(side, each), each, strict=True))
+    return {**{name: asdict(each) for name, each in named}, **tokenizer}
 
 
 def prepared_by(settings: DataSettings) -> dict[str, Any]:
@@ -65,11 +63,6 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
     return {**dumped, "corpora": corpora}
 
 
-def _names(side: str, corpora: Sequence[Corpus]) -> list[str]:
+def _names(side: str, corpora: Sequence[object]) -> list[str]:
     """What the corpora of a side are called in prepared.json."""
     return [side] if len(corpora) == 1 else [f"{side} {number}" for number in range(1, len(corpora) + 1)]
-
-
-def lines_of(side: str, corpora: Sequence[Corpus], inputs: dict[str, dict[str, Any]]) -> list[int]:
-    """Lines of each corpus of a side."""
-    return [inputs[each]["lines"] for each in _names(side, corpora)]

@@ -1,28 +1,54 @@
 """A corpus as a stream of segment pairs, wherever it comes from."""
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from mtkit.data.readers.alignment import first_suspicious
 from mtkit.data.readers.documents import EMPTY_LINES, SegmentPair, parted_by_empty_lines
 from mtkit.data.readers.tables import Cell, jsonl_rows, tsv_rows
-from mtkit.data.readers.text import Lines, Repairs
+from mtkit.data.readers.text import Lines, Repairs, count_lines, span_of
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus
 
 
-def read_corpus(corpus: Corpus, repairs: Repairs | None = None) -> Iterator[SegmentPair]:
+def read_corpus(corpus: Corpus, repairs: Repairs | None = None, *, rows: range | None = None) -> Iterator[SegmentPair]:
     """The segment pairs of a corpus in order, read anew by each call and never held together.
 
-    What is put right on the way is counted in `repairs`. Pairs with an empty side are pairs like all others.
+    What is put right on the way is counted in `repairs`. Pairs with an empty side are pairs like all others. Only
+    these `rows`, counted from 0, where they are given; what lies before them is not read in plain text without
+    documents that empty lines part.
 
     Raises: DataError, while reading, where something is missing or damaged, is no text, or where the two sides (or the
     ids of the documents) are not equally many.
     """
     repairs = repairs or Repairs()
+    parted = corpus.documents == EMPTY_LINES
+    if rows is not None and not parted and plain_files(corpus) is not None:
+        return _parallel(corpus, repairs, rows)
     pairs = _pairs(corpus, repairs)
-    return parted_by_empty_lines(pairs) if corpus.documents == EMPTY_LINES else pairs
+    pairs = parted_by_empty_lines(pairs) if parted else pairs
+    return pairs if rows is None else islice(pairs, rows.start, rows.stop)
+
+
+def plain_files(corpus: Corpus) -> list[Path] | None:
+    """The text files of a corpus, if they can be read from the middle; None for others, packed ones and pipes."""
+    if _place(corpus) is not None:
+        return None
+    paths = _paths(corpus)
+    return paths if all(path.suffix != ".gz" and path.is_file() for path in paths) else None
+
+
+def line_count(corpus: Corpus) -> int | None:
+    """The segment pairs of a corpus of plain text; None of others. Raises: DataError where its files are unequal."""
+    paths = plain_files(corpus)
+    if paths is None:
+        return None
+    counts = [count_lines(path) for path in paths]
+    if len(set(counts)) > 1:
+        raise _unequal(paths)
+    return counts[0]
 
 
 def name_of(corpus: Corpus, side: Literal["source", "target"] | None = None) -> str:
@@ -53,13 +79,19 @@ def _pairs(corpus: Corpus, repairs: Repairs) -> Iterator[SegmentPair]:
         yield SegmentPair(line, source, target, *cells[2:])
 
 
-def _parallel(corpus: Corpus, repairs: Repairs) -> Iterator[SegmentPair]:
+def _paths(corpus: Corpus) -> list[Path]:
+    """Two text files, and one with the documents' ids where there is one."""
+    documents = None if corpus.documents == EMPTY_LINES else corpus.documents
+    return [Path(str(path)) for path in (corpus.source, corpus.target, documents) if path is not None]
+
+
+def _parallel(corpus: Corpus, repairs: Repairs, rows: range | None = None) -> Iterator[SegmentPair]:
     """The pairs of two text files, with the documents' ids where a third file holds them."""
-    paths = [Path(str(corpus.source)), Path(str(corpus.target))]
-    if corpus.documents not in (None, EMPTY_LINES):
-        paths.append(Path(str(corpus.documents)))
+    paths = _paths(corpus)
+    spans = [None if rows is None else span_of(path, rows.start, rows.stop) for path in paths]
+    lines = [Lines(path, repairs, span) for path, span in zip(paths, spans, strict=True)]
     try:
-        for number, texts in enumerate(zip(*(Lines(path, repairs) for path in paths), strict=True), start=1):
+        for number, texts in enumerate(zip(*lines, strict=True), start=1 if rows is None else rows.start + 1):
             yield SegmentPair(number, *texts)
     except ValueError as error:
         raise _unequal(paths) from error

@@ -1,21 +1,22 @@
 """What a corpus holds: counted, checked and fingerprinted in one pass."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mtkit.data.progress import ProgressBar
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers.corpora import name_of, read_corpus
 from mtkit.data.readers.text import Lines, Repairs
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus
 
-_CHUNK = 10_000
-Keep = Callable[[Sequence[Sequence[Any]], int], None]
-"""Is given rows, as they are measured, and their size in bytes."""
+_Row = TypeVar("_Row", bound=Sequence[Any])
+
+_ROWS, _BLOCK = 1_000, 10_000
+"""Rows that are measured together; and those after which the ids of their documents are, a multiple."""
 
 _SEPARATORS = ("\u2028", "\u2029")
 
@@ -45,48 +46,69 @@ class Facts:
     """Carriage returns within a line, which stay in the text; in old Macintosh files they alone end lines."""
 
 
+class Measuring:
+    """Measures rows as they are read: a number, one or two texts, an id each."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: what messages call them. Whatever reads the rows counts its `repairs`."""
+        self.name, self.repairs = name, Repairs()
+        self._digest = hashlib.sha256()
+        self._documents: list[str] = []
+        self._lines = self._bytes = self._returns = self._separators = 0
+
+    def through(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+        """The same rows, measured some before they are given."""
+        rows = iter(rows)
+        while chunk := list(islice(rows, _ROWS)):
+            self._add(chunk)
+            yield from chunk
+
+    def _add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """What hashes alike is alike, for no field has a newline."""
+        text = "\n".join([field for row in rows for field in row[1:3]]) + "\n"
+        encoded = text.encode()
+        self._digest.update(encoded)
+        self._documents += [f"{document}\n" for row in rows for document in row[3:] if document is not None]
+        self._lines += len(rows)
+        if self._lines % _BLOCK == 0:
+            self._digest.update("".join(self._documents).encode())
+            self._documents.clear()
+        self._bytes += len(encoded)
+        self._returns += text.count("\r")
+        self._separators += sum(text.count(each) for each in _SEPARATORS)
+
+    @property
+    def facts(self) -> Facts:
+        """The facts of all rows so far. Raises: DataError where there was none."""
+        if self._lines == 0:
+            raise DataError(f"{self.name} is empty; give text with one segment per line")
+        digest = self._digest.copy()
+        digest.update("".join(self._documents).encode())
+        return Facts(
+            self.name,
+            self._lines,
+            self._bytes,
+            digest.hexdigest(),
+            line_separators=self._separators,
+            inner_carriage_returns=self._returns,
+            **vars(self.repairs),
+        )
+
+
 def measure_file(path: Path) -> Facts:
     """The facts of one text file. Raises: DataError where it is missing, damaged, empty or not UTF-8."""
-    repairs = Repairs()
-    return _facts(str(path), enumerate(Lines(path, repairs)), repairs)
+    measuring = Measuring(str(path))
+    return _measured(measuring, enumerate(Lines(path, measuring.repairs)))
 
 
-def measure_corpus(corpus: Corpus, progress: ProgressBar | None = None, keep: Keep | None = None) -> Facts:
-    """The facts of a corpus, from one pass over it, on which `keep` is given all pairs, many at a time.
-
-    Raises: DataError where it cannot be read to the end, as `read_corpus` does, or holds nothing.
-    """
-    repairs, name = Repairs(), name_of(corpus)
-    pairs: Iterable[Any] = read_corpus(corpus, repairs)
-    if progress is not None:
-        pairs = progress(pairs, f"reading {name}", None)
-    return _facts(name, iter(pairs), repairs, keep)
+def measure_corpus(corpus: Corpus, progress: ProgressBar = silent) -> Facts:
+    """The facts of a corpus. Raises: DataError where it cannot be read to the end, as `read_corpus`, or is empty."""
+    measuring = Measuring(name_of(corpus))
+    pairs = read_corpus(corpus, measuring.repairs)
+    return _measured(measuring, progress(pairs, f"reading {measuring.name}", None))
 
 
-def _facts(name: str, rows: Iterator[Sequence[Any]], repairs: Repairs, keep: Keep | None = None) -> Facts:
-    """Facts of rows: a number, one or two texts, an id; what hashes alike is alike, for no field has a newline."""
-    lines, size, separators, returns, digest = 0, 0, 0, 0, hashlib.sha256()
-    while chunk := list(islice(rows, _CHUNK)):
-        lines += len(chunk)
-        text = "\n".join([field for row in chunk for field in row[1:3]]) + "\n"
-        encoded = text.encode()
-        size += len(encoded)
-        digest.update(encoded)
-        if keep is not None:
-            keep(chunk, len(encoded))
-        digest.update(
-            "".join(f"{document}\n" for row in chunk for document in row[3:] if document is not None).encode()
-        )
-        returns += text.count("\r")
-        separators += sum(text.count(each) for each in _SEPARATORS)
-    if lines == 0:
-        raise DataError(f"{name} is empty; give text with one segment per line")
-    return Facts(
-        name,
-        lines,
-        size,
-        digest.hexdigest(),
-        line_separators=separators,
-        inner_carriage_returns=returns,
-        **vars(repairs),
-    )
+def _measured(measuring: Measuring, rows: Iterable[Sequence[Any]]) -> Facts:
+    for _ in measuring.through(rows):
+        pass
+    return measuring.facts

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import numpy as np
+
 from mtkit.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
@@ -88,6 +90,47 @@ class Lines:
                 block += file.readline(LONGEST + 1)
             left -= len(block)
             yield block
+
+
+def count_lines(path: Path) -> int:
+    """The lines of a plain file, by their ends alone. Raises: DataError where it cannot be read."""
+    with open_file(path) as file:
+        lines, last = 0, b"\n"
+        while block := file.read(_BUFFER):
+            lines, last = lines + block.count(b"\n"), block[-1:]
+        return lines + (last != b"\n")
+
+
+def span_of(path: Path, first: int, last: int) -> Span:
+    """The lines of a plain file from `first` to before `last`, counted from 0.
+
+    Ends of lines are counted from its start on. Raises: DataError where it cannot be read.
+    """
+    with open_file(path) as file:
+        begin = _behind(file, first)
+        file.seek(begin)
+        return Span(begin, begin + _behind(file, last - first), first)
+
+
+def next_line(file: BinaryIO, place: int) -> int:
+    """Where the first line begins that does not begin before `place`."""
+    if place == 0:
+        return 0
+    file.seek(place - 1)
+    while (block := file.readline(_BUFFER)) and not block.endswith(b"\n"):
+        pass
+    return file.tell()
+
+
+def _behind(file: BinaryIO, lines: int) -> int:
+    """Bytes of the next so many lines; fewer where the file ends."""
+    size = 0
+    while lines and (block := file.read(_BUFFER)):
+        ends = block.count(b"\n")
+        if ends >= lines:
+            return size + int(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))[lines - 1]) + 1
+        lines, size = lines - ends, size + len(block)
+    return size
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:

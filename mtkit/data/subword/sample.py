@@ -1,20 +1,27 @@
-"""The text that a tokenizer is trained on: a sample of what is read anyway, so nothing is read for it alone."""
+"""The text that a tokenizer is trained on: all of it, or a sample that is spread over it."""
 
+import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Self, TextIO
 
 from mtkit.data.progress import ProgressBar
-from mtkit.data.readers import read_corpus
+from mtkit.data.readers import Lines, Span, line_count, name_of, next_line, open_file, plain_files, read_corpus
+from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus
 
 SOURCE, TARGET = 0, 1
 
 _BYTES = 1 << 26
 """Text that is kept, at most."""
+
+_BLOCK = 1 << 16
+"""Bytes of a file that are read together where not all of it is."""
 
 _CHUNK = 10_000
 
@@ -33,9 +40,10 @@ class SampleLines:
 
 
 class TextSample:
-    """Every n-th pair of a stream of pairs, in files without names; a context, since these are open.
+    """At most 64 MiB of parallel text, in files without names; a context, since these are open.
 
-    n is the smallest power of two with which the text is at most 64 MiB, so it depends on the text's bytes alone.
+    Of plain text it is every n-th block of each file, of other text every n-th pair, and n is the smallest power of two
+    that suffices: so it depends on the text alone.
     """
 
     def __init__(self) -> None:
@@ -49,9 +57,13 @@ class TextSample:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def __bool__(self) -> bool:
-        """Whether any pair was added."""
-        return self._pairs > 0
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its text, in hexadecimal digits."""
+        digest = hashlib.sha256()
+        for line in self.lines(SOURCE, TARGET):
+            digest.update(f"{line}\n".encode())
+        return digest.hexdigest()
 
     def add(self, rows: Sequence[Sequence[Any]], size: int) -> None:
         """Take in the next pairs, (line, source, target, ...) each, that are `size` bytes with the ends of lines."""
@@ -65,13 +77,35 @@ class TextSample:
             self._every *= 2
             self._files = [self._thinned(file) for file in self._files]
 
-    def read(self, corpora: Sequence[Corpus], progress: ProgressBar) -> None:
-        """Take in the text of these corpora. Raises: DataError as `read_corpus`."""
-        pairs = iter(
-            progress((pair for each in corpora for pair in read_corpus(each)), "reading for the tokenizer", None)
-        )
+    def read(self, corpora: Sequence[Corpus], progress: ProgressBar) -> list[int] | None:
+        """Take in the text of these corpora; the pairs of each, where all of it was read.
+
+        Of plain text beyond 64 MiB, blocks are read: every n-th of each file. Raises: DataError as `read_corpus`.
+        """
+        files = [plain_files(corpus) for corpus in corpora]
+        plain = [each[:2] for each in files if each is not None]  # ids of documents aside
+        size = sum(path.stat().st_size for paths in plain for path in paths)
+        if len(plain) < len(files) or size <= _BYTES:
+            return [self._read_all(corpus, progress) for corpus in corpora]
+        self._files = [self._file(), self._file()]
+        every = next(2**power for power in count() if size <= _BYTES * 2**power)
+        for corpus, paths in progress(list(zip(corpora, plain, strict=True)), "reading for the tokenizer", len(plain)):
+            try:
+                for file, path in zip(self._files, paths, strict=True):
+                    file.writelines(f"{line}\n" for span in _blocks(path, every) for line in Lines(path, span=span))
+            except DataError:
+                deque(read_corpus(corpus), maxlen=0)  # from the beginning, for the number of the line
+                raise
+        return None
+
+    def _read_all(self, corpus: Corpus, progress: ProgressBar) -> int:
+        pairs, lines = iter(progress(read_corpus(corpus), f"reading {name_of(corpus)}", line_count(corpus))), 0
         while chunk := list(islice(pairs, _CHUNK)):
             self.add(chunk, sum(len(pair.source.encode()) + len(pair.target.encode()) + 2 for pair in chunk))
+            lines += len(chunk)
+        if not lines:
+            raise DataError(f"{name_of(corpus)} is empty; give text with one segment per line")
+        return lines
 
     def fold(self, lines: Callable[[Sequence[str]], list[str]]) -> None:
         """Write the sources anew as `lines` makes them, many at a time."""
@@ -99,3 +133,10 @@ class TextSample:
         thinner.writelines(islice(file, 0, None, 2))
         file.close()
         return thinner
+
+
+def _blocks(path: Path, every: int) -> Iterator[Span]:
+    """The lines that begin in every n-th block of a file; they have no numbers."""
+    with open_file(path) as file:
+        for begin in range(0, path.stat().st_size, every * _BLOCK):
+            yield Span(next_line(file, begin), next_line(file, begin + _BLOCK), 0)

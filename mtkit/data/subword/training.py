@@ -5,16 +5,16 @@ from pathlib import Path
 from mtkit.data.borrowed import copy_tokenizers
 from mtkit.data.progress import ProgressBar
 from mtkit.data.subword.sample import SOURCE, TARGET, TextSample
-from mtkit.data.tokenizer import Folding, Tokenizers, train_tokenizer
+from mtkit.data.tokenizer import Folding, train_tokenizer
 from mtkit.recipe.data import DataSettings
 
 
-def train_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> Tokenizers:
-    """The tokenizers of the training text that `sample` is of, or those that are taken over."""
+def make_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
+    """Write the tokenizers of the training text that `sample` is of, or those that are taken over, to a new folder."""
     folder.mkdir()
     if settings.tokenizer_from is not None:
         copy_tokenizers(settings.tokenizer_from / "tokenizer", folder)
-        return Tokenizers.load(folder)
+        return
     several = len(settings.directions) > 1
     languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
     rule = settings.tokenizer.normalization
@@ -26,4 +26,3 @@ def train_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, p
     for name, sides in trained.items():
         for _ in progress([name], f"training the {name} tokenizer", None):
             train_tokenizer(folder / f"{name}.model", sample.lines(*sides), settings.tokenizer, languages)
-    return Tokenizers.load(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtkit.data.lines.parts import FilePart, all_parts
-from mtkit.data.readers import Span, open_file
+from mtkit.data.readers import Span, next_line, open_file
 from mtkit.errors import DataError
 from mtkit.files import json_text, write_json, writing
 
@@ -27,7 +27,7 @@ def part_lines(path: Path, part: FilePart) -> Span:
     check_parted(path)
     with open_file(path) as file:
         size = path.stat().st_size
-        begin, end = (_next_line(file, size * number // part.of) for number in (part.number - 1, part.number))
+        begin, end = (next_line(file, size * number // part.of) for number in (part.number - 1, part.number))
         return Span(begin, end, _counted(file, 0, begin)[0])
 
 
@@ -111,16 +111,6 @@ def _read(part: FilePart, output: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return nothing
     return found if isinstance(found, dict) and found.keys() == nothing.keys() else nothing
-
-
-def _next_line(file: BinaryIO, place: int) -> int:
-    """Where the first line begins that does not begin before `place`."""
-    if place == 0:
-        return 0
-    file.seek(place - 1)
-    while (block := file.readline(_BLOCK)) and not block.endswith(b"\n"):
-        pass
-    return file.tell()
 
 
 def _counted(file: BinaryIO, begin: int, end: int) -> tuple[int, str]:

@@ -1,0 +1,143 @@
+"""The text of a side in chunks, measured as it is read: what is encoded, and written, at a time."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from mtkit.data.lines.parts import FilePart
+from mtkit.data.progress import ProgressBar
+from mtkit.data.readers import Facts, Measuring, SegmentPair, line_count, name_of, read_corpus
+from mtkit.errors import DataError
+from mtkit.files import json_text
+from mtkit.recipe.data import Corpus, DataSettings
+
+_PAIRS, _CHARACTERS = 10_000, 4_000_000
+"""Segment pairs, and characters of them, that a chunk has at most."""
+
+_ALIGNED = 100_000
+"""Lines of a corpus that are all looked at for sides that do not match; beyond, some of each chunk."""
+
+_ALIGNED_IN_CHUNK = 500
+
+
+class Chunk(NamedTuple):
+    """Segment pairs that stand together in one corpus, by columns: these are quick to send to another process."""
+
+    corpus: int
+    direction: str
+    lines: list[int]
+    """Line numbers in the input, from 1."""
+    sources: list[str]
+    targets: list[str]
+    documents: list[str | int | None]
+    """Document ids, as in `SegmentPair`."""
+    aligned: int
+    """Number of leading pairs that are checked for misaligned sides."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its text and documents, in hexadecimal digits."""
+        about = [
+            self.corpus,
+            self.direction,
+            self.lines,
+            any(each is not None for each in self.documents) and self.documents,
+        ]
+        return hashlib.sha256("\n".join([json_text(about), *self.sources, *self.targets]).encode()).hexdigest()
+
+
+def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, before: int = 0) -> Iterator[Chunk]:
+    """The pairs of a corpus in chunks, each small enough to be held, from behind those `before`, a multiple of 10,000.
+
+    Every 10,000th pair of a corpus ends a chunk, so chunks are the same wherever reading begins.
+    """
+    held: list[SegmentPair] = []
+    characters = 0
+    for number, pair in enumerate(pairs, start=before + 1):
+        held.append(pair)
+        characters += len(pair.source) + len(pair.target)
+        if number % _PAIRS == 0 or characters >= _CHARACTERS:
+            yield _chunk(held, corpus, direction, number)
+            held, characters = [], 0
+    if held:
+        yield _chunk(held, corpus, direction, before + len(held))
+
+
+def _chunk(held: list[SegmentPair], corpus: int, direction: str, end: int) -> Chunk:
+    lines, sources, targets, documents = zip(*held, strict=True)
+    aligned = len(held) if end <= _ALIGNED else min(len(held), _ALIGNED_IN_CHUNK)
+    return Chunk(corpus, direction, list(lines), list(sources), list(targets), list(documents), aligned)
+
+
+class SideText:
+    """The text of a side; `chunks` reads it once, and then `facts` tell what was read."""
+
+    def __init__(self, name: str, corpora: Sequence[Corpus], settings: DataSettings) -> None:
+        """Counts the lines where that takes no reading of the text. Raises: DataError where sides are not equal."""
+        self.name, self.corpora = name, corpora
+        self.lines: list[int | None] = [line_count(corpus) for corpus in corpora]
+        """Segment pairs of each corpus; None where they are not known."""
+        self._directions = [settings.direction_of(corpus) for corpus in corpora]
+        self._measuring: list[Measuring] = []
+
+    @property
+    def pairs(self) -> int | None:
+        """Segment pairs in all; None where they are not known."""
+        return None if None in self.lines else sum(each or 0 for each in self.lines)
+
+    def count(self, progress: ProgressBar) -> None:
+        """Count the lines that are not known, by reading them. Raises: DataError as `read_corpus`."""
+        for index, (corpus, lines) in enumerate(zip(self.corpora, self.lines, strict=True)):
+            if lines is None:
+                self.lines[index] = sum(1 for _ in progress(read_corpus(corpus), self._what("counting", index), None))
+
+    def chunks(self, progress: ProgressBar, verb: str = "encoding") -> Iterator[Chunk]:
+        """All chunks in order, read anew.
+
+        Raises: DataError as `read_corpus`, where a corpus holds nothing, and where it has other lines than before.
+        """
+        self._measuring = [Measuring(name_of(corpus)) for corpus in self.corpora]
+        for index, (corpus, measuring) in enumerate(zip(self.corpora, self._measuring, strict=True)):
+            pairs = measuring.through(read_corpus(corpus, measuring.repairs))
+            shown = progress(pairs, self._what(verb, index), self.lines[index])
+            yield from chunks(shown, index, self._directions[index])
+            lines, there = self.lines[index], measuring.facts.lines
+            if lines is not None and lines != there:
+                raise DataError(
+                    f"{name_of(corpus)} changed while it was read, from {lines:,} lines to {there:,}; give files that "
+                    "do not change, and no pipes"
+                )
+
+    def chunks_of(self, part: FilePart, progress: ProgressBar) -> Iterator[Chunk]:
+        """The chunks of one part; plain text is read from its beginning on.
+
+        A part has those 10,000 pairs of a corpus, from a multiple of 10,000 on, that begin in its share of all pairs.
+        Raises: DataError as `read_corpus`; ValueError where the number of pairs is not known.
+        """
+        before, pairs = 0, self.pairs
+        if pairs is None:
+            raise ValueError("parts need the number of pairs")
+        for index, (corpus, lines) in enumerate(zip(self.corpora, self.lines, strict=True)):
+            first, last = (
+                _first_of(each, part.of, pairs, before, lines or 0) for each in (part.number, part.number + 1)
+            )
+            before += lines or 0
+            if first < last:
+                read = progress(
+                    read_corpus(corpus, rows=range(first, last)), self._what("encoding", index), last - first
+                )
+                yield from chunks(read, index, self._directions[index], first)
+
+    @property
+    def facts(self) -> list[Facts]:
+        """The facts of each corpus, once `chunks` has come to its end."""
+        return [measuring.facts for measuring in self._measuring]
+
+    def _what(self, verb: str, index: int) -> str:
+        return f"{verb} {self.name}" + (f" {index + 1}/{len(self.corpora)}" if len(self.corpora) > 1 else "")
+
+
+def _first_of(part: int, of: int, pairs: int, before: int, lines: int) -> int:
+    """The first pair of a corpus, which has so many lines and pairs before it, that no part before `part` has."""
+    begin = max(0, -(-pairs * (part - 1) // of) - before)  # the share's, in this corpus
+    return min(-(-begin // _PAIRS) * _PAIRS, lines)
