@@ -27,7 +27,7 @@ if __name__ == "__main__":
     source, target, folder = map(Path, sys.argv[1:])
     tokenizers = Tokenizers.load(folder)
     pairs = list(islice(read_corpus(Corpus(source=source, target=target)), 20_000))
-    text = list((each._replace(aligned=500) for each in chunks(pairs, 0, "en-de")))
+    text = list(each._replace(aligned=500) for each in chunks(pairs, 0, "en-de"))
 
     def alone() -> None:
         for chunk in text:

@@ -43,7 +43,9 @@ def test_sides_that_stop_matching_are_found_with_the_line(folder: Path) -> None:
     found = encode_chunk(next(chunks(pairs, 0, "en-de")), Tokenizers.load(folder))
     assert found.suspicious is not None
     assert abs(found.suspicious - 1061) < 4
-    assert encode_chunk(next(chunks(pairs, 0, "en-de"))._replace(aligned=50), Tokenizers.load(folder)).suspicious is None
+    assert (
+        encode_chunk(next(chunks(pairs, 0, "en-de"))._replace(aligned=50), Tokenizers.load(folder)).suspicious is None
+    )
 
 
 def test_several_processes_give_what_one_gives_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

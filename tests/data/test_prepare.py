@@ -1,3 +1,4 @@
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -5,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mtkit.data import encode, sides
 from mtkit.data import prepare as module
+from mtkit.data.lines import chunks
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.readers import read_corpus
@@ -173,9 +174,9 @@ def test_sides_that_part_are_refused_with_the_line_unless_told_to_take_them(
 def test_where_only_samples_are_looked_at_the_stretch_that_was_not_is_named(
     settings: DataSettings, write_pair: WritePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sides, "_ALIGNED", 100)
-    monkeypatch.setattr(sides, "_ALIGNED_IN_CHUNK", 60)
-    monkeypatch.setattr(encode, "_PAIRS", 100)
+    monkeypatch.setattr(chunks, "_ALIGNED", 100)
+    monkeypatch.setattr(chunks, "_ALIGNED_IN_CHUNK", 60)
+    monkeypatch.setattr(chunks, "_PAIRS", 100)
     text = [f"on {'very ' * (line * 7 % 11)}old day {line} we met {line * 37} dogs" for line in range(400)]
     parted = write_pair("parted", "\n".join(text).encode(), "\n".join([*text[:180], *text[181:], "end"]).encode())
     with pytest.raises(DataError, match=r"from somewhere between lines 160 and 20\d on"):
@@ -275,29 +276,42 @@ def test_tokenizers_of_large_corpora_are_trained_on_a_sample(
 
     monkeypatch.setattr("mtkit.data.subword.training.train_tokenizer", train)
     monkeypatch.setattr("mtkit.data.subword.sample._BYTES", 10_000)
+    monkeypatch.setattr("mtkit.data.subword.sample._BLOCK", 500)
     prepare(settings)
     assert 50 < seen[0] < 400  # of 800 lines, some 40,000 bytes
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_text_is_measured_and_sampled_in_one_reading_and_encoded_in_another(
-    settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("shards", [1, 1_000_000])
+def test_training_text_is_read_once_besides_what_trains_the_tokenizer(
+    settings: DataSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool, plain: bool, shards: int
 ) -> None:
     """A streamed data set is a download each time, and a vocabulary too large for the text takes several attempts."""
+    monkeypatch.setattr("mtkit.data.shards.PAIRS", shards)
+    monkeypatch.setattr("mtkit.data.subword.sample._BYTES", 1_000)
+    monkeypatch.setattr("mtkit.data.subword.sample._BLOCK", 100)
+    if not plain:
+        pairs = [pair for corpus in settings.train for pair in read_corpus(corpus)]
+        table = tmp_path / "train.jsonl"
+        table.write_text("".join(f"{json.dumps({'en': each.source, 'de': each.target})}\n" for each in pairs))
+        settings = settings.model_copy(update={"train": (Corpus(file=table, source="en", target="de"),)})
     if given:
         prepare(settings.model_copy(update={"folder": tmp_path / "first"}))
         settings = settings.model_copy(update={"tokenizer_from": tmp_path / "first"})
     readings = list[Corpus]()
 
-    def counted(corpus: Corpus, *rest: Any) -> Any:
+    def counted(corpus: Corpus, *rest: Any, **others: Any) -> Any:
         readings.append(corpus)
-        return read_corpus(corpus, *rest)
+        return read_corpus(corpus, *rest, **others)
 
-    for reader in ("readers.facts", "subword.sample", "sides"):
+    for reader in ("readers.facts", "subword.sample", "lines.chunks"):
         monkeypatch.setattr(f"mtkit.data.{reader}.read_corpus", counted)
     record = prepare(settings).record
     assert record["vocabulary"]["source"] < settings.tokenizer.vocabulary // 8 * 8
-    assert [corpus for corpus in readings if corpus in settings.train] == [*settings.train] * 2
+    once = [*settings.train]
+    assert [corpus for corpus in readings if corpus in settings.train] == (once if given or plain else once * 2)
+    assert all(readings.count(corpus) == 1 for corpus in settings.valid)
     readings.clear()
     assert prepare(settings).unchanged
-    assert [corpus for corpus in readings if corpus in settings.train] == [*settings.train]
+    assert [corpus for corpus in readings if corpus in settings.train] == once

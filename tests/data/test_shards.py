@@ -13,6 +13,7 @@ from mtkit.data.encode import Encoder
 from mtkit.data.lines.parts import FilePart
 from mtkit.data.prepare import prepare, prepare_part
 from mtkit.data.prepared import open_prepared
+from mtkit.data.readers import corpora
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, TokenizerSettings
 from tests.data.conftest import WritePair
@@ -187,7 +188,7 @@ def test_joining_is_refused_where_parts_do_not_fit(settings: DataSettings) -> No
     refused(r"part-2-of-3 holds part 1/3, not 2/3; prepare it again with --part 2/3")
     shutil.rmtree(parts[1])
     prepare_part(settings.model_copy(update={"cleaning": Cleaning(misaligned=True, overlap=False)}), FilePart(2, 3))
-    refused(r"part 2/3 was prepared with other text or settings \(.*cleaning\.overlap: False -> True")
+    refused(r"part 2/3 was prepared with other settings \(.*cleaning\.overlap: False -> True")
     shutil.rmtree(parts[1])
     kept.rename(parts[1])
     (parts[1] / "shard-1.arrow").rename(kept)
@@ -204,8 +205,98 @@ def test_a_damaged_shard_is_named(settings: DataSettings) -> None:
     prepare_part(settings, FilePart(1, 1))
     shard = FilePart(1, 1).output(settings.folder) / "shard-1.arrow"
     shard.write_bytes(shard.read_bytes()[:3_000])
-    with pytest.raises(DataError, match=r"shard-1.arrow is damaged; remove it and prepare part 1/1 again"):
+    with pytest.raises(DataError, match=r"shard-1.arrow is damaged; remove it and prepare its part again"):
         prepare(settings, join=True)
+
+
+def changed(settings: DataSettings, line: bytes, other: bytes) -> None:
+    """Write another line in place of one of the second corpus, which is as long."""
+    path = Path(str(settings.train[1].source))
+    before = path.read_bytes()
+    assert before.count(line) == 1
+    assert len(line) == len(other)
+    path.write_bytes(before.replace(line, other))
+
+
+def test_of_text_that_changed_since_only_what_is_made_of_it_is_made_again(
+    settings: DataSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus with a damaged line is mended, and the same command typed again."""
+    monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
+    prepare(settings.model_copy(update={"folder": settings.folder.with_name("lender")}))
+    borrowing = settings.model_copy(update={"tokenizer_from": settings.folder.with_name("lender")})
+    one = FilePart(1, 1)
+    folder, _ = prepare_part(elsewhere(borrowing, "first"), one)
+    shutil.move(folder, settings.folder.with_name("data.partial"))
+    changed(settings, b"\nthe 133 dogs", b"\nthe 133 cats")
+    encoded, own = list[int](), Encoder.encode
+
+    def counted(encoder: Encoder, chunks: object) -> object:
+        for chunk, found in own(encoder, chunks):  # type: ignore[arg-type]
+            encoded.append(len(chunk.lines))
+            yield chunk, found
+
+    shutil.copytree(settings.folder.with_name("data.partial"), settings.folder.with_name("first.part-1-of-1"))
+    record = settings.folder.with_name("data.partial") / "part.json"
+    assert json.loads(record.read_text())["part"] == "1/1"
+    monkeypatch.setattr(Encoder, "encode", counted)
+    found = written(prepare(borrowing).folder)
+    assert sum(encoded) == 100 + 2  # shard 4, and the validation side
+    assert found == written(prepare(elsewhere(borrowing, "anew")).folder)
+    with pytest.raises(DataError, match="part 1/1 was prepared from other text; prepare it again with --part 1/1"):
+        prepare(elsewhere(borrowing, "first"), join=True)
+
+
+def test_a_tokenizer_of_other_text_is_made_again(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
+    folder, _ = prepare_part(elsewhere(settings, "first"), FilePart(1, 1))
+    shutil.move(folder, settings.folder.with_name("data.partial"))
+    changed(settings, b"\nthe 133 dogs", b"\nthe 133 cats")
+    assert written(prepare(settings).folder) == written(prepare(elsewhere(settings, "anew")).folder)
+
+
+def test_joining_text_that_has_grown_is_refused(settings: DataSettings) -> None:
+    for number in (1, 2):
+        prepare_part(settings, FilePart(number, 2))
+    for side in (settings.train[1].source, settings.train[1].target):
+        with Path(str(side)).open("ab") as file:
+            file.write(b"more\n" * 20)
+    with pytest.raises(DataError, match="goes on after line 230, where its parts end; prepare them again"):
+        prepare(settings, join=True)
+
+
+def test_a_part_reads_its_own_share(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.readers.text._BUFFER", 512)
+    prepare(settings.model_copy(update={"folder": settings.folder.with_name("lender")}))
+    plain = settings.model_copy(
+        update={"train": settings.train[:1], "tokenizer_from": settings.folder.with_name("lender")}
+    )
+    read, own = list[int](), corpora.read_corpus
+
+    def counted(*given: object, **others: object) -> object:
+        for pair in own(*given, **others):  # type: ignore[arg-type]
+            read.append(pair.line)
+            yield pair
+
+    for module in ("readers.facts", "subword.sample", "lines.chunks"):
+        monkeypatch.setattr(f"mtkit.data.{module}.read_corpus", counted)
+    assert [prepare_part(plain, FilePart(number, 3))[1] for number in (2, 3, 1)] == [80, 70, 80]
+    assert read == [*range(81, 161), *range(161, 231), *range(1, 81)]
+
+
+def test_an_error_before_the_first_shard_leaves_nothing_where_the_tokenizer_is_given(
+    settings: DataSettings, tmp_path: Path
+) -> None:
+    prepare(settings.model_copy(update={"folder": tmp_path / "lender"}))
+    table = tmp_path / "bad.jsonl"
+    table.write_text('{"en": "a", "de": "b"}\n' * 40 + '{"en": "a"}\n')
+    bad = settings.model_copy(
+        update={"train": (Corpus(file=table, source="en", target="de"),), "tokenizer_from": tmp_path / "lender"}
+    )
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match="line 41"):
+        prepare(bad)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_sides_that_do_not_match_are_refused_before_all_is_encoded(settings: DataSettings, tmp_path: Path) -> None:

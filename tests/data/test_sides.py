@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mtkit.data import encode
 from mtkit.data import prepare as module
 from mtkit.data.documents import joined
 from mtkit.data.lines.lengths import lengths_of
@@ -143,7 +142,7 @@ def test_segments_of_a_document_are_joined_for_training_only(several: DataSettin
 
 
 def test_several_processes_write_the_same_files(several: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_PAIRS", 9)
+    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 9)
     monkeypatch.setattr(module, "_ALONE", 0)
     other = several.model_copy(update={"folder": several.folder.with_name("other")})
     prepare(several, workers=1)

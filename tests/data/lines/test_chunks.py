@@ -41,7 +41,7 @@ def test_the_fingerprint_is_of_all_that_is_encoded() -> None:
     others = [
         chunk._replace(sources=["", *chunk.sources[1:]]),
         chunk._replace(targets=[*chunk.targets[:-1], ""]),
-        chunk._replace(sources=[*chunk.sources, chunk.targets[0]], targets=chunk.targets[1:]),
+        chunk._replace(sources=[*chunk.sources[1:], chunk.sources[0]]),
         chunk._replace(documents=[*chunk.documents[:-1], 1]),
         chunk._replace(documents=[*chunk.documents[:-1], "1"]),
         chunk._replace(lines=[*chunk.lines[:-1], 99]),
@@ -70,7 +70,8 @@ def test_parts_are_all_of_it_and_plain_text_is_read_from_their_beginning(
     plain, parted = write(tmp_path, "a", 83, end), write(tmp_path, "b", 34, end)
     (tmp_path / "c.tsv").write_text("".join(f"s{each}\tt{each}\n" for each in range(25)), encoding="utf-8")
     table = Corpus(file=tmp_path / "c.tsv", source="1", target="2")
-    settings = DataSettings(train=(plain, parted.model_copy(update={"documents": "empty-lines"}), table))
+    corpora = (plain, parted.model_copy(update={"documents": "empty-lines"}), table)
+    settings = DataSettings(train=corpora, valid=(plain,))
     text = SideText("train", settings.train, settings)
     assert text.lines == [83, 34, None]
     assert text.pairs is None
@@ -87,10 +88,11 @@ def test_parts_are_all_of_it_and_plain_text_is_read_from_their_beginning(
 
 
 def test_text_that_changes_or_has_unequal_sides_is_refused(tmp_path: Path) -> None:
-    settings = DataSettings(train=(write(tmp_path, "a", 83),))
+    corpus = write(tmp_path, "a", 83)
+    settings = DataSettings(train=(corpus,), valid=(corpus,))
     text = SideText("train", settings.train, settings)
     write(tmp_path, "a", 84)
-    with pytest.raises(DataError, match=r"a\.en and .*a\.de changed while it was read, from 83 lines to 84; give files"):
+    with pytest.raises(DataError, match=r"a\.de changed while it was read, from 83 lines to 84; give files"):
         list(text.chunks(silent))
     (tmp_path / "a.de").write_text("1\n2\n")
     with pytest.raises(DataError, match=r"a\.en has 84 lines and .*a\.de has 2"):

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mtkit.data import encode
 from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.readers import Lines
@@ -36,7 +35,7 @@ def test_tokens_are_those_of_the_text(builtin: Prepared) -> None:
 
 
 def test_many_record_batches_read_as_one(builtin: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_PAIRS", 7)
+    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 7)
     settings = builtin.settings.model_copy(update={"folder": tmp_path / "data"})
     prepare(settings)
     other = open_prepared(tmp_path / "data")
