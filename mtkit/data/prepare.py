@@ -222,8 +222,9 @@ def _partial(folder: Path) -> Path:
 
 
 def _tidy(settings: DataSettings, part: Shards) -> None:
-    """Remove shards after an error where there is nothing in them to go on from."""
-    if settings.tokenizer_from is not None and not part.complete:
+    """Remove shards after an error where there is little in them to go on from: no whole one, or the only one."""
+    little = not part.complete or (part.record["pairs"] or shards.PAIRS) < shards.PAIRS
+    if settings.tokenizer_from is not None and little:
         shutil.rmtree(part.folder, ignore_errors=True)
 
 

@@ -297,6 +297,10 @@ def test_an_error_before_the_first_shard_leaves_nothing_where_the_tokenizer_is_g
     with pytest.raises(DataError, match="line 41"):
         prepare(bad)
     assert sorted(tmp_path.iterdir()) == before
+    table.write_text('{"en": "a", "de": "b"}\n' * 4)
+    with pytest.raises(DataError, match="hold 1 usable training pairs"):
+        prepare(bad)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_sides_that_do_not_match_are_refused_before_all_is_encoded(settings: DataSettings, tmp_path: Path) -> None:

@@ -101,12 +101,13 @@ class SideText:
             pairs = measuring.through(read_corpus(corpus, measuring.repairs))
             shown = progress(pairs, self._what(verb, index), self.lines[index])
             yield from chunks(shown, index, self._directions[index])
-            lines, there = self.lines[index], measuring.facts.lines
-            if lines is not None and lines != there:
+            lines, there = self.lines[index], measuring.lines
+            if lines and lines != there:
                 raise DataError(
                     f"{name_of(corpus)} changed while it was read, from {lines:,} lines to {there:,}; give files that "
                     "do not change, and no pipes"
                 )
+            measuring.check()
 
     def chunks_of(self, part: FilePart, progress: ProgressBar) -> Iterator[Chunk]:
         """The chunks of one part; plain text is read from its beginning on.

@@ -52,9 +52,11 @@ class Measuring:
     def __init__(self, name: str) -> None:
         """`name`: what messages call them. Whatever reads the rows counts its `repairs`."""
         self.name, self.repairs = name, Repairs()
+        self.lines = 0
+        """Rows so far."""
         self._digest = hashlib.sha256()
         self._documents: list[str] = []
-        self._lines = self._bytes = self._returns = self._separators = 0
+        self._bytes = self._returns = self._separators = 0
 
     def through(self, rows: Iterable[_Row]) -> Iterator[_Row]:
         """The same rows, measured some before they are given."""
@@ -69,24 +71,28 @@ class Measuring:
         encoded = text.encode()
         self._digest.update(encoded)
         self._documents += [f"{document}\n" for row in rows for document in row[3:] if document is not None]
-        self._lines += len(rows)
-        if self._lines % _BLOCK == 0:
+        self.lines += len(rows)
+        if self.lines % _BLOCK == 0:
             self._digest.update("".join(self._documents).encode())
             self._documents.clear()
         self._bytes += len(encoded)
         self._returns += text.count("\r")
         self._separators += sum(text.count(each) for each in _SEPARATORS)
 
+    def check(self) -> None:
+        """Raises: DataError where there was no row."""
+        if self.lines == 0:
+            raise DataError(f"{self.name} is empty; give text with one segment per line")
+
     @property
     def facts(self) -> Facts:
         """The facts of all rows so far. Raises: DataError where there was none."""
-        if self._lines == 0:
-            raise DataError(f"{self.name} is empty; give text with one segment per line")
+        self.check()
         digest = self._digest.copy()
         digest.update("".join(self._documents).encode())
         return Facts(
             self.name,
-            self._lines,
+            self.lines,
             self._bytes,
             digest.hexdigest(),
             line_separators=self._separators,

@@ -94,6 +94,13 @@ def test_text_that_changes_or_has_unequal_sides_is_refused(tmp_path: Path) -> No
     write(tmp_path, "a", 84)
     with pytest.raises(DataError, match=r"a\.de changed while it was read, from 83 lines to 84; give files"):
         list(text.chunks(silent))
+    for name in ("a.en", "a.de"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=r"from 83 lines to 0; give files that do not change, and no pipes"):
+        list(text.chunks(silent))
+    with pytest.raises(DataError, match=r"a\.de is empty"):
+        list(SideText("train", settings.train, settings).chunks(silent))
+    write(tmp_path, "a", 84)
     (tmp_path / "a.de").write_text("1\n2\n")
     with pytest.raises(DataError, match=r"a\.en has 84 lines and .*a\.de has 2"):
         SideText("train", settings.train, settings)
