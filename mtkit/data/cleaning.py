@@ -23,6 +23,9 @@ REASONS = {
 _RATIO = 4.0
 """Length ratio beyond which pairs are counted where the settings name none."""
 
+_EDGES = np.arange(1, 32, dtype=np.uint64) << np.uint64(59)
+"""Where the next value of a hash's five highest bits begins."""
+
 _SHORT = 10
 """Pieces up to which a ratio says nothing: "No." may well be five words elsewhere."""
 
@@ -56,30 +59,43 @@ def _row_sums(side: Ragged) -> np.ndarray:
 
 
 class Seen:
-    """The hashes met so far, 8 bytes each: sorted runs, each more than twice as long as the next."""
+    """The hashes met so far, 8 bytes each: by their highest bits, sorted runs, each more than twice as long as the next.
+
+    Runs of one value of these bits are joined at a time, so the copy that joining takes is small.
+    """
 
     def __init__(self) -> None:
-        self._runs: list[np.ndarray] = []
+        self._runs: list[list[np.ndarray]] = [[] for _ in range(len(_EDGES) + 1)]
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
         """(n,) bool: which of them were met before, among themselves too. Takes them all in."""
         again = np.ones(len(hashes), dtype=bool)
         again[np.unique(hashes, return_index=True)[1]] = False
         again |= self.hold(hashes)
-        run = np.sort(hashes[~again])
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")  # in place: a copy would be as large as all that was met
-        if len(run):
-            self._runs.append(run)
+        new = np.sort(hashes[~again])
+        for runs, part in zip(self._runs, np.split(new, np.searchsorted(new, _EDGES)), strict=True):
+            run = part.copy()
+            while runs and len(runs[-1]) <= 2 * len(run):
+                run = np.concatenate([runs.pop(), run])
+                run.sort(kind="stable")  # in place: a copy would be as large as all of these
+            if len(run):
+                runs.append(run)
         return again
 
     def hold(self, hashes: np.ndarray) -> np.ndarray:
         """(n,) bool: which of them were met before."""
-        found = np.zeros(len(hashes), dtype=bool)
-        for run in self._runs:
-            found |= run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes
+        order = np.argsort(hashes)
+        parts = np.split(hashes[order], np.searchsorted(hashes, _EDGES, sorter=order))
+        found = np.empty(len(hashes), dtype=bool)
+        found[order] = np.concatenate([_among(runs, part) for runs, part in zip(self._runs, parts, strict=True)])
         return found
+
+
+def _among(runs: Sequence[np.ndarray], hashes: np.ndarray) -> np.ndarray:
+    found = np.zeros(len(hashes), dtype=bool)
+    for run in runs:
+        found |= run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes
+    return found
 
 
 def examine(

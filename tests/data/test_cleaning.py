@@ -1,6 +1,7 @@
 import numpy as np
 
 from mtkit.data.cleaning import REASONS, Seen, examine, left_out, pair_hashes
+from mtkit.data.mixing import mixed
 from mtkit.data.tokenizer import UNK
 from mtkit.recipe.data import Cleaning
 from tests.data.test_segments import ragged
@@ -44,15 +45,20 @@ def test_hashes_of_many_pairs_are_spread_over_64_bits() -> None:
 
 def test_seen_knows_what_a_set_knows_whatever_the_chunks() -> None:
     draw = np.random.default_rng(1)
+    edges = np.arange(64, dtype=np.uint64) << np.uint64(58)
+    values = np.unique(np.concatenate([np.arange(400, dtype=np.uint64), edges, edges - 1, mixed(edges)]))
     seen, known = Seen(), set()
     for size in (1, 1, 5, 200, 3, 1000, 2, 40):
-        hashes = draw.integers(0, 900, size).astype(np.uint64)
+        hashes = draw.choice(values[::2], size)
         expected = []
         for each in hashes.tolist():
             expected.append(each in known)
             known.add(each)
         assert seen.add(hashes).tolist() == expected
-    assert seen.hold(np.arange(1000, dtype=np.uint64)).tolist() == [each in known for each in range(1000)]
+    held = seen.hold(values)
+    assert held.tolist() == [each in known for each in values.tolist()]
+    assert 100 < held.sum() < len(values)
+    assert seen.hold(values[:0]).tolist() == []
 
 
 def _found(settings: Cleaning) -> dict[str, np.ndarray]:
