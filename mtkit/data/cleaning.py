@@ -61,7 +61,8 @@ def _row_sums(side: Ragged) -> np.ndarray:
 class Seen:
     """The hashes met so far, 8 bytes each: by their highest bits, in sorted runs.
 
-    Each run is more than twice as long as the next. Runs of one value of these bits are joined at a time, so the copy that joining takes is small.
+    Each run is more than twice as long as the next. Runs of one value of these bits are joined at a time, so the copy
+    that joining takes is small.
     """
 
     def __init__(self) -> None:
