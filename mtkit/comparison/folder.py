@@ -65,6 +65,7 @@ class _Scored(TypedDict):
 
     attention: str
     bleu: _Bleu
+    doubt: NotRequired[str]
     side: str
     training: _Training
     decoding: _Decoding

@@ -62,7 +62,8 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
     sides = {each["side"] for each in results if "side" in each}
     if sides == {"valid"}:
         parts.append("scored on the validation side")
-    return ", ".join(parts)
+    doubts = [f"{each['attention']}: {each['doubt']}" for each in results if "doubt" in each]
+    return "; ".join([", ".join(parts), *doubts[:1]])
 
 
 def _rows(results: Results) -> list[list[str]]:

@@ -22,7 +22,7 @@ from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
-from mtkit.evaluation.scores import score_corpus
+from mtkit.evaluation.scores import doubt, score_corpus
 from mtkit.files import write_json
 from mtkit.peak_memory import peak_bytes
 from mtkit.runs import Run
@@ -94,15 +94,18 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
     recipe, side = run.recipe, held_out(prepared)
     translator = Translator([run], recipe.decoding, device=str(device))
     found, speed, _ = translator.held_out(side, joined=True)
+    hypotheses, references = [each[0].text for each in found], [side.references]
     (bleu,) = score_corpus(
-        [each[0].text for each in found],
-        [side.references],
+        hypotheses,
+        references,
         metrics=("BLEU",),
         tokenize=recipe.scoring.tokenize,
         lowercase=recipe.scoring.lowercase,
         languages=side.target_languages,
     )
+    told = doubt([bleu], hypotheses, references)
     return {
+        **({} if told is None else {"doubt": told}),
         "bleu": {"value": bleu.value, "low": bleu.low, "high": bleu.high, "signature": bleu.signature},
         "side": side.name,
         "checkpoint": translator.about["checkpoint"],

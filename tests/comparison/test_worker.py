@@ -45,6 +45,19 @@ def test_its_result_is_that_of_the_run_it_leaves(tiny: Tiny, opened: Opened) -> 
     assert found["decoding"]["segments"] == 8
 
 
+def test_scores_in_words_that_are_not_told_apart_are_doubted(
+    tiny: Tiny, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tokenizer of BLEU is known to fit the target text, as Chinese under the name of a language with spaces."""
+    monkeypatch.setattr("mtkit.evaluation.scores.NO_BLEU", 101)
+    monkeypatch.setattr("mtkit.evaluation.scores.SOME_CHRF", -1)
+    folder = opened(tiny(), "full")
+    assert compare_one(folder, "full") == 0
+    found = folder.result("full")
+    assert found is not None
+    assert "its tokenizer 13a does not seem to fit the target text" in found["doubt"]
+
+
 def test_the_speed_of_training_leaves_validation_out(
     tiny: Tiny, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
