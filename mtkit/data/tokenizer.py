@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from mtkit.data.subword.folding import Folding
 from mtkit.data.subword.model_file import keeps_text
 from mtkit.errors import DataError
 from mtkit.files import writing
@@ -44,45 +45,8 @@ _BYTES = 256
 _SPACE = "\u2581"
 """How sentencepiece writes a space."""
 
-_ASCII = "".join(map(chr, range(128)))
-"""Rules of folding join no ASCII characters: what keeps each of them keeps all text of them."""
-
 _LONGEST_LINE = 1 << 24
 """Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
-
-
-class Folding:
-    """Writes characters of the source text as others that stand for them, before it is cut: full-width ones, ligatures.
-
-    It is a sentencepiece model that only normalises, so what was folded in training is folded in the same way for ever.
-    """
-
-    def __init__(self, rule: str | bytes) -> None:
-        """A rule by its name, as nfkc, or a model. Raises: RuntimeError or ValueError where it is neither."""
-        given = {"rule_name": rule} if isinstance(rule, str) else {"model_proto": rule}
-        self._normalizer = sentencepiece.SentencePieceNormalizer(
-            **given, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
-        )
-        self._keeps_ascii = self(_ASCII) == _ASCII
-
-    @property
-    def model(self) -> bytes:
-        """What another `Folding` is made of."""
-        proto: bytes = self._normalizer.serialized_model_proto()
-        return proto
-
-    def __call__(self, text: str) -> str:
-        folded: str = self._normalizer.normalize(text)
-        return folded
-
-    def lines(self, texts: Sequence[str]) -> list[str]:
-        """Many texts, in less time than one by one."""
-        others = [text for text in texts if not text.isascii()] if self._keeps_ascii else list(texts)
-        folded: list[str] = self._normalizer.normalize(others)
-        if len(others) == len(texts):
-            return folded
-        rest = iter(folded)
-        return [text if text.isascii() else next(rest) for text in texts]
 
 
 class Tokenizer:

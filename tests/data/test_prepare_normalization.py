@@ -9,7 +9,8 @@ import sentencepiece
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.data.report import summary
-from mtkit.data.tokenizer import EOS, Folding, Tokenizers
+from mtkit.data.subword.folding import Folding
+from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.files import write_json
 from mtkit.recipe.data import DataSettings
 

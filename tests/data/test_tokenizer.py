@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Folding, Tokenizer, Tokenizers, train_tokenizer
+from mtkit.data.subword.folding import Folding
+from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
 from mtkit.errors import DataError
 from mtkit.recipe.data import TokenizerSettings
 
@@ -141,15 +142,6 @@ def test_what_is_told_without_decoding_is_what_decoding_tells(tmp_path: Path, ki
 
 def single_spaced(line: str) -> str:
     return re.sub(" +", " ", line).strip(" ")
-
-
-@pytest.mark.parametrize("rule", ["nfkc", "nmt_nfkc"])
-def test_many_texts_are_folded_as_each_alone(rule: str) -> None:
-    folding = Folding(rule)
-    texts = ["two  dogs ", "Ｔｗｏ dogs", "", "tab\there", "\x7f\x01a", "ﬁne", "好！", *map(chr, range(1, 128))]
-    assert folding.lines(texts) == [folding(text) for text in texts]
-    pairs = [chr(one) + chr(other) for one in range(1, 128) for other in range(1, 128)]
-    assert folding.lines(pairs) == [folding(pair) for pair in pairs]
 
 
 def test_source_text_is_folded_before_it_is_cut(tokenizer: Tokenizer) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from mtkit.data.borrowed import copy_tokenizers
 from mtkit.data.progress import ProgressBar
+from mtkit.data.subword.folding import Folding
 from mtkit.data.subword.sample import SOURCE, TARGET, TextSample
-from mtkit.data.tokenizer import Folding, train_tokenizer
+from mtkit.data.tokenizer import train_tokenizer
 from mtkit.recipe.data import DataSettings
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mtkit.data.tokenizer import BREAK, EOS, UNK, Folding, Tokenizer, train_tokenizer
+from mtkit.data.subword.folding import Folding
+from mtkit.data.tokenizer import BREAK, EOS, UNK, Tokenizer, train_tokenizer
 from mtkit.decoding.links.words import begins, shares, words
 from mtkit.recipe.data import TokenizerSettings
 
