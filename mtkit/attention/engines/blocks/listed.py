@@ -70,7 +70,15 @@ def attend_listed(
     tables = (None, None) if by_label is None else by_label
     with torch.autocast(q.device.type, enabled=False):
         heads: Tensor = _Listed.apply(  # type: ignore[no-untyped-call]
-            rows, k.flatten(0, 1), v.flatten(0, 1), *tables, lists, hidden, scale, dropout, seed
+            rows,
+            k.flatten(0, 1).contiguous(),
+            v.flatten(0, 1).contiguous(),
+            *tables,
+            lists,
+            hidden,
+            scale,
+            dropout,
+            seed,
         )
     heads = heads.flatten(1, 2)
     return (heads[:, : q.shape[2]] if rest else heads).unflatten(0, q.shape[:2])
@@ -82,6 +90,8 @@ class _Part(NamedTuple):
     streams: slice
     blocks: slice
     places: Tensor
+    rows: Tensor
+    """(n b L,) the places of all these streams, one stream behind the other: rows of one table are quick to copy."""
     labels: Tensor
 
 
@@ -104,7 +114,7 @@ class _Listed(torch.autograd.Function):
         tables = None if vectors is None or biases is None else _Tables(vectors, biases, scale, q)
         heads = v.new_empty(*q.shape[:3], v.shape[-1])
         noise = seeded_dropout(dropout, seed, q.device)
-        for part in _parts(lists, len(q), tables is not None):
+        for part in _parts(lists, len(q), k.shape[1], tables is not None):
             at = part.streams, part.blocks
             scores = _scores(q[at] * scale, tables, _beside(k, part), part, missing)
             weights = noise(scores.softmax(-1)).type_as(v)
@@ -124,7 +134,7 @@ class _Listed(torch.autograd.Function):
         tables = None if vectors is None else _Tables(vectors, biases, ctx.scale, q)
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
-        for part in _parts(ctx.lists, len(q), tables is not None):
+        for part in _parts(ctx.lists, len(q), k.shape[1], tables is not None):
             at = part.streams, part.blocks
             rows, near_k, near_v = q[at] * ctx.scale, _beside(k, part), _beside(v, part)
             scores = _scores(rows, tables, near_k, part, ctx.missing)
@@ -184,21 +194,24 @@ class _Tables:
         return rows.flatten(0, 2).unsqueeze(0) if len(self._vectors) == 1 else rows.flatten(1, 2)
 
 
-def _parts(lists: Lists, streams: int, by_label: bool) -> Iterator[_Part]:
-    """All streams and blocks, in parts of limited size; labels of the type that what is done with them asks for."""
+def _parts(lists: Lists, streams: int, keys: int, by_label: bool) -> Iterator[_Part]:
+    """All streams of so many keys and blocks, in parts of limited size; labels of the type that is asked for."""
     blocks, block, width = lists.labels.shape
     most = max(scores_at_once(lists.labels.device) // (block * width), 1)
     several = max(most // blocks, 1)
     for first in range(0, blocks, most):
         some = slice(first, first + most)
         places, labels = lists.places[some], lists.labels[some].to(torch.long if by_label else torch.bool)
+        first_of = torch.arange(min(several, streams), device=places.device).unsqueeze(1) * keys
+        rows = first_of + places.flatten()
         for stream in range(0, streams, several):
-            yield _Part(slice(stream, min(stream + several, streams)), some, places, labels)
+            end = min(stream + several, streams)
+            yield _Part(slice(stream, end), some, places, rows[: end - stream].flatten(), labels)
 
 
 def _beside(x: Tensor, part: _Part) -> Tensor:
     """The keys (n, b, L, K) of a part, of x (N, S, K)."""
-    return x[part.streams].index_select(1, part.places.flatten()).unflatten(1, part.places.shape)
+    return x[part.streams].flatten(0, 1).index_select(0, part.rows).unflatten(0, (-1, *part.places.shape))
 
 
 def _scores(rows: Tensor, tables: _Tables | None, near_k: Tensor, part: _Part, missing: Tensor | None) -> Tensor:
@@ -220,4 +233,4 @@ def _seen(scores: Tensor) -> Tensor:
 
 def _add(total: Tensor, rows: Tensor, part: _Part) -> None:
     """Adds rows (n, b, L, K) to total (N, S, K)."""
-    total[part.streams].index_add_(1, part.places.flatten(), rows.flatten(1, 2).type_as(total))
+    total[part.streams].flatten(0, 1).index_add_(0, part.rows, rows.flatten(0, 2).type_as(total))
