@@ -1,11 +1,12 @@
 """Cleaning: what is unusual about segment pairs, and which of them are left out of training; all of it is counted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
 
 from mtkit.data.mixing import mixed
+from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.segments import Ragged
 from mtkit.data.tokenizer import UNK
 from mtkit.recipe.data import Cleaning
@@ -25,6 +26,12 @@ _RATIO = 4.0
 
 _EDGES = np.arange(1, 32, dtype=np.uint64) << np.uint64(59)
 """Where the next value of a hash's five highest bits begins."""
+
+_HALF = np.uint64(32)
+"""Bits of half a hash."""
+
+_AT_ONCE = 1 << 21
+"""Hashes that are looked through at a time for those that come again."""
 
 _SHORT = 10
 """Pieces up to which a ratio says nothing: "No." may well be five words elsewhere."""
@@ -92,6 +99,42 @@ class Seen:
         return found
 
 
+class Repeats:
+    """Which pairs of a stream were met before, found ahead: all hashes are read once for each two million pairs.
+
+    So memory hardly grows with the stream: a bit is kept for each pair.
+    """
+
+    def __init__(self, hashes: Callable[[], Iterable[np.ndarray]], progress: ProgressBar = silent) -> None:
+        """`hashes` reads those of the whole stream, (n,) uint64 some at a time."""
+        pairs = sum(map(len, hashes()))
+        readings = -(-pairs // _AT_ONCE)
+        self._bits = np.zeros(-(-pairs // 8), np.uint8)
+        self._place = 0
+        for number in progress(range(readings), "finding duplicates", readings):
+            self._mark(hashes(), np.uint64(number), np.uint64(readings))
+
+    def _mark(self, stream: Iterable[np.ndarray], number: np.uint64, readings: np.uint64) -> None:
+        """Set the bits of pairs met before, of the hashes in one of `readings` ranges."""
+        found, places, before = [], [], 0
+        for hashes in stream:
+            here = np.flatnonzero((hashes >> _HALF) * readings >> _HALF == number)
+            found.append(hashes[here])
+            places.append(here + before)
+            before += len(hashes)
+        together, place = np.concatenate(found), np.concatenate(places)
+        again = np.ones(len(together), dtype=bool)
+        again[np.unique(together, return_index=True)[1]] = False
+        place = place[again]
+        np.bitwise_or.at(self._bits, place >> 3, (1 << (place & 7)).astype(np.uint8))
+
+    def add(self, hashes: np.ndarray) -> np.ndarray:
+        """(n,) bool: which of the stream's next pairs, of these hashes, were met before."""
+        place = np.arange(self._place, self._place + len(hashes))
+        self._place += len(hashes)
+        return (self._bits[place >> 3] >> (place & 7)) & 1 == 1
+
+
 def _among(runs: Sequence[np.ndarray], hashes: np.ndarray) -> np.ndarray:
     found = np.zeros(len(hashes), dtype=bool)
     for run in runs:
@@ -104,7 +147,7 @@ def examine(
     identical: np.ndarray,
     lengths: tuple[np.ndarray, np.ndarray],
     settings: Cleaning,
-    seen: Seen,
+    seen: Seen | Repeats,
     held_out: Seen | None,
 ) -> dict[str, np.ndarray]:
     """Which pairs each of `REASONS` applies to, (pairs,) bool.

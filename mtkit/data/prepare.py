@@ -15,7 +15,7 @@ from typing import Any
 from mtkit import __version__
 from mtkit.data import shards
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
-from mtkit.data.cleaning import REASONS, Seen
+from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.lines.chunks import SideText
@@ -247,12 +247,13 @@ def _write_sides(
     held_out, written = Seen(), {}
     # the training side last: it is searched for what the others hold
     for name in sorted(texts, key=lambda name: name == "train"):
-        writer = SideWriter(name, texts[name].corpora, settings, encoder.tokenizers, held_out)
+        side = name, texts[name].corpora, settings, encoder.tokenizers, held_out
         if name == "train" and parts:
+            repeats = Repeats(lambda: chain.from_iterable(each.hashes() for each in parts), progress)
             read = chain.from_iterable(each.read() for each in parts)
-            written[name] = writer.write(folder, progress(read, "cleaning train", None))
+            written[name] = SideWriter(*side, repeats).write(folder, progress(read, "cleaning train", None))
         else:
-            written[name] = writer.write(folder, encoder.encode(texts[name].chunks(progress)))
+            written[name] = SideWriter(*side).write(folder, encoder.encode(texts[name].chunks(progress)))
     return written
 
 

@@ -156,6 +156,13 @@ class Shards:
         for path in self._paths():
             yield from _fingerprints(path)
 
+    def hashes(self) -> Iterator[np.ndarray]:
+        """Those of a finished part's pairs, a chunk at a time."""
+        for path in self._paths():
+            # mapped, so that no other column is read
+            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                yield from (batch["hash"].to_numpy() for batch in reader)
+
     def _paths(self) -> list[Path]:
         return [self._path(number) for number in range(1, self.record["shards"] + 1)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mtkit.data.cleaning import REASONS, Seen, examine, left_out
+from mtkit.data.cleaning import REASONS, Repeats, Seen, examine, left_out
 from mtkit.data.encode import EncodedChunk, sampled
 from mtkit.data.lines.chunks import Chunk
 from mtkit.data.lines.lengths import MOST_SENTENCES
@@ -118,12 +118,21 @@ class SideWriter:
     """Writes one side; `write` gives what prepared.json says of it."""
 
     def __init__(
-        self, name: str, corpora: Sequence[Corpus], settings: DataSettings, tokenizers: Tokenizers, held_out: Seen
+        self,
+        name: str,
+        corpora: Sequence[Corpus],
+        settings: DataSettings,
+        tokenizers: Tokenizers,
+        held_out: Seen,
+        repeats: Repeats | None = None,
     ) -> None:
-        """`held_out`: takes in the pairs of validation and test sides, which come first; training looks there."""
+        """`held_out`: takes in the pairs of validation and test sides, which come first; training looks there.
+
+        `repeats`: which of this side's pairs were met before; None: that is found on the way.
+        """
         self.name, self._corpora, self._settings, self._tokenizers = name, corpora, settings, tokenizers
         self._training = name == "train"
-        self._seen, self._held_out = Seen(), held_out
+        self._seen, self._held_out = repeats or Seen(), held_out
         self._directions = [settings.direction_of(corpus) for corpus in corpora]
         self._counts = [Count() for _ in corpora]
         self._documents = -1

@@ -1,6 +1,7 @@
 import numpy as np
+import pytest
 
-from mtkit.data.cleaning import REASONS, Seen, examine, left_out, pair_hashes
+from mtkit.data.cleaning import REASONS, Repeats, Seen, examine, left_out, pair_hashes
 from mtkit.data.mixing import mixed
 from mtkit.data.tokenizer import UNK
 from mtkit.recipe.data import Cleaning
@@ -59,6 +60,27 @@ def test_seen_knows_what_a_set_knows_whatever_the_chunks() -> None:
     assert held.tolist() == [each in known for each in values.tolist()]
     assert 100 < held.sum() < len(values)
     assert seen.hold(values[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("at_once", [3, 100, 1 << 21])
+def test_repeats_are_what_is_seen_on_the_way(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.cleaning._AT_ONCE", at_once)
+    draw = np.random.default_rng(1)
+    edges = np.arange(64, dtype=np.uint64) << np.uint64(58)
+    values = np.concatenate([np.arange(100, dtype=np.uint64), edges, edges - 1, mixed(edges)])
+    stream = [draw.choice(values, size) for size in (1, 0, 7, 200, 64, 3)]
+    readings = list[str]()
+
+    def progress(items, what, total):  # type: ignore[no-untyped-def]
+        readings.extend([what] * total)
+        return items
+
+    repeats, seen = Repeats(lambda: iter(stream), progress), Seen()
+    assert len(readings) == -(-275 // at_once)
+    found = [repeats.add(each).tolist() for each in stream]
+    assert found == [seen.add(each).tolist() for each in stream]
+    assert 50 < sum(map(sum, found)) < 225
+    assert Repeats(lambda: iter(())).add(values[:0]).tolist() == []
 
 
 def _found(settings: Cleaning) -> dict[str, np.ndarray]:
