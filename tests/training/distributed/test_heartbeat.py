@@ -47,7 +47,8 @@ def end_of(how: str, folder: Path) -> tuple[list[int], list[str]]:
         for rank in range(3)
     ]
     until = time.monotonic() + 120
-    while time.monotonic() < until and any(each.poll() is None for each in started[:2]):
+    ending = started[:2] if how == "SIGSTOP" else started
+    while time.monotonic() < until and any(each.poll() is None for each in ending):
         time.sleep(0.1)
     for each in started:
         if each.poll() is None:
