@@ -31,14 +31,24 @@ class Rotary(Positions):
         # at position 10,000, bfloat16 ones are wrong from 256 on
         pair = torch.arange(self.pairs, dtype=torch.float64, device=x.device)
         angle = position.unsqueeze(-1) * 10_000.0 ** (-pair / self.pairs)  # (T, K/2)
-        cos, sin = angle.cos().type_as(x), angle.sin().type_as(x)
         turning, rest = x[..., : 2 * self.pairs], x[..., 2 * self.pairs :]
         if self.in_halves:
+            cos, sin = angle.cos().type_as(x), angle.sin().type_as(x)
             one, other = turning.chunk(2, dim=-1)
             return torch.cat([one * cos - other * sin, other * cos + one * sin, rest], dim=-1)
-        one, other = turning.unflatten(-1, (self.pairs, 2)).unbind(-1)
-        turned = torch.stack([one * cos - other * sin, other * cos + one * sin], dim=-1).flatten(-2)
-        return torch.cat([turned, rest], dim=-1)
+        # one pass over numbers side by side; products of every second channel with cosines and sines take eight
+        numbers = self._complex(turning)
+        turns = torch.polar(torch.ones_like(angle), angle).to(numbers.dtype)
+        turned = torch.view_as_real(numbers * turns).flatten(-2).type_as(x)
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+    def _complex(self, x: Tensor) -> Tensor:
+        """Channels 2i and 2i + 1 as a complex number (..., T, K/2), without a copy where the layout allows it."""
+        # in twice the bits, rounded once: a token alone then turns to the bits to which it turns among others
+        wide = torch.float32 if x.element_size() == 2 else torch.float64
+        pairs = x.to(wide).unflatten(-1, (self.pairs, 2))
+        whole = pairs.stride(-1) == 1 and not any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1]))
+        return torch.view_as_complex(pairs if whole else pairs.clone(memory_format=torch.contiguous_format))
 
 
 class Alibi(Positions):

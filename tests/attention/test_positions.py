@@ -1,5 +1,6 @@
 """Relative positions: the identities that the papers state, through `full` where they are about attention."""
 
+import math
 from typing import Any
 
 import pytest
@@ -110,6 +111,37 @@ def test_rotary_keeps_lengths_and_depends_on_the_distance_alone(half: bool, widt
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(here, rotary.rotate(q, place) @ rotary.rotate(k, place + 1).T, atol=1e-2)
     assert torch.equal(rotary.rotate(q, torch.zeros(9)), q)
+
+
+def turned_by_pairs(x: Tensor, places: Tensor, width: int) -> Tensor:
+    """Equation 34 of RoFormer for channels 2i and 2i + 1 of x (..., T, K), pair by pair, in float64."""
+    x, turned = x.double(), x.double().clone()
+    for t, place in enumerate(places.tolist()):
+        for i in range(width // 2):
+            angle = place * 10_000.0 ** (-2 * i / (width // 2 * 2))
+            one, other = x[..., t, 2 * i], x[..., t, 2 * i + 1]
+            turned[..., t, 2 * i] = one * math.cos(angle) - other * math.sin(angle)
+            turned[..., t, 2 * i + 1] = other * math.cos(angle) + one * math.sin(angle)
+    return turned
+
+
+@pytest.mark.parametrize("width", [8, 7, 2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_rotary_turns_each_pair_wherever_its_numbers_lie(width: int, dtype: torch.dtype) -> None:
+    rotary, places = Rotary(site(), width), torch.tensor([0, 1, 5, 900])
+    numbers = torch.randn(2, 3, 4, 2 * width + 1).to(dtype)
+    close = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]
+    # as heads lie; behind an odd number of others; every second number; the same row for all
+    side_by_side, behind = numbers[..., :width].contiguous(), numbers[..., 1 : width + 1]
+    for x in (side_by_side, behind, numbers[..., : 2 * width : 2], behind[:1].expand(2, -1, -1, -1)):
+        turned = rotary.rotate(x, places)
+        assert turned.dtype == dtype
+        torch.testing.assert_close(turned.double(), turned_by_pairs(x, places, width), rtol=close, atol=close)
+
+
+def test_gradients_of_rotary_agree_with_differences() -> None:
+    rotary, x = Rotary(site(), 5), torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rotary.rotate(x, torch.arange(3) + 7), [x])
 
 
 def test_the_two_forms_of_rotary_agree_after_permuting_the_channels() -> None:
