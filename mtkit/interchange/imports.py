@@ -125,7 +125,8 @@ def _sides(folder: Path, found: Configuration) -> _Sides:
     """Raises: DataError naming the file where pieces, ids and models do not go together."""
     paths = {side: folder / f"{side}.spm" for side in ("source", "target")}
     models = {side: _model(path) for side, path in paths.items()}
-    separate = (folder / "target_vocab.json").exists()
+    # a folder may hold a target_vocab.json that is not in use
+    separate = _said(folder).get("separate_vocabs") is True
     size = found["vocab_size"]
     ids = {"pad": found["pad_token_id"], "eos": found["eos_token_id"], "start": found["decoder_start_token_id"]}
     if separate:
@@ -188,10 +189,16 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
 
 
+def _said(folder: Path) -> dict[str, Any]:
+    """The content of tokenizer_config.json; nothing where there is none, as Hugging Face takes its defaults then."""
+    path = folder / "tokenizer_config.json"
+    return read_stored(path, dict[str, Any], "mend it or remove it", error=DataError) if path.exists() else {}
+
+
 def _languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str]:
     """Raises: MtkitError where neither the caller nor tokenizer_config.json names them."""
     path = folder / "tokenizer_config.json"
-    said = read_stored(path, dict[str, Any], "mend it or remove it", error=DataError) if path.exists() else {}
+    said = _said(folder)
     found = source or said.get("source_lang"), target or said.get("target_lang")
     for language, name in zip(found, ("source", "target"), strict=True):
         if not language or not isinstance(language, str):

@@ -66,6 +66,20 @@ def test_tokens_are_hugging_faces(kind: str, beam: int, imported: Callable[[str]
     assert [own[place] for place in ended] == [theirs[place] for place in ended]
 
 
+def test_a_target_vocabulary_that_is_not_in_use_changes_nothing(tmp_path: Path) -> None:
+    folder = save_theirs(tmp_path / "theirs")
+    expected = import_marian(folder, tmp_path / "expected").run
+    pieces = json.loads((folder / "vocab.json").read_text())
+    (folder / "target_vocab.json").write_text(
+        json.dumps({piece: number for number, piece in enumerate(sorted(pieces))})
+    )
+    again = import_marian(folder, tmp_path / "again").run
+    assert again.recipe.data.tokenizer.joint
+    lines = [line.strip() for line in SOURCES]
+    assert own_tokens(again, lines) == own_tokens(expected, lines)
+    assert their_tokens(folder, lines) == own_tokens(again, lines, method="greedy")
+
+
 def test_a_tag_asks_for_the_target_language(imported: Callable[[str], tuple[Path, Run]]) -> None:
     folder, run = imported("languages")
     assert set(run.directions) == {"en-jpn", "en-deu"}
