@@ -1,5 +1,9 @@
 """Linear layers in 8-bit integers: exact where rounding is, near elsewhere, and gone afterwards."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +42,23 @@ def test_whole_numbers_within_the_range_are_multiplied_exactly(whole: bool, monk
     linear.weight.copy_(weight)
     with products(nn.Sequential(linear), torch.int8):
         assert not torch.allclose(linear(x), nn.functional.linear(x, linear.weight, linear.bias), rtol=1e-4)
+
+
+@pytest.mark.skipif(not has_whole_products(), reason="this processor has no such products")
+@pytest.mark.parametrize("instructions", ["ALL", "AVX512_CORE_VNNI", "AVX2_VNNI"])
+def test_no_product_takes_the_reference_loop_of_onednn(instructions: str) -> None:
+    """It gives the same numbers after thousands of times as long, on the processors whose instructions do not fit."""
+    lines = (
+        "import torch",
+        "from mtkit.model.products.int8 import Int8",
+        "Int8.rounded(torch.randn(24, 32), None)(torch.randn(8, 32))",
+    )
+    settings = {**os.environ, "ONEDNN_VERBOSE": "1", "ONEDNN_MAX_CPU_ISA": instructions}
+    command = [sys.executable, "-c", "; ".join(lines)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=settings).stdout
+    taken = [line.split(",") for line in said.splitlines() if ",exec,cpu,matmul," in line]
+    assert taken
+    assert not [fields for fields in taken if any(field.startswith("ref") for field in fields)]
 
 
 @torch.no_grad()
