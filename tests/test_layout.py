@@ -24,9 +24,7 @@ FOUNDATION = {
     "device",
     "yaml_text",
     "stored",
-    "allocation",
-    "out_of_memory",
-    "peak_memory",
+    "memory",
     "tables",
 }
 BELOW = {
@@ -47,9 +45,7 @@ BELOW = {
     "languages": set(),
     "files": {"errors"},
     "device": {"errors"},
-    "allocation": {"errors"},
-    "out_of_memory": set(),
-    "peak_memory": set(),
+    "memory": {"errors"},
     "tables": set(),
     "yaml_text": set(),
     "recipe": FOUNDATION,

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
-from mtkit.allocation import WithinMemory
 from mtkit.attention.contract import ROLES, Attention, Site
 from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
 from mtkit.errors import MtkitError, did_you_mean
+from mtkit.memory.allocation import WithinMemory
 
 DECLARED = ("roles", "published", "paper", "complexity", "growth")
 """What the class of each mechanism says of it."""

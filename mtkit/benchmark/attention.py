@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.allocation import in_words
 from mtkit.attention import Attention, build, mechanisms
 from mtkit.attention.registry import check_role, find
 from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean
-from mtkit.out_of_memory import gave_out
+from mtkit.memory.allocation import in_words
+from mtkit.memory.out_of_memory import gave_out
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")

@@ -56,9 +56,12 @@ def _mtkit(
     ] = False,
 ) -> None:
     """Train and evaluate translation models in which the attention mechanism is a choice."""
+    from mtkit.memory.kept import keep_freed_memory
+
     # PyTorch reads this when it is first imported: large tensors on the CPU get large pages. The C library maps each of
     # them anew, and to fault one in by pages of 4 KB takes longer than much of the arithmetic on it
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    keep_freed_memory()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

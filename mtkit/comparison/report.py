@@ -8,7 +8,7 @@ import torch
 
 import mtkit
 from mtkit import tables
-from mtkit.allocation import in_words
+from mtkit.memory.allocation import in_words
 
 HEAD = (
     "attention", "BLEU", "95% interval", "training tokens/s", "decoding tokens/s", "segments/s", "peak memory",

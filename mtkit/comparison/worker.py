@@ -24,7 +24,8 @@ from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import doubt, score_corpus
 from mtkit.files import write_json
-from mtkit.peak_memory import peak_bytes
+from mtkit.memory.kept import keep_freed_memory
+from mtkit.memory.peak import peak_bytes
 from mtkit.runs import Run
 from mtkit.stored import Count, read_stored
 from mtkit.training.checkpoint import Progress
@@ -36,6 +37,7 @@ def main() -> int:
     """Do the work; the exit status is 0 where there is a result, that of a failure included."""
     folder, name = Folder(Path(sys.argv[1])), sys.argv[2]
     threading.Thread(target=_stop_without_parent, daemon=True).start()
+    keep_freed_memory()
     torch.set_num_threads(folder.settings()["threads"])
     try:
         # the process of a comparison that was just killed may still write its checkpoint: its log is locked until then

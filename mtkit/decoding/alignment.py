@@ -15,8 +15,8 @@ from mtkit.decoding.engines.arithmetic import decoding_with
 from mtkit.decoding.lines.segments import Directions, Segment, Source, is_blank
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import DataError, MtkitError
+from mtkit.memory.out_of_memory import Halving
 from mtkit.model.network import Network, Weights
-from mtkit.out_of_memory import Halving
 
 ROLES = ("encoder", "decoder", "cross")
 

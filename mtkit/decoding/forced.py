@@ -11,7 +11,7 @@ from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.decoding.translate import OnProgress
 from mtkit.errors import DataError
-from mtkit.out_of_memory import Halving
+from mtkit.memory.out_of_memory import Halving
 
 
 def log_probs_of_lines(

@@ -17,7 +17,7 @@ from mtkit.decoding.search import Hypotheses
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.languages import has_spaces
-from mtkit.out_of_memory import Halving
+from mtkit.memory.out_of_memory import Halving
 from mtkit.recipe import DecodingSettings
 
 OnProgress = Callable[[int], object]

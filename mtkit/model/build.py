@@ -2,9 +2,9 @@
 
 import torch
 
-from mtkit.allocation import in_words, machine_bytes
 from mtkit.attention import ROLES
 from mtkit.errors import RecipeError
+from mtkit.memory.allocation import in_words, machine_bytes
 from mtkit.model.attentions import Choice, choose, describe, label
 from mtkit.model.network import Network
 from mtkit.model.recurrent.network import Recurrent

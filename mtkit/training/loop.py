@@ -12,10 +12,10 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.metrics import missing_tokenizer
 from mtkit.languages import languages_of
+from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.adaptation.freezing import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
-from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, beginning
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact

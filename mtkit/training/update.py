@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mtkit.data.batches import Batch, blank_batch
 from mtkit.errors import RunError
+from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.adaptation.freezing import frozen_state, trained_state
 from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
-from mtkit.out_of_memory import GIVES_OUT, gave_out
 from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress

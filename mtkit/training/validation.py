@@ -24,10 +24,10 @@ from mtkit.evaluation.metrics import installed_tokenizer
 from mtkit.evaluation.scores import Score, doubt, score_corpus
 from mtkit.files import json_text
 from mtkit.languages import languages_of
+from mtkit.memory.out_of_memory import Halving
+from mtkit.memory.peak import peak_bytes
 from mtkit.model.adaptation.lora import merged_in_place
 from mtkit.model.network import Network
-from mtkit.out_of_memory import Halving
-from mtkit.peak_memory import peak_bytes
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.checkpoint import Progress

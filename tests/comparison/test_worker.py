@@ -14,7 +14,7 @@ from mtkit.comparison.process import compare
 from mtkit.comparison.worker import compare_one
 from mtkit.evaluation.scores import score_corpus
 from mtkit.evaluation.systems import read_texts, run_sides
-from mtkit.peak_memory import peak_bytes
+from mtkit.memory.peak import peak_bytes
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, find_run
 from mtkit.training.checkpoint import read_progress

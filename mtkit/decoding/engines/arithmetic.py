@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from mtkit.errors import MtkitError
+from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.network import Model
 from mtkit.model.products import is_low, products
-from mtkit.out_of_memory import GIVES_OUT, gave_out
 
 DTYPES = {
     "auto": None,

@@ -13,8 +13,8 @@ from time import monotonic
 
 import torch
 
+from mtkit.memory.peak import forget_peak
 from mtkit.model.network import Network
-from mtkit.peak_memory import forget_peak
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training.distributed.world import World

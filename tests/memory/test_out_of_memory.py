@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from mtkit.out_of_memory import Halving, gave_out
+from mtkit.memory.out_of_memory import Halving, gave_out
 
 
 @pytest.mark.parametrize(

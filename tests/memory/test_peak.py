@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from mtkit.peak_memory import forget_peak, peak_bytes
+from mtkit.memory.peak import forget_peak, peak_bytes
 
 CPU = torch.device("cpu")
 

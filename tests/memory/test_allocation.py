@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mtkit.allocation import WithinMemory, in_words, machine_bytes
 from mtkit.errors import MtkitError
+from mtkit.memory.allocation import WithinMemory, in_words, machine_bytes
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_too_large_a_tensor_is_refused_saying_what_it_would_take(make: Callable[
 
 
 def test_many_tensors_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.allocation.machine_bytes", lambda: 10_000.0)
+    monkeypatch.setattr("mtkit.memory.allocation.machine_bytes", lambda: 10_000.0)
     with pytest.raises(MtkitError, match=r"a model would take 11\.7 KiB"), WithinMemory("a model"):
         _ = [torch.zeros(1000) for _ in range(3)]
     with WithinMemory("a model"):
