@@ -10,6 +10,9 @@ from mtkit.attention.contract import Site
 from mtkit.attention.options import Natural
 from mtkit.attention.slots import Positions
 
+BASE = 10_000.0
+"""Of the geometric series of rotary angles."""
+
 
 class Rotary(Positions):
     """Queries and keys turned by an angle that grows with their position, so that scores depend on the distance.
@@ -30,7 +33,7 @@ class Rotary(Positions):
         # float64 and never a buffer, whose type a model cast to bfloat16 would change: float32 angles are off by 1e-3
         # at position 10,000, bfloat16 ones are wrong from 256 on
         pair = torch.arange(self.pairs, dtype=torch.float64, device=x.device)
-        angle = position.unsqueeze(-1) * 10_000.0 ** (-pair / self.pairs)  # (T, K/2)
+        angle = position.unsqueeze(-1) * BASE ** (-pair / self.pairs)  # (T, K/2)
         turning, rest = x[..., : 2 * self.pairs], x[..., 2 * self.pairs :]
         if self.in_halves:
             cos, sin = angle.cos().type_as(x), angle.sin().type_as(x)

@@ -11,9 +11,10 @@ import torch
 from mtkit.benchmark.decoding import Decoded
 from mtkit.data.tokenizer import EOS
 from mtkit.decoding.engines.ctranslate2.conversion import convert, piece, token, vocabulary_map
-from mtkit.decoding.engines.weights import check_plain
+from mtkit.decoding.engines.ctranslate2.possible import not_held
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -43,7 +44,9 @@ class CTranslate2:
 
         Raises: MtkitError where CTranslate2 has no such model.
         """
-        check_plain(run.recipe, "--beside ctranslate2", grouped=True)
+        part = not_held(run.recipe)
+        if part is not None:
+            raise MtkitError(f"--beside ctranslate2: its format has no {part}; leave it out")
         self.arithmetic = arithmetic
         self.shortlist = 0 if lexicon is None else lexicon.each
         self._tokenizers, self._settings = run.tokenizers, settings

@@ -1,25 +1,26 @@
 """The weights of a model by their places, for programs that have the same model under other names."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mtkit.attention.registry import find
-from mtkit.attention.slots import SLOTS, Projection
+from mtkit.attention.slots import SLOTS, Positions, Projection
 from mtkit.errors import MtkitError
 from mtkit.model.build import choose_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 
 GROUPED = ("multi-query", "grouped-query")
+"""Projections whose heads share keys and values."""
 
 
-def unlike_plain(recipe: Recipe, *, grouped: bool = False) -> str | None:
+def unlike_plain(recipe: Recipe, *, besides: Collection[str] = ()) -> str | None:
     """The first part of the model that a plain Transformer does not have, as a recipe names it; None: there is none.
 
-    Regularisers add nothing but a loss. `grouped`: heads that share keys and values count as plain.
+    Regularisers add nothing but a loss. `besides`: names of projections and positions that count as plain.
     """
     if recipe.model.architecture != "transformer":
         return f"model.architecture {recipe.model.architecture}"
@@ -35,14 +36,14 @@ def unlike_plain(recipe: Recipe, *, grouped: bool = False) -> str | None:
                 filled[slot] = choice.name
             for key, value in filled.items():
                 name = value["name"] if isinstance(value, Mapping) else value
-                if key != "regularizer" and not (grouped and name in GROUPED):
+                if key != "regularizer" and name not in besides:
                     return f"{role} attention with {key} {name}"
     return None
 
 
-def check_plain(recipe: Recipe, option: str, *, grouped: bool = False) -> None:
+def check_plain(recipe: Recipe, option: str) -> None:
     """Raises: MtkitError naming the `option` where the model is no plain Transformer (`unlike_plain`)."""
-    part = unlike_plain(recipe, grouped=grouped)
+    part = unlike_plain(recipe)
     if part is not None:
         raise MtkitError(f"{option} takes runs with full attention, and this one has {part}; leave it out")
 
@@ -70,6 +71,11 @@ class Weights:
         """The shape of the heads of the attention of that name."""
         projection: Projection = self.module(name).projection
         return projection
+
+    def relative_positions(self, name: str) -> Positions | None:
+        """What fills the slot `positions` of the attention of that name."""
+        positions: Positions | None = self.module(name).positions
+        return positions
 
     def norm_around(self, name: str) -> nn.LayerNorm:
         """The layer norm before or after the attention of that name."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mtkit.decoding.engines.weights import unlike_plain
+from mtkit.decoding.engines.ctranslate2.possible import not_held
 from mtkit.errors import MtkitError
 from mtkit.interchange.outward.spelling import CTRANSLATE2 as MARKS
 from mtkit.interchange.outward.spelling import models, spelled
@@ -15,7 +15,7 @@ def check(recipe: Recipe) -> None:
     """Raises: MtkitError naming what the format does not hold, and where the library is not installed."""
     from importlib.util import find_spec
 
-    part = unlike_plain(recipe, grouped=True)
+    part = not_held(recipe)
     if part is not None:
         raise MtkitError(f"CTranslate2's format has no {part}")
     if find_spec("ctranslate2") is None:

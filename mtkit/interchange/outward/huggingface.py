@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtkit.attention.slots import Projection
 from mtkit.data.tokenizer import BOS, EOS, PAD, UNK
-from mtkit.decoding.engines.weights import Weights, unlike_plain
+from mtkit.decoding.engines.weights import GROUPED, Weights, unlike_plain
 from mtkit.errors import MtkitError
 from mtkit.files import write_json
 from mtkit.interchange.marian.weights import BIAS, OUTPUT, POSITIONS, SHARED, TABLES, layer_names
@@ -34,7 +34,7 @@ CLASSES = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForCo
 
 def check(recipe: Recipe) -> None:
     """Raises: MtkitError naming what neither class holds."""
-    model, part = recipe.model, unlike_plain(recipe, grouped=True)
+    model, part = recipe.model, unlike_plain(recipe, besides=GROUPED)
     if part is not None:
         raise MtkitError(f"Hugging Face's Marian and Pegasus have no {part}")
     if model.activation == "swiglu":

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mtkit.decoding.engines.weights import check_plain, unlike_plain
+from mtkit.decoding.engines.weights import GROUPED, check_plain, unlike_plain
 from mtkit.errors import MtkitError
 from tests.decoding.engines.plain import recipe_of
 
@@ -40,5 +40,5 @@ def test_the_first_part_that_is_not_plain_is_named(
 @pytest.mark.parametrize("attention", ["multi-query", "grouped-query"])
 def test_shared_keys_and_values_are_plain_where_they_can_be(attention: str) -> None:
     assert unlike_plain(recipe_of(attention)) == f"encoder attention with projection {attention}"
-    assert unlike_plain(recipe_of(attention), grouped=True) is None
-    assert unlike_plain(recipe_of(attention, {"positions": "rotary"}), grouped=True) is not None
+    assert unlike_plain(recipe_of(attention), besides=GROUPED) is None
+    assert unlike_plain(recipe_of(attention, {"positions": "rotary"}), besides=GROUPED) is not None

@@ -1,7 +1,7 @@
 """The very weights of a model in CTranslate2's format; pieces are named by their numbers.
 
-Positions are written as explicit encodings. The format has one number of key-value heads for all attentions of a side;
-where they differ in it, keys and values are repeated for each head that reads them.
+Absolute positions are written as explicit encodings. The format has one number of key-value heads for all attentions of
+a side; where they differ in it, keys and values are repeated for each head that reads them.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from ctranslate2.specs import TransformerSpec
+from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec
 from ctranslate2.specs.common_spec import Activation
 from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
 from torch import Tensor, nn
 
+from mtkit.attention.positions import BASE, Rotary
 from mtkit.data.tokenizer import BREAK, PAD
 from mtkit.decoding.engines.weights import Weights
 from mtkit.decoding.lexicon import Lexicon
@@ -64,7 +66,7 @@ def convert(model: Network, folder: Path, spelled: tuple[Sequence[str], Sequence
         if settings.norm == "pre":
             _norm(its.layer_norm, weights.module(f"{side}_norm"))
         for number, layer in enumerate(its.layer):
-            _layer(layer, weights, f"{side}.{number}", side, repeated=shared[side] is None)
+            _layer(layer, weights, f"{side}.{number}", side, shared[side])
     names = [[token(piece) for piece in range(len(weights.tokens(side)))] for side in SIDES]
     source, target = names if spelled is None else spelled
     spec.register_source_vocabulary(list(source))
@@ -95,9 +97,19 @@ def _shared_heads(weights: Weights, side: str, layers: int) -> int | None:
     return None if others or keys == heads else keys
 
 
-def _layer(layer: Any, weights: Weights, name: str, side: str, *, repeated: bool) -> None:
-    own, *others = SIDES[side]
+def _layer(layer: Any, weights: Weights, name: str, side: str, shared: int | None) -> None:
+    """`shared`: the key-value heads of its attentions; None: keys and values are repeated for each head."""
+    (own, *others), repeated = SIDES[side], shared is None
     q, k, v, out = _projections(weights, f"{name}.{own}", repeated=repeated)
+    rotary = weights.relative_positions(f"{name}.{own}")
+    if isinstance(rotary, Rotary):
+        layer.self_attention = MultiHeadAttentionSpec(
+            self_attention=True,
+            num_heads_kv=shared,
+            rotary_dim=2 * rotary.pairs,
+            rotary_interleave=not rotary.in_halves,
+            rotary_base=BASE,
+        )
     _linear(layer.self_attention.linear[0], *_joined(q, k, v))
     _linear(layer.self_attention.linear[1], *out)
     _norm(layer.self_attention.layer_norm, weights.norm_around(f"{name}.{own}"))

@@ -5,8 +5,9 @@ from importlib.util import find_spec
 
 import torch
 
-from mtkit.decoding.engines.weights import unlike_plain
-from mtkit.recipe import DecodingSettings
+from mtkit.decoding.engines.weights import GROUPED, unlike_plain
+from mtkit.model.build import choose_attention
+from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 
 COMPUTE_TYPES = {
@@ -27,10 +28,21 @@ def why_not(
         return "the package is not installed (pip install 'mtkit[ctranslate2]')"
     if len(runs) > 1:
         return "several runs form an ensemble, and it decodes single models"
-    part = unlike_plain(runs[0].recipe, grouped=True)
+    part = not_held(runs[0].recipe)
     if part is not None:
         return f"its format has no {part}"
     return _of_settings(settings) or _of_arithmetic(dtype, device)
+
+
+def not_held(recipe: Recipe) -> str | None:
+    """The first part of the model that its format does not hold, as a recipe names it; None: it holds all."""
+    part = unlike_plain(recipe, besides=(*GROUPED, "rotary"))
+    if part is None and recipe.model.positions != "none":
+        for role, (first, *_) in choose_attention(recipe).items():
+            # it leaves out the absolute positions of a side whose first layer has rotary ones
+            if first.options.get("positions"):
+                return f"model.positions {recipe.model.positions} beside the rotary positions of {role} attention"
+    return part
 
 
 def _of_settings(settings: DecodingSettings) -> str | None:

@@ -30,6 +30,11 @@ ctranslate2 = pytest.importorskip("ctranslate2")
         ("grouped-query", {}, {}),
         ("full", {"encoder.projection": "grouped-query", "decoder.projection": "multi-query"}, {}),
         ("grouped-query", {"cross.kv_heads": 1}, {}),
+        ("full", {"positions": "rotary"}, {"positions": "none"}),
+        ("full", {"positions": {"name": "rotary", "half": True}}, {"positions": "none"}),
+        ("full", {"decoder.positions": "rotary"}, {"positions": "none"}),
+        ("multi-query", {"positions": "rotary"}, {"positions": "none"}),
+        ("multi-query", {"positions": "rotary"}, {"positions": "none", "d_model": 20}),
     ],
     ids=str,
 )

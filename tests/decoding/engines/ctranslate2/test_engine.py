@@ -27,8 +27,8 @@ SEGMENTS = 100
 
 
 @cache
-def model_of(attention: str = "full", **changes: Any) -> Network:
-    return reversing_model(recipe_of(attention, **changes))
+def model_of(attention: str = "full", options: tuple[tuple[str, Any], ...] = (), **changes: Any) -> Network:
+    return reversing_model(recipe_of(attention, dict(options), **changes))
 
 
 def engine_of(model: Network, *, lexicon: Lexicon | None = None, **settings: Any) -> Any:
@@ -84,6 +84,7 @@ def assert_alike(expected: Hypotheses, found: Hypotheses) -> None:
         {"positions": "none", "tie": "none"},
         {"attention": "multi-query", "tie": "decoder"},
         {"attention": "grouped-query", "positions": "sinusoidal-cat"},
+        {"attention": "multi-query", "options": (("positions", "rotary"),), "positions": "none"},
     ],
     ids=str,
 )
