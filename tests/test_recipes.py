@@ -152,13 +152,12 @@ def stand_in(recipe: Recipe, folder: Path) -> None:
         for corpus in corpora:
             if corpus.dataset is None:
                 write_files(corpus, list(segments(kind)))
-            if corpus.translated_by is not None:
-                corpus.translated_by.parent.mkdir(parents=True)
-                corpus.translated_by.symlink_to(make_run(folder / "translator").run.folder)
-    if (begins := recipe.training.init_from) is not None:
-        assert begins == data.tokenizer_from
-        begins.parent.mkdir(parents=True)
-        begins.symlink_to(make_run(folder / "beginning").run.folder)
+    begins = recipe.training.init_from
+    assert begins == data.tokenizer_from
+    looked_for = [begins, *(corpus.translated_by for corpus in data.train)]
+    for number, run in enumerate({run for run in looked_for if run is not None}):
+        run.parent.mkdir(parents=True)
+        run.symlink_to(make_run(folder / f"run-{number}").run.folder)
     if any(corpus.dataset for corpus in data.train):
         write_set(data.train[0], data.valid[0], next(iter(data.test.values()))[0])
 
