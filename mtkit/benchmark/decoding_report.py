@@ -106,5 +106,6 @@ def _doubts(benchmark: DecodingBenchmark) -> list[str]:
         f"note: {label_of(benchmark, row)} translates only {row.same:.1%} of the lines as "
         f"{label_of(benchmark, first[row.run])} does, so its model may not be the same"
         for row in benchmark.rows
-        if row.beam == 1 and row.arithmetic == "float32" and not row.shortlist and row.same < AGREEMENT
+        if row.beam == 1 and not row.shortlist and row.same < AGREEMENT
+        if row.arithmetic == first[row.run].arithmetic == "float32"
     ]
