@@ -4,7 +4,7 @@ import pytest
 from mtkit.data.subword.unigram import Sampling
 from mtkit.data.subword.words import Words
 from mtkit.data.tokenizer import Tokenizer
-from tests.data.subword.exact import by_unigram, goes_with, scores_of
+from tests.data.subword.exact import by_sentencepiece, by_unigram, goes_with, scores_of
 from tests.data.subword.test_dropout import cuts, keys, written
 
 WORDS = ["the", "strands", "ran", "thatcat", "北京的公园很好"]
@@ -27,10 +27,7 @@ def test_cuts_are_as_likely_as_they_are_exactly(tokenizer: Tokenizer, word: str,
 @pytest.mark.parametrize("word", WORDS)
 def test_sentencepiece_draws_from_the_same_distribution(tokenizer: Tokenizer, word: str) -> None:
     exact = by_unigram("\u2581" + word, scores_of(tokenizer), 0.3)
-    found = [
-        tuple(tokenizer.processor.encode(word, out_type=str, enable_sampling=True, alpha=0.3, nbest_size=-1))
-        for _ in range(3_000)
-    ]
+    found = by_sentencepiece(tokenizer, word, 0.3)
     assert goes_with(found, exact)
     assert not goes_with(found, by_unigram("\u2581" + word, scores_of(tokenizer), 0.1)), "the test can fail"
 
