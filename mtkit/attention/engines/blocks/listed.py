@@ -17,6 +17,9 @@ from mtkit.attention.engines.blocks.windowed_rows import FAR, NOTHING_SEEN, scor
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.softmax.dropout import seeded_dropout
 
+LANES = 8
+"""Sums that the gradient of a label is added up in: an addition waits for one before it to the same sum."""
+
 
 @dataclass(frozen=True)
 class Lists:
@@ -93,6 +96,8 @@ class _Part(NamedTuple):
     rows: Tensor
     """(n b L,) the places of all these streams, one stream behind the other: rows of one table are quick to copy."""
     labels: Tensor
+    lanes: Tensor
+    """The labels, neighbouring keys' in other tables of `LANES` that lie side by side."""
 
 
 class _Listed(torch.autograd.Function):
@@ -114,7 +119,7 @@ class _Listed(torch.autograd.Function):
         tables = None if vectors is None or biases is None else _Tables(vectors, biases, scale, q)
         heads = v.new_empty(*q.shape[:3], v.shape[-1])
         noise = seeded_dropout(dropout, seed, q.device)
-        for part in _parts(lists, len(q), k.shape[1], tables is not None):
+        for part in _parts(lists, len(q), k.shape[1], tables):
             at = part.streams, part.blocks
             scores = _scores(q[at] * scale, tables, _beside(k, part), part, missing)
             weights = noise(scores.softmax(-1)).type_as(v)
@@ -134,7 +139,7 @@ class _Listed(torch.autograd.Function):
         tables = None if vectors is None else _Tables(vectors, biases, ctx.scale, q)
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
-        for part in _parts(ctx.lists, len(q), k.shape[1], tables is not None):
+        for part in _parts(ctx.lists, len(q), k.shape[1], tables):
             at = part.streams, part.blocks
             rows, near_k, near_v = q[at] * ctx.scale, _beside(k, part), _beside(v, part)
             scores = _scores(rows, tables, near_k, part, ctx.missing)
@@ -153,60 +158,52 @@ class _Listed(torch.autograd.Function):
 
 
 class _Tables:
-    """The scores by label, of which the last hides keys, and their gradients."""
+    """The scores by label of each stream, of which the last label hides keys, and their gradients."""
 
     def __init__(self, vectors: Tensor, biases: Tensor, scale: float, q: Tensor) -> None:
-        self._vectors = F.pad(vectors, (0, 0, 0, 1)).type_as(q)
-        self._biases = F.pad(widened(biases) * scale, (0, 1), value=FAR).unsqueeze(1)
-        self._scale, self._given = scale, (vectors, biases)
+        copies = len(q) // len(vectors)
+        self._vectors = F.pad(vectors, (0, 0, 0, 1)).type_as(q).repeat(copies, 1, 1)
+        self._biases = F.pad(widened(biases) * scale, (0, 1), value=FAR).unsqueeze(1).repeat(copies, 1, 1)
         self._d_vectors, self._d_biases = (torch.zeros_like(widened(x)) for x in (self._vectors, self._biases))
+        self._given, self._scale, self.count = (vectors, biases), scale, self._vectors.shape[1]
 
     def scores(self, rows: Tensor, part: _Part) -> Tensor:
         """(n, b, c, L) of queries (n, b, c, K) that are scaled."""
-        head = self._heads(part)
-        scores = widened(self._by_head(rows) @ self._vectors[head].mT) + self._biases[head]
+        scores = widened(rows.flatten(1, 2) @ self._vectors[part.streams].mT).add_(self._biases[part.streams])
         return scores.view(*rows.shape[:3], -1).gather(-1, part.labels.expand(len(rows), -1, -1, -1))
 
     def gradient(self, d_scores: Tensor, rows: Tensor, part: _Part) -> Tensor:
         """That of the queries (n, b, c, K) by that of their scores (n, b, c, L), which the tables' is added to."""
-        head = self._heads(part)
-        sums = d_scores.new_zeros(*d_scores.shape[:3], self._vectors.shape[1])
-        sums = self._by_head(sums.scatter_add_(-1, part.labels.expand_as(d_scores), d_scores))
-        self._d_biases.index_add_(0, head, sums.sum(1, keepdim=True))
+        sums = d_scores.new_zeros(*d_scores.shape[:3], LANES * self.count)
+        sums.scatter_add_(-1, part.lanes.expand_as(d_scores), d_scores)
+        sums = sums.unflatten(-1, (LANES, self.count)).sum(-2).flatten(1, 2)
+        self._d_biases[part.streams] += sums.sum(1, keepdim=True)
         sums = sums.type_as(rows)
-        self._d_vectors.index_add_(0, head, widened(sums.mT @ self._by_head(rows)))
-        return (sums @ self._vectors[head]).view_as(rows)
+        self._d_vectors[part.streams] += widened(sums.mT @ rows.flatten(1, 2))
+        return (sums @ self._vectors[part.streams]).view_as(rows)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """Those of the tables, of all parts."""
         vectors, biases = self._given
-        d_biases = self._d_biases[:, 0, :-1] * self._scale
-        return self._d_vectors[:, :-1].type_as(vectors), d_biases.type_as(biases)
-
-    def _heads(self, part: _Part) -> Tensor:
-        """Of the streams of a part; 0 where all heads have the same table."""
-        count = len(self._vectors)
-        streams = torch.arange(part.streams.start, part.streams.stop, device=self._vectors.device)
-        return streams[:1] * 0 if count == 1 else streams % count
-
-    def _by_head(self, rows: Tensor) -> Tensor:
-        """(heads, rows, K) of (n, b, c, K), one for each table."""
-        return rows.flatten(0, 2).unsqueeze(0) if len(self._vectors) == 1 else rows.flatten(1, 2)
+        d_vectors = self._d_vectors[:, :-1].unflatten(0, (-1, len(vectors))).sum(0)
+        d_biases = self._d_biases[:, 0, :-1].unflatten(0, (-1, len(biases))).sum(0) * self._scale
+        return d_vectors.type_as(vectors), d_biases.type_as(biases)
 
 
-def _parts(lists: Lists, streams: int, keys: int, by_label: bool) -> Iterator[_Part]:
-    """All streams of so many keys and blocks, in parts of limited size; labels of the type that is asked for."""
+def _parts(lists: Lists, streams: int, keys: int, tables: _Tables | None) -> Iterator[_Part]:
+    """All streams of so many keys and blocks, in parts of limited size; labels that are looked up in the tables."""
     blocks, block, width = lists.labels.shape
     most = max(scores_at_once(lists.labels.device) // (block * width), 1)
     several = max(most // blocks, 1)
     for first in range(0, blocks, most):
         some = slice(first, first + most)
-        places, labels = lists.places[some], lists.labels[some].to(torch.long if by_label else torch.bool)
+        places, labels = lists.places[some], lists.labels[some].to(torch.bool if tables is None else torch.long)
+        lanes = labels if tables is None else labels + torch.arange(width, device=places.device) % LANES * tables.count
         first_of = torch.arange(min(several, streams), device=places.device).unsqueeze(1) * keys
         rows = first_of + places.flatten()
         for stream in range(0, streams, several):
             end = min(stream + several, streams)
-            yield _Part(slice(stream, end), some, places, rows[: end - stream].flatten(), labels)
+            yield _Part(slice(stream, end), some, places, rows[: end - stream].flatten(), labels, lanes)
 
 
 def _beside(x: Tensor, part: _Part) -> Tensor:
