@@ -1,9 +1,10 @@
 """Softmax attention of blocks of queries over lists of keys, with a label for each pair, in O(T) memory.
 
 A few blocks are computed at a time, so that their scores stay in the cache of the processor. The backward pass computes
-the scores again, as in `windowed_rows`.
+the scores again, as in `windowed_rows`, unless there are so few of them that the forward pass keeps the weights.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ from torch.nn import functional as F
 from mtkit.attention.engines.blocks.windowed_rows import FAR, NOTHING_SEEN, scores_at_once
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.softmax.dropout import seeded_dropout
+
+KEPT = 1 << 24
+"""Weights that the forward pass keeps for the backward pass, at most: 64 MiB for each attention."""
 
 LANES = 8
 """Sums that the gradient of a label is added up in: an addition waits for one before it to the same sum."""
@@ -118,13 +122,18 @@ class _Listed(torch.autograd.Function):
         ctx.lists, ctx.missing, ctx.scale, ctx.dropout, ctx.seed = lists, missing, scale, dropout, seed
         tables = None if vectors is None or biases is None else _Tables(vectors, biases, scale, q)
         heads = v.new_empty(*q.shape[:3], v.shape[-1])
+        seen = torch.empty(*q.shape[:3], 1, dtype=torch.bool, device=q.device)
+        size = *q.shape[:3], lists.places.shape[1]
+        keeps = any(ctx.needs_input_grad[:3]) and math.prod(size) <= KEPT
+        kept = widened(q).new_empty(size) if keeps else None
         noise = seeded_dropout(dropout, seed, q.device)
         for part in _parts(lists, len(q), k.shape[1], tables):
             at = part.streams, part.blocks
             scores = _scores(q[at] * scale, tables, _beside(k, part), part, missing)
-            weights = noise(scores.softmax(-1)).type_as(v)
-            heads[at] = (weights @ _beside(v, part)) * _seen(scores)
-        ctx.save_for_backward(q, k, v, vectors, biases, heads)
+            seen[at] = scores.amax(-1, keepdim=True) > NOTHING_SEEN
+            weights = torch.softmax(scores, -1, out=None if kept is None else kept[at])
+            heads[at] = (noise(weights).type_as(v) @ _beside(v, part)) * seen[at]
+        ctx.save_for_backward(q, k, v, vectors, biases, heads, seen, kept)
         return heads
 
     @staticmethod
@@ -135,15 +144,15 @@ class _Listed(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, vectors, biases, heads = ctx.saved_tensors
+        q, k, v, vectors, biases, heads, seen, kept = ctx.saved_tensors
         tables = None if vectors is None else _Tables(vectors, biases, ctx.scale, q)
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
         for part in _parts(ctx.lists, len(q), k.shape[1], tables):
             at = part.streams, part.blocks
             rows, near_k, near_v = q[at] * ctx.scale, _beside(k, part), _beside(v, part)
-            scores = _scores(rows, tables, near_k, part, ctx.missing)
-            weights, d_out = scores.softmax(-1), d_heads[at] * _seen(scores)
+            weights = _scores(rows, tables, near_k, part, ctx.missing).softmax(-1) if kept is None else kept[at]
+            d_out = d_heads[at] * seen[at]
             _add(d_v, noise(weights).type_as(v).mT @ d_out, part)
             d_weights = again(widened(d_out @ near_v.mT))
             mean = (widened(d_out) * heads[at]).sum(-1, keepdim=True)
@@ -221,11 +230,6 @@ def _scores(rows: Tensor, tables: _Tables | None, near_k: Tensor, part: _Part, m
     if missing is not None:
         scores.add_(missing[part.streams][:, part.places].unsqueeze(-2), alpha=FAR)
     return scores
-
-
-def _seen(scores: Tensor) -> Tensor:
-    """Whether a query sees any key, (n, b, c, 1)."""
-    return scores.amax(-1, keepdim=True) > NOTHING_SEEN
 
 
 def _add(total: Tensor, rows: Tensor, part: _Part) -> None:
