@@ -179,7 +179,10 @@ class Bp(HeadAttention):
         missing = None
         if valid is not None:  # nodes without a real token
             missing = torch.cat([~valid[:, :: 1 << level] for level in range(len(self._levels(length)) + 1)], dim=1)
-        return attend_listed(q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout)
+        keeps = False  # the keys and values of spans take memory enough
+        return attend_listed(
+            q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout, keeps=keeps
+        )
 
     def start(
         self,

@@ -64,10 +64,12 @@ def attend_listed(
     missing: Tensor | None = None,
     scale: float,
     dropout: float = 0.0,
+    keeps: bool = True,
 ) -> Tensor:
     """The heads' outputs (B, H, T, V), zero where no key is seen.
 
-    q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); missing (B, S) marks keys that no query sees.
+    q (B, H, T, K), k (B, H, S, K), v (B, H, S, V); missing (B, S) marks keys that no query sees. If it `keeps` weights,
+    up to `KEPT` of them stay for the backward pass.
     """
     blocks, block = lists.labels.shape[:2]
     rest = blocks * block - q.shape[2]
@@ -86,6 +88,7 @@ def attend_listed(
             scale,
             dropout,
             seed,
+            keeps,
         )
     heads = heads.flatten(1, 2)
     return (heads[:, : q.shape[2]] if rest else heads).unflatten(0, q.shape[:2])
@@ -118,13 +121,14 @@ class _Listed(torch.autograd.Function):
         scale: float,
         dropout: float,
         seed: int,
+        keeps: bool,
     ) -> Tensor:
         ctx.lists, ctx.missing, ctx.scale, ctx.dropout, ctx.seed = lists, missing, scale, dropout, seed
         tables = None if vectors is None or biases is None else _Tables(vectors, biases, scale, q)
         heads = v.new_empty(*q.shape[:3], v.shape[-1])
         seen = torch.empty(*q.shape[:3], 1, dtype=torch.bool, device=q.device)
         size = *q.shape[:3], lists.places.shape[1]
-        keeps = any(ctx.needs_input_grad[:3]) and math.prod(size) <= KEPT
+        keeps = keeps and any(ctx.needs_input_grad[:3]) and math.prod(size) <= KEPT
         kept = widened(q).new_empty(size) if keeps else None
         noise = seeded_dropout(dropout, seed, q.device)
         for part in _parts(lists, len(q), k.shape[1], tables):
@@ -163,7 +167,7 @@ class _Listed(torch.autograd.Function):
             d_q[at] = d_rows * ctx.scale
             _add(d_k, d_scores.type_as(q).mT @ rows, part)
         d_tables = (None, None) if tables is None else tables.gradients()
-        return d_q, d_k.type_as(k), d_v.type_as(v), *d_tables, None, None, None, None, None
+        return d_q, d_k.type_as(k), d_v.type_as(v), *d_tables, None, None, None, None, None, None
 
 
 class _Tables:
