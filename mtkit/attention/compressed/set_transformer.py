@@ -188,7 +188,9 @@ class SetTransformer(HeadAttention):
         """The heads (B, H, T, V) of all tokens, each with H of the tokens up to it."""
         keys, values = (each.unflatten(2, (self.site.heads, -1)) for each in self._moved(q))
         points = self._asks().squeeze(0) * self.scale
-        return self._biased(read_points(q * self.scale, k, v, points, keys, values, dropout=self.dropout).type_as(q))
+        # the maps are scaled, which are smaller than the queries
+        heads = read_points(q, k, v, points, keys * self.scale, values, dropout=self.dropout)
+        return self._biased(heads.type_as(q))
 
     def _read(self, means: Tensor, q: Tensor) -> Tensor:
         """The heads (B, H, N, V) of queries (B, H, N, K), for which points have read means (B, H, m, N, V)."""

@@ -91,10 +91,10 @@ def test_a_point_for_each_token_gives_full_attention_over_what_they_hold(role: s
     assert (expected - expected.mean(1, keepdim=True)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("length", [1, 2, 8, 9, 63, 64, 65, 130])
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 255, 256, 257, 300])
 @torch.no_grad()
 def test_in_the_decoder_a_position_has_what_the_encoder_gives_the_last_of_its_prefix(length: int) -> None:
-    """Around the parts of 64 positions, in blocks of 8, in which prefixes are read, with scores that are far apart."""
+    """Around the parts of 256 positions, in blocks of 16, in which prefixes are read; with scores far apart."""
     encoder, decoder = make("encoder").double(), make("decoder").double()
     decoder.load_state_dict(encoder.state_dict())
     for each in (encoder, decoder):
@@ -106,15 +106,56 @@ def test_in_the_decoder_a_position_has_what_the_encoder_gives_the_last_of_its_pr
         torch.testing.assert_close(output[:, position], expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("length", [20, 130])
-def test_in_the_decoder_gradients_are_those_of_the_naive_form(length: int) -> None:
-    """In one part, and in several, whose gradients come by way of what points have read before."""
+@pytest.mark.parametrize("spread", [1, 100])
+@pytest.mark.parametrize("length", [20, 270])
+def test_in_the_decoder_gradients_are_those_of_the_naive_form(length: int, spread: float) -> None:
+    """In one part, and in several, whose gradients come by way of what points have read before.
+
+    Scores a hundred times as far apart are more than exponentials under one maximum can hold.
+    """
     decoder, x = make("decoder").double(), torch.randn(2, length, 32, dtype=torch.double, requires_grad=True)
+    decoder.points.data.mul_(spread)
     outputs = [form(x).output for form in (decoder, decoder.naive)]
     weight, inputs = torch.randn_like(outputs[0]), [x, *decoder.parameters()]
     found = [torch.autograd.grad((each * weight).sum(), inputs) for each in outputs]
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-9, rtol=1e-7)
+
+
+@pytest.mark.parametrize("position", [1, 30, 299])
+@torch.no_grad()
+def test_a_late_token_with_a_huge_score_leaves_what_came_before_it_alone(position: int) -> None:
+    """In float32, where its exponential is infinitely many times theirs."""
+    decoder, x = make("decoder"), torch.randn(1, 300, 32)
+    before = decoder(x).output
+    asks = decoder.point_q_proj(decoder.points)
+    direction = torch.linalg.lstsq(decoder.k_proj.weight, asks[0].unsqueeze(1)).solution.squeeze(1)
+    x[:, position] = 1e4 * direction
+    keys, first = decoder.k_proj(x).view(300, 4, 8), asks[0].view(4, 8)
+    assert ((keys * first).sum(-1) / 8**0.5)[position].min() > 1000
+    output = decoder(x).output
+    torch.testing.assert_close(output[:, :position], before[:, :position], atol=1e-6, rtol=0)
+    assert output.isfinite().all()
+    decoder, x = decoder.double(), x.double()
+    torch.testing.assert_close(decoder(x).output, decoder.naive(x).output, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_dropout_in_the_decoder_has_the_gradients_of_what_it_left(length: int) -> None:
+    """The same draws in the backward pass: a difference quotient along the gradient finds its length."""
+    decoder = make("decoder", dropout=0.3).double().train()
+    x, weight = torch.randn(1, length, 32, dtype=torch.double), torch.randn(1, length, 32, dtype=torch.double)
+
+    def value(x: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return (decoder(x).output * weight).sum()
+
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(value(x), x)
+    step = 1e-5 * gradient / gradient.norm()
+    with torch.no_grad():
+        quotient = (value(x + step) - value(x - step)) / 2e-5
+    torch.testing.assert_close(quotient, gradient.norm(), atol=0, rtol=1e-6)
 
 
 @torch.no_grad()
