@@ -17,7 +17,7 @@ from mtkit.attention.engines.blocks.tiles import Fold, WindowLayout, add_windows
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.softmax.fused_parts import KERNEL, KERNEL_BACKWARD, added
 
-ROWS_AT_ONCE = 1 << 13
+ROWS_AT_ONCE = 1 << 12
 """Queries of all heads that are worked on at a time."""
 
 
