@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from mtkit.attention.engines.blocks.pattern import Pattern, Union, Window
 
 LONGEST_BLOCK = 64
-"""Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time. The CPU's kernel
-takes 32 of them at a time."""
+"""Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time.
+The CPU's kernel takes 32 of them at a time."""
 SHORTEST_BLOCK = 16
 
 
