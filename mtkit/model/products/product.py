@@ -1,7 +1,10 @@
-"""Products with prepared weights: the contract, in the type of the weights, and in bfloat16 on the CPU."""
+"""Products with prepared weights: the contract, in the type of the weights, and by oneDNN on the CPU."""
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -30,6 +33,25 @@ class Plain:
     def of(self, rows: Tensor) -> "Plain":
         """The product with these rows (K,) of W and b alone."""
         return Plain(self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+class Packed:
+    """The product in float32 by oneDNN, with weights in its own layout; a row's result does not depend on others."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight.float(), None if bias is None else bias.float()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., I) to (..., O)."""
+        rows = x.reshape(-1, x.shape[-1])
+        wider = in_few_counts(rows, torch.float32)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
+        return found[: len(rows)].unflatten(0, x.shape[:-1])
+
+    def of(self, rows: Tensor) -> "Packed":
+        """The product with these rows (K,) of W and b alone."""
+        return Packed(self._weight[rows], None if self._bias is None else self._bias[rows])
 
 
 class Low:
@@ -93,6 +115,25 @@ def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
     wider = rows.new_empty(-(-count // step) * step, rows.shape[1], dtype=dtype)
     wider[:count] = rows
     return wider
+
+
+@cache
+def packs_float32() -> bool:
+    """Whether oneDNN multiplies faster in float32 than the library behind PyTorch's own products.
+
+    MKL uses AVX-512 on Intel's processors alone; on an AMD EPYC with it, oneDNN is 2.2 times as fast.
+    """
+    capable = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
+    return capable and torch.backends.mkldnn.is_available() and _vendor() == "AuthenticAMD"
+
+
+def _vendor() -> str:
+    """Of the processor, as it names itself; empty where that is not known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # other systems than Linux
+        return platform.processor().rpartition(", ")[2]
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def _packs() -> bool:

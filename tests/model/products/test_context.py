@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.model.build import build_model
-from mtkit.model.products import context, products
-from mtkit.model.products.product import in_few_counts
+from mtkit.model.products import context, product, products
+from mtkit.model.products.product import Packed, in_few_counts
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 
@@ -52,7 +52,8 @@ class _Products(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.linear)
+        maps = (torch.ops.aten.addmm, torch.ops.aten.linear, torch.ops.aten.mm, torch.ops.mkldnn._linear_pointwise)
+        self.count += func.overloadpacket in maps
         return func(*args, **(kwargs or {}))
 
 
@@ -176,6 +177,45 @@ def test_many_rows_are_multiplied_in_blocks(
         parts = linear(x)
     assert whole.shape == (rows, 2, 24)
     torch.testing.assert_close(parts, whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packs", [True, False])
+def test_float32_is_float32_by_either_library(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "packs_float32", lambda: packs)
+    linear, x = nn.Linear(200, 24), torch.randn(37, 200)
+    with products(nn.Sequential(linear), torch.float32):
+        assert isinstance(linear.__dict__.get("forward"), Packed) is packs
+        found = linear(x)
+    torch.testing.assert_close(found.double(), linear.double()(x.double()), atol=2e-6, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 2, 7, 16, 40, 100])
+def test_a_row_packed_in_float32_does_not_depend_on_those_beside_it(count: int) -> None:
+    weight, x = torch.randn(300, 256), torch.randn(100, 256)
+    packed = Packed(weight, torch.randn(300))
+    assert torch.equal(packed(x[:count]), packed(x)[:count])
+    some = torch.tensor([5, 299, 0])
+    torch.testing.assert_close(packed.of(some)(x), packed(x)[:, some], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "packs"),
+    [("AuthenticAMD", "AVX512", True)]
+    + [
+        (vendor, capability, False)
+        for vendor, capability in (("GenuineIntel", "AVX512"), ("AuthenticAMD", "AVX2"), ("", "AVX512"))
+    ],
+)
+def test_onednn_multiplies_float32_where_mkl_leaves_units_idle(
+    vendor: str, capability: str, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "_vendor", lambda: vendor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert product.packs_float32.__wrapped__() is packs
 
 
 @torch.no_grad()
