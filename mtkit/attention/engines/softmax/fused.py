@@ -4,6 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.engines.softmax.short import short_attention
+
+SHORT = 128
+"""Keys up to which batched products serve in bfloat16: twice as fast as the kernel, but the weights lie in memory."""
+
 MOST_KEYS = 256
 """Keys of a query up to which the CPU's kernel trains faster in float32 than in bfloat16. Its backward pass in bfloat16
 takes five times as long over 20 keys; the casts to float32 and back take a fraction of the pass."""
@@ -25,6 +30,9 @@ def fused_attention(
     least one key. With is_causal, query i sees keys 0 to i, and there is no mask.
     """
     # also without gradients: reversible layers and checkpoints run forward passes twice, and both must agree
+    low = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
+    if low and k.shape[-2] <= SHORT and q.dim() == 4 and not (mask is not None and mask.requires_grad):
+        return short_attention(q, k, v, scale=scale, mask=mask, dropout=dropout, is_causal=is_causal)
     if q.dtype == torch.bfloat16 and q.device.type == "cpu" and k.shape[-2] <= MOST_KEYS:
         with torch.autocast("cpu", enabled=False):  # which would cast back
             return _fused(q.float(), k.float(), v.float(), scale, mask, dropout, is_causal).bfloat16()
