@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mtkit.benchmark.attention_work import seconds_of
-from mtkit.model.products.product import Packed, packs_float32
+from mtkit.model.products.product import Float32, packs_float32
 
 ARITHMETICS = {
     "float32": torch.float32,
@@ -80,7 +80,7 @@ def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[]
         return _int8_product(side, device)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     if dtype == torch.float32 and device.type == "cpu" and packs_float32():
-        packed = Packed(right, None)
+        packed = Float32(right, None)
         return lambda: packed(left)
     return lambda: left @ right.t()
 

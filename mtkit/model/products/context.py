@@ -20,7 +20,7 @@ from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.model.network import Network
 from mtkit.model.products.int8 import Int8, check_int8
-from mtkit.model.products.product import Low, Packed, Plain, Product, packs_float32
+from mtkit.model.products.product import Float32, Low, Plain, Product, packs_float32
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _preparation(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, 
     if is_low(dtype, device):
         return Low
     if _is_packed(dtype, device):
-        return Packed
+        return Float32
     return lambda weight, bias: Plain(weight.to(dtype), None if bias is None else bias.to(dtype))
 
 

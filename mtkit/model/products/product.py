@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.engines.softmax.fused import has_low_products
+
 
 class Product(Protocol):
     """x (..., I) to x W^T + b (..., O)."""
@@ -35,7 +37,7 @@ class Plain:
         return Plain(self.weight[rows], None if self.bias is None else self.bias[rows])
 
 
-class Packed:
+class Float32:
     """The product in float32 by oneDNN, with weights in its own layout; a row's result does not depend on others."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -49,9 +51,9 @@ class Packed:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
         return found[: len(rows)].unflatten(0, x.shape[:-1])
 
-    def of(self, rows: Tensor) -> "Packed":
+    def of(self, rows: Tensor) -> "Float32":
         """The product with these rows (K,) of W and b alone."""
-        return Packed(self._weight[rows], None if self._bias is None else self._bias[rows])
+        return Float32(self._weight[rows], None if self._bias is None else self._bias[rows])
 
 
 class Low:
@@ -59,7 +61,7 @@ class Low:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight) if _packs() else None
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight) if has_low_products() else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
@@ -134,7 +136,3 @@ def _vendor() -> str:
     except OSError:  # other systems than Linux
         return platform.processor().rpartition(", ")[2]
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
-
-
-def _packs() -> bool:
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.model.build import build_model
 from mtkit.model.products import context, product, products
-from mtkit.model.products.product import Packed, in_few_counts
+from mtkit.model.products.product import Float32, in_few_counts
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 
@@ -185,7 +185,7 @@ def test_float32_is_float32_by_either_library(packs: bool, monkeypatch: pytest.M
     monkeypatch.setattr(context, "packs_float32", lambda: packs)
     linear, x = nn.Linear(200, 24), torch.randn(37, 200)
     with products(nn.Sequential(linear), torch.float32):
-        assert isinstance(linear.__dict__.get("forward"), Packed) is packs
+        assert isinstance(linear.__dict__.get("forward"), Float32) is packs
         found = linear(x)
     torch.testing.assert_close(found.double(), linear.double()(x.double()), atol=2e-6, rtol=0)
 
@@ -194,7 +194,7 @@ def test_float32_is_float32_by_either_library(packs: bool, monkeypatch: pytest.M
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 40, 100])
 def test_a_row_packed_in_float32_does_not_depend_on_those_beside_it(count: int) -> None:
     weight, x = torch.randn(300, 256), torch.randn(100, 256)
-    packed = Packed(weight, torch.randn(300))
+    packed = Float32(weight, torch.randn(300))
     assert torch.equal(packed(x[:count]), packed(x)[:count])
     some = torch.tensor([5, 299, 0])
     torch.testing.assert_close(packed.of(some)(x), packed(x)[:, some], atol=1e-5, rtol=0)

@@ -1,5 +1,7 @@
 """PyTorch's fused softmax attention, in the number type in which it is fast."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,12 +33,19 @@ def fused_attention(
     """
     # also without gradients: reversible layers and checkpoints run forward passes twice, and both must agree
     low = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
-    if low and k.shape[-2] <= SHORT and q.dim() == 4 and not (mask is not None and mask.requires_grad):
+    learned = mask is not None and mask.requires_grad
+    if low and k.shape[-2] <= SHORT and not learned and has_low_products():
         return short_attention(q, k, v, scale=scale, mask=mask, dropout=dropout, is_causal=is_causal)
     if q.dtype == torch.bfloat16 and q.device.type == "cpu" and k.shape[-2] <= MOST_KEYS:
         with torch.autocast("cpu", enabled=False):  # which would cast back
             return _fused(q.float(), k.float(), v.float(), scale, mask, dropout, is_causal).bfloat16()
     return _fused(q, k, v, scale, mask, dropout, is_causal)
+
+
+@cache
+def has_low_products() -> bool:
+    """Whether PyTorch has fast products in bfloat16 on this processor."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _fused(

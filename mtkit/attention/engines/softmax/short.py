@@ -33,7 +33,7 @@ class _Short(torch.autograd.Function):
             q, k, v = _rows(q, length), _rows(k, max(keys, LEAST)), _rows(v, max(keys, LEAST))
             scores = q.new_empty(len(q), length, k.shape[1], dtype=torch.float32)
             torch.baddbmm(scores, q.float(), k.float().mT, beta=0, alpha=scale, out=scores)
-            _hide(scores.view(*lead, length, -1), keys, mask, is_causal)
+            _hide(scores.unflatten(0, lead), keys, mask, is_causal)
             weights = torch.softmax(scores, -1, out=scores)
             kept = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
             applied = (weights if kept is None else weights * kept).bfloat16()

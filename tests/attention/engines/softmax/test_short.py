@@ -57,6 +57,11 @@ def test_causal_queries_see_what_came_before(length: int) -> None:
     check(results(found, given, weight), results(expected, exact, weight))
 
 
+def test_no_segment_is_no_row() -> None:
+    given = [x[:0] for x in inputs(3, 20)]
+    assert short_attention(*given, scale=1.0, mask=None, dropout=0.0, is_causal=False).shape == (0, 2, 3, 32)
+
+
 def test_dropout_keeps_its_share_and_has_the_gradients_of_what_it_kept() -> None:
     """Values are the identity, so that the outputs are the weights that were applied."""
     q, k, _ = inputs(32, 32)
@@ -73,6 +78,7 @@ def test_dropout_keeps_its_share_and_has_the_gradients_of_what_it_kept() -> None
 @pytest.mark.parametrize(("keys", "short"), [(128, True), (129, False)])
 def test_few_keys_take_it_and_more_do_not(keys: int, short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list[bool]()
+    monkeypatch.setattr(fused, "has_low_products", lambda: True)
     monkeypatch.setattr(fused, "short_attention", lambda q, *_, **__: taken.append(True) or q)
     q, k, v = inputs(4, keys)
     fused_attention(q, k, v, scale=1.0)
