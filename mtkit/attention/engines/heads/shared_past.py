@@ -17,7 +17,7 @@ from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 MOST = 16
 """Hypotheses of a segment that share, at most; each looks at the rows of all, which many of them would pay for."""
 
-FIRST_CAPACITY = 64
+FIRST_CAPACITY = 32
 """Rows there is room for at first; it grows by half."""
 
 SIFTED = 128
