@@ -12,9 +12,13 @@ _ALL = torch.ones(1, dtype=torch.bool)
 
 
 def reads_cached(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attend_cached` takes these: in float32, on the CPU, without gradients, and no work for several cores."""
+    """Whether `attend_cached` takes these: in float32, on the CPU, without gradients, and no work for several cores.
+
+    It is no operation of PyTorch: where these are watched (`TorchDispatchMode`), as to be counted, it takes nothing.
+    """
     plain = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in (q, keys, values))
-    return plain and (q[..., 0].numel() * keys.shape[-2] <= ONE_CORE or torch.get_num_threads() == 1)
+    watched = torch._C._len_torch_dispatch_stack() > 0
+    return plain and not watched and (q[..., 0].numel() * keys.shape[-2] <= ONE_CORE or torch.get_num_threads() == 1)
 
 
 def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from mtkit.attention.engines.cache.cached_softmax import attend_cached, reads_cached
 
@@ -96,6 +97,8 @@ def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not reads_cached(q, keys.bfloat16(), keys)
     assert not reads_cached(q.requires_grad_(), keys, keys)
     assert not reads_cached(q.to("meta"), keys, keys)
+    with FlopCounterMode(display=False):  # which sees operations of PyTorch alone
+        assert not reads_cached(q.detach(), keys, keys)
     long = torch.empty(1, 1, 2, 1 << 16, 4)
     for threads, taken in ((1, True), (4, False)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
