@@ -20,7 +20,7 @@ C6, C5, C4, C3, C2, C1, C0 = (
 
 @part
 def exponential(x: np.float32) -> np.float32:
-    """exp(x) of a number that is not above 0, within 2e-7 of itself."""
+    """exp(x) of a number that is not above 0, but for a share of 2e-7 + 1e-7 |x|."""
     exponent = max(x * LOG2_E, LEAST_POWER)
     whole = np.int32(exponent - np.float32(0.5))  # the nearest, as conversion cuts towards zero
     f = exponent - np.float32(whole)
