@@ -15,7 +15,7 @@ from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.slots import Positions
 
 FEW = 32
-"""Keys up to which a sequence is read row by row, on the CPU without gradients: the fused kernel prepares for more."""
+"""Keys up to which a sequence is read row by row, on the CPU in inference mode: the fused kernel prepares for more."""
 
 
 def attend(
@@ -35,7 +35,8 @@ def attend(
     q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S). Causal queries and keys have
     the same positions. Padding is on the right, so that the triangle alone hides it from every real query.
     """
-    few = k.shape[2] <= FEW and not (causal or dropout or need_weights)
+    # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
+    few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and not (causal or dropout or need_weights)
     if few and is_plain(positions) and reads_cached(q, k, v):
         visible = None if valid is None else valid[:, None, None]
         heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
@@ -200,7 +201,8 @@ def attend_step(
         query_position=torch.full((1,), query_position, device=q.device),
         key_position=_range(keys) if key_position is None else key_position,
     )
-    return by_hypotheses(heads, hypotheses).transpose(1, 2), by_hypotheses(weights, hypotheses)
+    heads = by_hypotheses(heads, hypotheses).transpose(1, 2)
+    return heads, by_hypotheses(weights, hypotheses) if need_weights else None
 
 
 def step_rows(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
