@@ -26,6 +26,7 @@ FOUNDATION = {
     "stored",
     "memory",
     "tables",
+    "compiled",
 }
 BELOW = {
     "attention": FOUNDATION,
@@ -47,12 +48,24 @@ BELOW = {
     "device": {"errors"},
     "memory": {"errors"},
     "tables": set(),
+    "compiled": set(),
     "yaml_text": set(),
     "recipe": FOUNDATION,
 }
 """What each room may import besides itself; what is not listed (cli, the package itself) may import all."""
 
-HEAVY = {"torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "pydantic", "pyarrow", "numpy", "fastapi"}
+HEAVY = {
+    "torch",
+    "datasets",
+    "sentencepiece",
+    "matplotlib",
+    "sacrebleu",
+    "pydantic",
+    "pyarrow",
+    "numpy",
+    "fastapi",
+    "numba",
+}
 
 
 def imports(module: Path, *, anywhere: bool = True) -> Iterator[str]:

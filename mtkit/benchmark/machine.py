@@ -1,8 +1,12 @@
-"""What this machine can do at best: the measured rate of its matrix products, in each arithmetic."""
+"""What this machine can do at best, the measured rate of its products in each arithmetic, and whether it is busy."""
 
+import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -55,6 +59,27 @@ def product_rate(arithmetic: str, device: torch.device, sizes: Sequence[int]) ->
             return Rate(arithmetic, {side: _rate(side, ARITHMETICS[arithmetic], device) for side in sides})
     except RuntimeError:
         return None
+
+
+def busy_note(threads: int, *, samples: int = 9, seconds: float = 0.3) -> str | None:
+    """What to say where other processes leave this one fewer cores than `threads`; None where they do not, or unknown.
+
+    Tasks that run are counted now and again for some seconds; what waits for files or terminals does not count.
+    """
+    counts = []
+    for _ in range(samples):
+        try:
+            running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]
+        except OSError:  # other systems than Linux
+            return None
+        counts.append(int(running) - 1)  # this one reads
+        time.sleep(seconds / samples)
+    others, cores = round(median(counts)), os.cpu_count() or 1
+    if others < 1 or others + threads <= cores:
+        return None
+    return (
+        f"other processes keep {others} of {cores} cores busy, and this one uses {threads}: speeds are lower than alone"
+    )
 
 
 def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:

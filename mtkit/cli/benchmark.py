@@ -7,6 +7,7 @@ import typer
 
 from mtkit.cli.benchmarks.decode import decode
 from mtkit.cli.benchmarks.documents import documents
+from mtkit.cli.benchmarks.quiet import say_if_busy
 from mtkit.cli.benchmarks.train import train
 from mtkit.cli.values import MOST, parse_names, parse_numbers, parse_options
 
@@ -69,6 +70,7 @@ def attention(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    say_if_busy()
     setting = Setting(
         role=role,
         width=width,

@@ -151,8 +151,10 @@ class LowRankBand(HeadAttention):
     def _step_over_source(self, query: Tensor, shared: State, need_weights: bool) -> Attended:
         [q] = self._of_groups(self.projected(query, self.q_proj)[0])
         visible = None if shared["valid"] is None else shared["valid"][:, None, None]
-        heads, weights = attend_step(q, shared["keys"], shared["values"], scale=self.rank**-0.5, visible=visible)
-        return Attended(self.joined(heads.transpose(1, 2)), weights=weights if need_weights else None)
+        heads, weights = attend_step(
+            q, shared["keys"], shared["values"], scale=self.rank**-0.5, visible=visible, need_weights=need_weights
+        )
+        return Attended(self.joined(heads.transpose(1, 2)), weights=weights)
 
     def naive(
         self,

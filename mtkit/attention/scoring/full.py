@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended
+from mtkit.attention.engines.cache.cached_softmax import attend_cached, reads_cached
 from mtkit.attention.engines.heads.head_groups import HeadGroup
 from mtkit.attention.engines.heads.score_attention import Pairs
 from mtkit.attention.engines.heads.shared_past import SharedPast
-from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax
+from mtkit.attention.engines.softmax.dot_product import attend, is_plain, safe_softmax
 
 
 class Full(SharedPast):
@@ -27,23 +28,34 @@ class Full(SharedPast):
     complexity = "O(T²)"
     growth = 2
     weights = True
+    turned = False
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
-        """softmax(Q K^T / sqrt(K)) V over the visible keys, a whole sequence by the fused kernel."""
-        if pairs.state is not None:
+        """softmax(Q K^T / sqrt(K)) V over the visible keys: a step row by row, a whole sequence by the fused kernel."""
+        q, keys, values, visible = pairs.q, pairs.keys, pairs.values, pairs.visible
+        if pairs.state is None:
+            heads, weights = attend(
+                q,
+                keys,
+                values,
+                scale=self.scale,
+                causal=pairs.causal,
+                valid=pairs.valid,
+                positions=self.positions,
+                dropout=self.dropout,
+                need_weights=need_weights,
+            )
+            return heads, weights, None
+        if need_weights or not is_plain(self.positions) or not reads_cached(q, keys, values):
             return super().attended(pairs, carry, need_weights)
-        heads, weights = attend(
-            pairs.q,
-            pairs.keys,
-            pairs.values,
+        heads = attend_cached(
+            q.transpose(1, 2),
+            keys.unsqueeze(1),
+            values.unsqueeze(1),
             scale=self.scale,
-            causal=pairs.causal,
-            valid=pairs.valid,
-            positions=self.positions,
-            dropout=self.dropout,
-            need_weights=need_weights,
+            visible=None if visible is None else visible.transpose(1, 2),
         )
-        return heads, weights, None
+        return heads.transpose(1, 2), None, None
 
     def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
         """Some heads' weights are computed beside the fused kernel, which serves the outputs of all."""

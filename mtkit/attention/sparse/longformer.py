@@ -212,10 +212,10 @@ class Longformer(PatternAttention):
                     scale=self.scale,
                     positions=self.positions,
                     query_position=t,
+                    need_weights=need_weights,
                 )
             state["global"] = second
-        output = self.joined(heads.transpose(1, 2))
-        return Attended(output, weights=weights if need_weights else None), state
+        return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state
 
     def naive(
         self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any

@@ -92,9 +92,10 @@ class RandomAttention(PatternAttention):
         keys, values = (picked(source[name].unsqueeze(1), place.clamp(min=0)) for name in ("keys", "values"))
         q = self.queries(query.flatten(0, 1).unsqueeze(1)).squeeze(2).unflatten(0, query.shape[:2])
         there = (place >= 0).unsqueeze(1)
-        heads, weights = attend_step(q, keys.squeeze(1), values.squeeze(1), scale=self.scale, visible=there)
-        if need_weights:
+        heads, weights = attend_step(
+            q, keys.squeeze(1), values.squeeze(1), scale=self.scale, visible=there, need_weights=need_weights
+        )
+        if weights is not None:
             by_position = weights.new_zeros(*weights.shape[:3], source["keys"].shape[2])
             weights = by_position.scatter_add(-1, place.clamp(min=0).unsqueeze(2).expand_as(weights), weights)
-        attended = Attended(self.joined(heads.transpose(1, 2)), weights=weights if need_weights else None)
-        return attended, {**state, "count": t + 1}
+        return Attended(self.joined(heads.transpose(1, 2)), weights=weights), {**state, "count": t + 1}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtkit.cli.benchmarks.quiet import say_if_busy
 from mtkit.cli.translation.lexicons import lexicon_for
 from mtkit.cli.translation.notes import note
 from mtkit.cli.values import MOST, parse_names, parse_numbers
@@ -99,6 +100,7 @@ def decode(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    say_if_busy()
     folders = [data or each.recipe.data.folder for each in runs]
     chosen = first_segments(common_side([open_prepared(each) for each in dict.fromkeys(folders)], side), segments)
     where, candidates = str(find_device(device)), []

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mtkit.cli.benchmarks.quiet import say_if_busy
 from mtkit.cli.values import MOST, parse_names, parse_numbers, parse_options
 
 
@@ -56,6 +57,7 @@ def documents(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    say_if_busy()
     setting = DocumentSetting(
         recipe=settings,
         vocabulary=vocabulary,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtkit.cli.benchmarks.quiet import say_if_busy
 from mtkit.cli.values import MOST, parse_names, parse_options
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def train(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    say_if_busy()
     prepared = open_prepared(settings.data.folder)
     settings = settings.model_copy(update={"data": prepared.settings})
     with fixed_workspaces(settings.training.deterministic), World(device) as world:

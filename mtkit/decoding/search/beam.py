@@ -8,6 +8,7 @@ end at the last step those with the best scores are kept; without a coverage pen
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from mtkit.attention import reorder
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, restrict, still_running
+from mtkit.decoding.search.continuations import best_continuations
+from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import coverage_penalty, normalised
-from mtkit.decoding.search.selection import best_sums
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 
@@ -171,12 +172,11 @@ def _continuations(
     logits: Tensor, alive: _Alive, batch: SourceBatch, step: int, settings: DecodingSettings
 ) -> _Continuations:
     """The best continuations of the hypotheses alive; logits (B', N, V), which are overwritten."""
-    vocabulary = logits.shape[2]
-    log_probs = torch.log_softmax(logits, -1, out=logits)  # new memory of this size costs more than the logarithm
-    restrict(log_probs, batch, alive.rows, step)
+    vocabulary, forbid = logits.shape[2], None
     if settings.no_repeat_ngram:
-        forbid_repeats(log_probs, alive.pieces[..., :step], settings.no_repeat_ngram)
-    top, index = best_sums(log_probs, alive.log_prob, 2 * settings.beam)
+        forbid = partial(forbid_repeats, pieces=alive.pieces[..., :step], size=settings.no_repeat_ngram)
+    ends = ending(batch, alive.rows, step)
+    top, index = best_continuations(logits, alive.log_prob, 2 * settings.beam, ends, forbid)
     return _Continuations(top, index.div(vocabulary, rounding_mode="floor"), index % vocabulary)
 
 

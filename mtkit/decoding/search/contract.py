@@ -85,17 +85,21 @@ def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
     return model.start(encoded, hypotheses=hypotheses, pieces=batch.pieces)
 
 
-def restrict(scores: Tensor, batch: SourceBatch, rows: Tensor, step: int) -> None:
-    """Sets the scores of forbidden pieces to -inf, in place: marks that are never generated, and at the limit of a
-    segment all but EOS; `step` counts from 0.
+def ending(batch: SourceBatch, rows: Tensor, step: int) -> Tensor | None:
+    """Which of the segments `rows` (B',) of the batch are at their limit, so that EOS must come; None: none.
 
-    scores (B', N, V), for the segments `rows` (B',) of the batch.
+    (B',); `step` counts from 0.
+    """
+    return batch.limit[rows] <= step + 1 if step + 1 in batch.limits else None
+
+
+def restrict(scores: Tensor, ends: Tensor | None) -> None:
+    """Sets the scores (B, N, V) of forbidden pieces to -inf, in place: marks that are never generated, and where a
+    segment `ends` (B,), all but EOS.
     """
     scores[..., :NEVER_GENERATED] = -torch.inf
-    if step + 1 in batch.limits:
-        ends = (batch.limit[rows] <= step + 1)[:, None]  # (B', 1)
-        scores[..., :EOS].masked_fill_(ends[..., None], -torch.inf)
-        scores[..., EOS + 1 :].masked_fill_(ends[..., None], -torch.inf)
+    if ends is not None:
+        scores[..., EOS + 1 :].masked_fill_(ends[:, None, None], -torch.inf)
 
 
 def still_running(done: Tensor, step: int) -> Tensor | None:

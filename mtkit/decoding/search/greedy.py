@@ -1,7 +1,9 @@
 """Greedy decoding: the most likely piece at each step."""
 
+from torch import Tensor
+
+from mtkit.decoding.search.continuations import Forbid, best_continuations
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch
-from mtkit.decoding.search.selection import first_best
 from mtkit.decoding.search.walk import walk
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
@@ -9,10 +11,17 @@ from mtkit.recipe import DecodingSettings
 
 def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
     """One hypothesis per segment; among equally likely pieces, the one with the lowest id is taken."""
+
+    def choose(
+        logits: Tensor, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+    ) -> tuple[Tensor, Tensor]:
+        log_prob, piece = best_continuations(logits, logits.new_zeros(len(logits), 1), 1, ends, forbid)
+        return piece, log_prob
+
     return walk(
         model,
         batch,
-        lambda scores, rows, step: first_best(scores),
+        choose,
         hypotheses=1,
         length_penalty=settings.length_penalty,
         no_repeat_ngram=settings.no_repeat_ngram,

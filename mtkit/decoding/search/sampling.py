@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mtkit.decoding.search.continuations import Forbid, log_probs_of
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.noise import uniform
 from mtkit.decoding.search.selection import best
@@ -17,16 +18,20 @@ def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypo
     The draws of a segment depend on the seed and its key, not on its batch, except where `batch.pieces` restricts them.
     """
 
-    def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
-        draws = uniform(settings.seed, batch.keys[rows], logits.shape[1], step)
+    def choose(
+        logits: Tensor, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = log_probs_of(logits, ends, forbid)
+        draws = uniform(settings.seed, batch.keys[rows], log_probs.shape[1], step)
         flat = draw(
-            logits.flatten(0, 1),
+            log_probs.flatten(0, 1),
             draws.flatten(),
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
         )
-        return flat.view(logits.shape[:2])
+        token = flat.view(log_probs.shape[:2])
+        return token, log_probs.gather(-1, token[..., None]).squeeze(-1)
 
     return walk(
         model,

@@ -38,21 +38,6 @@ def best_sums(values: Tensor, before: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return top, index.gather(1, place)
 
 
-def first_best(values: Tensor) -> Tensor:
-    """The index (...) of the largest of float32 values (..., V); ties go to the first, as in `best`.
-
-    The maxima of blocks are compared first, which takes a fifth of the time of one argmax over all.
-    """
-    count = values.shape[-1]
-    whole = count // BLOCK * BLOCK
-    highest = values[..., :whole].unflatten(-1, (-1, BLOCK)).amax(-1)
-    if whole < count:
-        highest = torch.cat([highest, values[..., whole:].amax(-1, keepdim=True)], -1)
-    column = highest.argmax(-1, keepdim=True) * BLOCK + torch.arange(BLOCK, device=values.device)
-    near = values.gather(-1, column.clamp(max=count - 1)).masked_fill(column >= count, -torch.inf)
-    return (column[..., 0] + near.argmax(-1)).clamp(max=count - 1)
-
-
 def _first_best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`best` by distinct integers, because the order of equal values in `torch.topk` is undefined.
 

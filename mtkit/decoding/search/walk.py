@@ -1,20 +1,22 @@
 """Decoding without branches: each step extends every hypothesis by one chosen piece."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mtkit.attention import reorder
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, restrict, still_running
+from mtkit.decoding.search.continuations import Forbid
+from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import normalised
 from mtkit.model.network import Model
 
-Choose = Callable[[Tensor, Tensor, int], Tensor]
-"""(log-probabilities (B', N, V), segments (B',), step) to the chosen pieces (B', N); those of forbidden pieces are
--inf."""
+Choose = Callable[[Tensor, Tensor, int, Tensor | None, Forbid | None], tuple[Tensor, Tensor]]
+"""(logits (B', N, V), segments (B',), step, and as `log_probs_of` takes them which end, and what forbids) to the chosen
+pieces and their log-probabilities, (B', N) each."""
 
 
 def walk(
@@ -34,13 +36,10 @@ def walk(
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
         logits, state, _ = model.step(token, state)
-        # over all pieces of the batch: the score is the probability of the model, forbidden pieces included
-        scores = torch.log_softmax(logits, -1, out=logits)
-        restrict(scores, batch, rows, step)
+        ends, forbid = ending(batch, rows, step), None
         if no_repeat_ngram:
-            forbid_repeats(scores, pieces[rows, :, :step], no_repeat_ngram)
-        token = choose(scores, rows, step)
-        log_prob = scores.gather(-1, token[..., None]).squeeze(-1)
+            forbid = partial(forbid_repeats, pieces=pieces[rows, :, :step], size=no_repeat_ngram)
+        token, log_prob = choose(logits, rows, step, ends, forbid)
         broken = ~log_prob.isfinite()
         token = token.masked_fill(broken, EOS).masked_fill(done, PAD)
         pieces[rows, :, step] = token

@@ -8,13 +8,14 @@ scale of its own, so that no translation depends on what is translated beside it
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mtkit.errors import MtkitError
-from mtkit.model.products.product import in_blocks, in_few_counts
+from mtkit.model.products.product import few_counts, in_blocks
 
-LARGEST = 63
+LARGEST_WEIGHT = 63
 """Of a rounded weight: seven bits, so that activations can have eight.
 Processors without VNNI sum pairs of products in 16 bits first, which hold no more."""
 
@@ -25,13 +26,14 @@ class Int8:
     def __init__(self, integers: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         """W in integers (O, I) int8, its rows in units of the scales (O,)."""
         self._integers, self._scales, self._bias = integers, scales, bias
+        self._added = (torch.zeros_like(scales) if bias is None else bias).numpy()
         self._sums = (_whole_sums if has_whole_products() else _dynamic_sums)(integers, scales)
 
     @classmethod
     def rounded(cls, weight: Tensor, bias: Tensor | None) -> "Int8":
         """The product with W (O, I), rounded here, and b (O,)."""
         values = weight.float()
-        scales = values.abs().amax(1).clamp(min=1e-12) / LARGEST
+        scales = values.abs().amax(1).clamp(min=1e-12) / LARGEST_WEIGHT
         integers = (values * scales.reciprocal()[:, None]).round().to(torch.int8)
         return cls(integers, scales, None if bias is None else bias.float())
 
@@ -45,15 +47,15 @@ class Int8:
         return in_blocks(self._of_rows, x, len(self._scales))
 
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
-        rows = rows.float()
-        # two reductions: the maximum norm in one takes ten times as long
-        largest = torch.maximum(rows.amax(1, keepdim=True), rows.amin(1, keepdim=True).neg_())
-        units = largest.clamp_(min=1e-30).div_(127)
-        sums = self._sums(rows / units)
+        from mtkit.compiled.rounding import round_rows, scale_rows
+
+        whole = torch.empty(few_counts(len(rows)), rows.shape[1], dtype=torch.uint8)
+        units = np.empty(len(rows), dtype=np.float32)
+        round_rows(rows.float().contiguous().numpy(), whole.numpy(), units)
+        sums = self._sums(whole)[: len(rows)]
         out = sums if out is None else out
-        if self._bias is None:
-            return torch.mul(sums, units, out=out)
-        return torch.addcmul(self._bias, sums, units, out=out)
+        scale_rows(sums.numpy(), units, self._added, out.numpy())
+        return out
 
 
 def check_int8(device: torch.device) -> None:
@@ -68,41 +70,43 @@ def has_whole_products() -> bool:
 
 
 Sums = Callable[[Tensor], Tensor]
-"""x (M, I) between -127 and 127, which may be overwritten, to the products of round(x) with W (O, I) in float32."""
+"""Bytes (M, I), where `ZERO` stands for 0, to the products (M, O) in float32 with W (O, I), in units of its scales."""
 
 
 def _whole_sums(integers: Tensor, scales: Tensor) -> Sums:
-    """By oneDNN, which takes x from 0 to 255, in units of 1 with the zero at 128.
+    """By oneDNN.
 
     VNNI multiplies unsigned by signed numbers. Signed x has kernels on processors with AMX alone; elsewhere oneDNN
     takes its reference loop, which is thousands of times slower.
     """
+    from mtkit.compiled.rounding import ZERO
+
     packed = torch.ops.onednn.qlinear_prepack(integers, None)
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     multiply = torch.ops.onednn.qlinear_pointwise
 
-    def sums(x: Tensor) -> Tensor:
-        # flipping the highest bit of a byte adds 128
-        whole = in_few_counts(x.round_(), torch.int8).view(torch.uint8).bitwise_xor_(128)
-        found: Tensor = multiply(whole, 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
-        return found[: len(x)]
+    def sums(whole: Tensor) -> Tensor:
+        found: Tensor = multiply(whole, 1.0, ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        return found
 
     return sums
 
 
 def _dynamic_sums(integers: Tensor, scales: Tensor) -> Sums:
     """By PyTorch's operator with one scale for all rows."""
+    from mtkit.compiled.rounding import ZERO
+
     zeros = torch.zeros(len(scales), dtype=torch.int64)
     with warnings.catch_warnings():  # not for threads, but what it hushes is said once in a process
         warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
         weight = torch._make_per_channel_quantized_tensor(integers, scales, zeros, 0)
     packed = torch.ops.quantized.linear_prepack(weight, None)
 
-    def sums(x: Tensor) -> Tensor:
+    def sums(whole: Tensor) -> Tensor:
         # the operator takes its unit from the smallest and the largest number: a row more, of both, makes it 1
-        bounds = x.new_full((1, x.shape[1]), 127.0)
+        bounds = torch.full((1, whole.shape[1]), 127.0)
         bounds[0, 0] = -128.0
-        found: Tensor = torch.ops.quantized.linear_dynamic(torch.cat([x, bounds]), packed, False)
+        found: Tensor = torch.ops.quantized.linear_dynamic(torch.cat([whole - float(ZERO), bounds]), packed, False)
         return found[:-1]
 
     return sums

@@ -104,17 +104,22 @@ def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, ou
     return whole.unflatten(0, x.shape[:-1])
 
 
-def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows (M, I) in another type, and rows of no meaning behind them, up to a multiple of an eighth of M's octave.
+def few_counts(count: int) -> int:
+    """A number of rows, rounded up to a multiple of an eighth of its octave.
 
     oneDNN compiles a kernel for each number of rows that it has not yet seen, which takes as long as dozens of
     products, and a search that drops finished segments comes to hundreds of numbers.
     """
-    count = len(rows)
     step = max(LEAST, 1 << max(count.bit_length() - 4, 0))
-    if count % step == 0:
+    return -(-count // step) * step
+
+
+def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows (M, I) in another type, and rows of no meaning behind them, `few_counts` of M in all."""
+    count, wanted = len(rows), few_counts(len(rows))
+    if count == wanted:
         return rows.to(dtype)
-    wider = rows.new_empty(-(-count // step) * step, rows.shape[1], dtype=dtype)
+    wider = rows.new_empty(wanted, rows.shape[1], dtype=dtype)
     wider[:count] = rows
     return wider
 

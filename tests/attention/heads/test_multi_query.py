@@ -35,4 +35,4 @@ def test_the_cache_of_a_step_is_as_many_times_smaller_as_there_are_heads() -> No
     for name in ("keys", "values"):
         assert states[0]["shared"][name].numel() == 4 * states[1]["shared"][name].numel()
     memory = torch.randn(2, 9, 32)
-    assert make("cross").start(2, memory)[0]["shared"]["keys"].shape == (2, 1, 8, 9)
+    assert make("cross").start(2, memory)[0]["shared"]["keys"].shape == (2, 1, 9, 8)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtkit.decoding.search.selection import best, best_sums, first_best
+from mtkit.decoding.search.selection import best, best_sums
 
 
 @pytest.mark.parametrize("count", [7, 64, 640, 641, 5000, 5003])
@@ -34,18 +34,6 @@ def test_the_first_k_of_the_sums(count: int, k: int, kinds: int) -> None:
     assert torch.equal(found, expected.values[:, :k])
     real = found > -torch.inf
     assert torch.equal(indices[real], expected.indices[:, :k][real])
-
-
-@pytest.mark.parametrize("count", [1, 7, 64, 100, 640, 5003])
-@pytest.mark.parametrize("kinds", [3, 10**6])
-def test_the_first_of_the_largest(count: int, kinds: int) -> None:
-    values = torch.randint(kinds, (6, 2, count)).float()
-    values[1] = -torch.inf
-    values[2, :, : count // 2] = -torch.inf
-    expected = values.sort(dim=2, descending=True, stable=True).indices[..., 0]
-    assert torch.equal(first_best(values), expected)
-    values[3, 0] = torch.nan
-    assert 0 <= int(first_best(values)[3, 0]) < count
 
 
 def test_no_more_than_there_are() -> None:

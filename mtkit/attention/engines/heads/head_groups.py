@@ -146,8 +146,9 @@ class PatternGroup(HeadGroup):
             positions=None if positions is None else positions.of_heads(self.some),
             query_position=t,
             key_position=where,
+            need_weights=need_weights,
         )
-        if where is None or not need_weights:
+        if where is None or weights is None:
             return heads, None, state
         by_position = weights.new_zeros(*weights.shape[:3], t + 1)
         return heads, by_position.scatter_add(-1, where.unsqueeze(-2).expand_as(weights), weights), state

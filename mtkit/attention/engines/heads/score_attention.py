@@ -25,7 +25,7 @@ How mechanisms of the literature are stated:
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,6 +85,10 @@ class Pairs(NamedTuple):
 
 class ScoreAttention(HeadAttention):
     """Softmax attention over scores of all pairs; its state is the columns of all tokens so far, or of the source."""
+
+    turned: ClassVar[bool] = True
+    """Whether the state holds keys of the source as (B, G, K, S), as which products of a few queries take half the
+    time."""
 
     def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
         """The columns of memory (B, S, D) at position (S,): (B, G, S, width) by name, "values" among them."""
@@ -190,7 +194,7 @@ class ScoreAttention(HeadAttention):
         if memory is None:
             return {"count": 0}, None
         # contiguous with heads first, as the products of each step would copy them otherwise
-        columns = {name: _turned(name, x).contiguous() for name, x in self.columns(memory).items()}
+        columns = {name: self._turned(name, x).contiguous() for name, x in self.columns(memory).items()}
         return {"shared": {**columns, "valid": memory_valid}, "count": 0}, None
 
     def step(
@@ -211,7 +215,7 @@ class ScoreAttention(HeadAttention):
         if self.site.role == "cross":
             shared = state["shared"]
             q, valid = self.queries(query), shared["valid"]
-            columns = {name: _turned(name, x) for name, x in shared.items() if name != "valid"}
+            columns = {name: self._turned(name, x) for name, x in shared.items() if name != "valid"}
             state = {**state, "count": count + 1}
         else:
             token, valid = query.flatten(0, 1).unsqueeze(1), None  # (B*N, 1, D): a segment of one token each
@@ -222,10 +226,6 @@ class ScoreAttention(HeadAttention):
         key_position = torch.arange(columns["values"].shape[2], device=query.device)
         return Pairs(q, columns, here, key_position, valid, state=state, hypotheses=hypotheses), state
 
-
-def _turned(name: str, x: Tensor) -> Tensor:
-    """The columns (B, G, S, width) of the source as the state holds them, or the other way round.
-
-    Keys are (B, G, K, S) there: a few queries multiply them so in half the time.
-    """
-    return x.transpose(-1, -2) if name == "keys" else x
+    def _turned(self, name: str, x: Tensor) -> Tensor:
+        """The columns (B, G, S, width) of the source as the state holds them, or the other way round."""
+        return x.transpose(-1, -2) if self.turned and name == "keys" else x

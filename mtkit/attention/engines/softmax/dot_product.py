@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.engines.cache.cached_softmax import attend_cached, reads_cached
 from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.slots import Positions
+
+FEW = 32
+"""Keys up to which a sequence is read row by row, on the CPU in inference mode: the fused kernel prepares for more."""
 
 
 def attend(
@@ -31,6 +35,12 @@ def attend(
     q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S). Causal queries and keys have
     the same positions. Padding is on the right, so that the triangle alone hides it from every real query.
     """
+    # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
+    few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and not (causal or dropout or need_weights)
+    if few and is_plain(positions) and reads_cached(q, k, v):
+        visible = None if valid is None else valid[:, None, None]
+        heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
+        return heads.transpose(1, 2), None
     if need_weights or (positions is not None and positions.on_values):
         return weigh(
             scores_of(q, k, scale),
@@ -55,6 +65,11 @@ def attend(
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
     return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
+
+
+def is_plain(positions: Positions | None) -> bool:
+    """Whether positions add nothing to scores and outputs."""
+    return positions is None or not (positions.on_scores or positions.on_values)
 
 
 def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
@@ -160,13 +175,17 @@ def attend_step(
     positions: Positions | None = None,
     query_position: int = 0,
     key_position: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One new token of each hypothesis: outputs (B, N, H, V) and weights (B, H, N, L).
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """One new token of each hypothesis: outputs (B, N, H, V) and on request the weights (B, H, N, L).
 
     q (B, N, H, K). Keys and values of each hypothesis are (B, N, G, L, K); those all hypotheses share, (B, G, L, K).
     visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
     """
     batch, hypotheses = q.shape[:2]
+    if is_plain(positions) and not need_weights and reads_cached(q, keys, values):
+        own = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
+        return attend_cached(q, *own, scale=scale, visible=visible), None
     if visible is not None and keys.dim() == 4:
         visible = visible.transpose(1, 2)
     elif visible is not None:
@@ -182,7 +201,8 @@ def attend_step(
         query_position=torch.full((1,), query_position, device=q.device),
         key_position=_range(keys) if key_position is None else key_position,
     )
-    return by_hypotheses(heads, hypotheses).transpose(1, 2), by_hypotheses(weights, hypotheses)
+    heads = by_hypotheses(heads, hypotheses).transpose(1, 2)
+    return heads, by_hypotheses(weights, hypotheses) if need_weights else None
 
 
 def step_rows(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

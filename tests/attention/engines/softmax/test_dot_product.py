@@ -83,26 +83,57 @@ def test_dropout_acts_on_the_weights_that_are_used_not_on_those_returned() -> No
     assert not torch.allclose(output, equation(*qkv, "none"))
 
 
+@pytest.mark.parametrize("masks", ["none", "valid"])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_a_short_sequence_in_inference_mode_is_the_equation_too(groups: int, masks: str) -> None:
+    """It is read row by row (`cached_softmax`)."""
+    q, k, v = (each.detach() for each in inputs(groups, dtype=torch.float32))
+    with torch.inference_mode():
+        got, weights = attend(q, k, v, scale=SCALE, valid=VALID if masks == "valid" else None)
+    assert weights is None
+    wanted = equation(q.double(), k.double(), v.double(), masks)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["with gradients", "without", "with weights"])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("positions", [None, Alibi(Site("decoder", 24, 4), 6), Shaw(Site("decoder", 24, 4), 6, clip=2)])
-def test_a_step_of_each_hypothesis_is_the_last_row_of_the_triangle(groups: int, positions: Alibi | Shaw | None) -> None:
+def test_a_step_of_each_hypothesis_is_the_last_row_of_the_triangle(
+    groups: int, positions: Alibi | Shaw | None, how: str
+) -> None:
     for parameter in positions.parameters() if positions is not None else ():
         torch.nn.init.normal_(parameter)
     q, k, v = inputs(groups, dtype=torch.float32)  # the batch of 2 as hypotheses of one segment
     whole, weights = attend(q, k, v, scale=SCALE, causal=True, positions=positions, need_weights=True)
+    if how == "without":
+        q, k, v = q.detach(), k.detach(), v.detach()
     got, row = attend_step(
-        q[:, :, 6].unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), scale=SCALE, positions=positions, query_position=6
+        q[:, :, 6].unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        scale=SCALE,
+        positions=positions,
+        query_position=6,
+        need_weights=how == "with weights",
     )
     torch.testing.assert_close(got[0], whole[:, :, 6])
     assert weights is not None
-    torch.testing.assert_close(row[0], weights[:, :, 6].transpose(0, 1))
+    if how == "with weights":
+        assert row is not None
+        torch.testing.assert_close(row[0], weights[:, :, 6].transpose(0, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("hypotheses", [1, 7])
-def test_hypotheses_share_keys_as_queries_of_one_segment(hypotheses: int) -> None:
-    q, k, v = inputs(2)
+def test_hypotheses_share_keys_as_queries_of_one_segment(
+    hypotheses: int, need_weights: bool, dtype: torch.dtype
+) -> None:
+    q, k, v = (each.detach() for each in inputs(2, dtype=dtype))
     q = q[:, :, :hypotheses]
     whole, weights = attend(q, k, v, scale=SCALE, valid=VALID, need_weights=True)
-    got, rows = attend_step(q.transpose(1, 2), k, v, scale=SCALE, visible=VALID[:, None, None, :])
+    visible = VALID[:, None, None, :]
+    got, rows = attend_step(q.transpose(1, 2), k, v, scale=SCALE, visible=visible, need_weights=need_weights)
     torch.testing.assert_close(got.transpose(1, 2), whole)
-    torch.testing.assert_close(rows, weights)
+    if need_weights:
+        torch.testing.assert_close(rows, weights)

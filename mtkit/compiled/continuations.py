@@ -1,0 +1,66 @@
+"""The best continuations of hypotheses, from the logits of their next pieces."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.compiled.exponential import exponential
+from mtkit.compiled.machine_code import Floats, bits_of, compiled, of_bits, part
+
+BLOCK = 64
+"""Logits of which the largest is noted; those of a block with none large enough are not looked at again."""
+
+
+@part
+def ordered(bits: np.int32) -> np.int32:
+    """The bits of a float32 as whole numbers in the order of the floats, or the other way round.
+
+    Their largest is found by vector units, which that of floats is not, because of NaN.
+    """
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@compiled("float32[:, :, ::1], float32[:, ::1], boolean[::1], int64, int64, float32[:, ::1], int64[:, ::1]")
+def best_of_logits(
+    logits: Floats,
+    before: Floats,
+    ends: NDArray[np.bool_],
+    first: int,
+    end: int,
+    top: Floats,
+    index: NDArray[np.int64],
+) -> None:
+    """Writes the k largest sums of log-probabilities (B, N, V) and before (B, N) to top (B, k), largest first.
+
+    Log-probabilities are logits less the logarithm of the sum of their exponentials over all V. Pieces below `first`
+    may not come, and where segments `ends` (B,), none but `end`. index (B, k) gets the places of the sums among N * V,
+    of equal ones that of the first. Hypotheses with NaN have none; where sums are missing, they are -inf, at 0.
+    """
+    segments, hypotheses, count = logits.shape
+    most = top.shape[1]
+    high = np.empty((count + BLOCK - 1) // BLOCK, np.float32)
+    top[:] = -np.inf
+    index[:] = 0
+    for row in range(segments * hypotheses):
+        b, n = row // hypotheses, row % hypotheses
+        pieces = logits[b, n]
+        for block in range(len(high)):
+            largest = ordered(bits_of(pieces[block * BLOCK]))
+            for j in range(block * BLOCK, min((block + 1) * BLOCK, count)):
+                largest = max(largest, ordered(bits_of(pieces[j])))
+            high[block] = of_bits(ordered(largest))
+        largest_of_all, total = high.max(), np.float32(0)
+        for j in range(count):
+            total += exponential(pieces[j] - largest_of_all)
+        added = before[b, n] - (largest_of_all + np.log(total))
+        for block in range(len(high)):
+            if not high[block] + added > top[b, most - 1]:
+                continue
+            low, past = max(block * BLOCK, first), min((block + 1) * BLOCK, count)
+            for j in range(low, past):
+                found = pieces[j] + added
+                if found > top[b, most - 1] and (j == end or not ends[b]):
+                    place = most - 1
+                    while place > 0 and top[b, place - 1] < found:
+                        top[b, place], index[b, place] = top[b, place - 1], index[b, place - 1]
+                        place -= 1
+                    top[b, place], index[b, place] = found, n * count + j

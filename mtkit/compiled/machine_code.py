@@ -1,0 +1,61 @@
+"""The decorators of loops, and of what loops call."""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, int32, njit
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+Floats = NDArray[np.float32]
+
+HOW: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",  # a division by zero gives infinity
+    # sums may be made in any order, which vector units need; NaN and infinity keep their meaning
+    "fastmath": {"nsz", "contract", "reassoc"},
+}
+
+
+def compiled(types: str) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
+    """A decorator of loops over NumPy arrays, which write their results into arguments.
+
+    `types` are those of the arguments in numba's words: float32[:, ::1] is a matrix whose rows are whole and one after
+    another, float32[:, :] any matrix.
+    """
+
+    def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
+        try:
+            code: Callable[Arguments, None] = njit(f"void({types})", cache=True, **HOW)(loop)
+        except RuntimeError:  # no folder can be written in which to keep it
+            code = njit(f"void({types})", **HOW)(loop)
+        return code
+
+    return decorated
+
+
+def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function that loops call, compiled with them."""
+    code: Callable[Arguments, Result] = njit(**HOW)(function)
+    return code
+
+
+def _cast(given: Any, wanted: Any, form: ir.Type) -> Any:
+    """A function of one number that gives the same 32 bits as a number of another type."""
+
+    def cast(context: Any, x: Any) -> Any:
+        return wanted(given), lambda context, builder, signature, args: builder.bitcast(args[0], form)
+
+    return intrinsic(cast)
+
+
+bits_of: Callable[[np.float32], np.int32] = _cast(float32, int32, ir.IntType(32))
+"""The bits of a float32 as an int32."""
+
+of_bits: Callable[[np.int32], np.float32] = _cast(int32, float32, ir.FloatType())
+"""The float32 that has the bits of an int32."""

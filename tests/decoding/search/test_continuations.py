@@ -1,0 +1,57 @@
+"""The best continuations against a stable sort of all log-probabilities."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.search.continuations import best_continuations
+from mtkit.decoding.search.contract import NEVER_GENERATED
+from mtkit.decoding.search.ngrams import forbid_repeats
+
+
+def expected(logits: Tensor, before: Tensor, k: int, ends: Tensor | None) -> tuple[Tensor, Tensor]:
+    """All sums in float64, sorted; hypotheses with NaN have none."""
+    log_probs = logits.double() - logits.double().logsumexp(2, keepdim=True)
+    log_probs[..., :NEVER_GENERATED] = -torch.inf
+    for segment in range(len(logits)):
+        if ends is not None and ends[segment]:
+            kept = log_probs[segment, :, EOS].clone()
+            log_probs[segment] = -torch.inf
+            log_probs[segment, :, EOS] = kept
+    sums = (log_probs + before[..., None]).nan_to_num(nan=-torch.inf, neginf=-torch.inf).flatten(1)
+    ranked = sums.sort(dim=1, descending=True, stable=True)
+    return ranked.values[:, :k], ranked.indices[:, :k]
+
+
+@pytest.mark.parametrize("forbids", [False, True])  # what forbids more takes the other way, as GPUs do
+@pytest.mark.parametrize("pieces", [5, 64, 100, 5003])
+@pytest.mark.parametrize("hypotheses", [1, 4])
+@pytest.mark.parametrize("kinds", [2, 10**6])
+def test_they_are_the_first_of_all(pieces: int, hypotheses: int, kinds: int, forbids: bool) -> None:
+    """`kinds` different logits: with two of them nearly everything is a tie."""
+    logits = torch.randint(kinds, (7, hypotheses, pieces)) * (10.0 / kinds)
+    before = -torch.arange(hypotheses).expand(7, -1) * 0.5
+    logits[5, 0, pieces // 2] = torch.nan
+    before = before.clone()
+    before[6, 0] = -torch.inf
+    for ends in (None, torch.arange(7) % 2 == 0):
+        wanted, places = expected(logits, before, 10, ends)
+        forbid = (lambda log_probs: None) if forbids else None
+        found, index = best_continuations(logits.clone(), before, 10, ends, forbid)
+        assert found.shape == index.shape == (7, min(10, hypotheses * pieces))
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-6)
+        real = found > -torch.inf
+        # sums of several hypotheses that are equal in float64 may differ in float32
+        assert hypotheses > 1 or torch.equal(index[real], places[real])
+        assert torch.equal(index[real] % pieces >= NEVER_GENERATED, torch.ones_like(index[real], dtype=torch.bool))
+
+
+def test_further_pieces_may_be_forbidden() -> None:
+    logits, before = torch.zeros(1, 1, 8), torch.zeros(1, 1)
+    logits[0, 0, 6], logits[0, 0, 5] = 3.0, 2.0
+    forbid = partial(forbid_repeats, pieces=torch.tensor([[[4, 6, 4]]]), size=2)
+    assert best_continuations(logits.clone(), before, 1, None, forbid)[1].tolist() == [[5]]
+    assert best_continuations(logits, before, 1, None)[1].tolist() == [[6]]
