@@ -40,7 +40,10 @@ def compiled(types: str) -> Callable[[Callable[Arguments, None]], Callable[Argum
 
 
 def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A function that loops call, compiled with them."""
+    """A function that loops call, compiled with them.
+
+    What numba keeps of a loop lasts until the loop's own file changes: after a change here, remove `__pycache__`.
+    """
     code: Callable[Arguments, Result] = njit(**HOW)(function)
     return code
 

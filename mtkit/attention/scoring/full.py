@@ -3,7 +3,8 @@
 Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762, equation 1.
 Departures: none.
 Cost: O(T S) time; memory O(T) through the fused kernel, O(T S) where weights are asked for. A step costs each of
-N hypotheses O(N t), as they read each other's rows and hide them; more than 16 have a cache each and pay O(t).
+N hypotheses O(N t), as they read each other's rows and hide them (`cached_softmax` reads their own alone); more than 16
+have a cache each and pay O(t).
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Attended
-from mtkit.attention.engines.cache.cached_softmax import attend_cached, reads_cached
+from mtkit.attention.engines.cache.cached_softmax import attend_cached, pays, takes
 from mtkit.attention.engines.heads.head_groups import HeadGroup
 from mtkit.attention.engines.heads.score_attention import Pairs
 from mtkit.attention.engines.heads.shared_past import SharedPast
@@ -46,7 +47,8 @@ class Full(SharedPast):
                 need_weights=need_weights,
             )
             return heads, weights, None
-        if need_weights or not is_plain(self.positions) or not reads_cached(q, keys, values):
+        hidden = 1 if visible is None or visible.shape[2] == 1 else q.shape[2]  # hypotheses see their own pasts
+        if need_weights or not (is_plain(self.positions) and takes(q, keys, values) and pays(q, keys, hidden)):
             return super().attended(pairs, carry, need_weights)
         heads = attend_cached(
             q.transpose(1, 2),

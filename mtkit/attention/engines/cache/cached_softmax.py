@@ -5,20 +5,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ONE_CORE = 1 << 15
-"""Pairs of queries and keys up to which one core is as fast as PyTorch's products on several."""
+PAIR = 1.25
+"""What a pair of query and key costs, in pairs of PyTorch's products."""
+
+CALL = 8192
+"""What the operations around those products cost, in the same pairs. Both were measured on an AMD EPYC with AVX-512."""
 
 _ALL = torch.ones(1, dtype=torch.bool)
 
 
-def reads_cached(q: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `attend_cached` takes these: in float32, on the CPU, without gradients, and no work for several cores.
+def takes(*tensors: Tensor) -> bool:
+    """Whether `attend_cached` takes queries, keys and values like these: in float32, on the CPU, without gradients.
 
     It is no operation of PyTorch: where these are watched (`TorchDispatchMode`), as to be counted, it takes nothing.
     """
-    plain = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in (q, keys, values))
-    watched = torch._C._len_torch_dispatch_stack() > 0
-    return plain and not watched and (q[..., 0].numel() * keys.shape[-2] <= ONE_CORE or torch.get_num_threads() == 1)
+    plain = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in tensors)
+    return plain and torch._C._len_torch_dispatch_stack() == 0
+
+
+def pays(q: Tensor, keys: Tensor, hidden: int = 1) -> bool:
+    """Whether `attend_cached` is faster than products of all queries (..., K) with all keys (..., L, K).
+
+    It runs on one core, where products share the threads of PyTorch, but reads visible keys alone: one in `hidden`.
+    """
+    pairs = q.numel() // q.shape[-1] * keys.shape[-2]
+    return PAIR * pairs / hidden <= CALL + pairs / torch.get_num_threads()
 
 
 def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None = None) -> Tensor:
@@ -31,7 +42,7 @@ def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visi
 
     batch, hypotheses, heads, _ = q.shape
     out = torch.empty(batch, hypotheses, heads, values.shape[4])
-    if not keys.numel():
+    if not (out.numel() and keys.numel()):
         return out.zero_()
     seen = (_ALL if visible is None else visible).expand(batch, hypotheses, heads, keys.shape[3])
     rows = *_rows(q.unsqueeze(3)), *_rows(keys), *_rows(values)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.cache.cached_softmax import attend_cached, reads_cached
+from mtkit.attention.engines.cache.cached_softmax import attend_cached, pays, takes
 from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.slots import Positions
 
-FEW = 32
-"""Keys up to which a sequence is read row by row, on the CPU in inference mode: the fused kernel prepares for more."""
+FEW = 12
+"""Keys up to which a core reads a sequence faster row by row than by the fused kernel, in inference mode."""
 
 
 def attend(
@@ -36,8 +36,8 @@ def attend(
     the same positions. Padding is on the right, so that the triangle alone hides it from every real query.
     """
     # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
-    few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and not (causal or dropout or need_weights)
-    if few and is_plain(positions) and reads_cached(q, k, v):
+    few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
+    if few and is_plain(positions) and takes(q, k, v) and not (causal or dropout or need_weights):
         visible = None if valid is None else valid[:, None, None]
         heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
         return heads.transpose(1, 2), None
@@ -183,7 +183,7 @@ def attend_step(
     visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
     """
     batch, hypotheses = q.shape[:2]
-    if is_plain(positions) and not need_weights and reads_cached(q, keys, values):
+    if is_plain(positions) and not need_weights and takes(q, keys, values) and pays(q, keys):
         own = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
         return attend_cached(q, *own, scale=scale, visible=visible), None
     if visible is not None and keys.dim() == 4:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtkit.attention.engines.cache.cached_softmax import attend_cached, reads_cached
+from mtkit.attention.engines.cache.cached_softmax import attend_cached, pays, takes
 
 SHAPES = [
     # B, N, H, G, G', L, K, V
@@ -90,16 +90,30 @@ def test_scores_far_apart_pick_one_row() -> None:
     torch.testing.assert_close(attend_cached(q, keys, values, scale=1.0)[0, 0, 0], values[0, 0, 0, 2])
 
 
-def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_takes() -> None:
     q, keys = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 2, 9, 4)
-    assert reads_cached(q, keys, keys)
-    assert not reads_cached(q.double(), keys, keys)
-    assert not reads_cached(q, keys.bfloat16(), keys)
-    assert not reads_cached(q.requires_grad_(), keys, keys)
-    assert not reads_cached(q.to("meta"), keys, keys)
+    assert takes(q, keys, keys)
+    assert not takes(q.double(), keys, keys)
+    assert not takes(q, keys.bfloat16(), keys)
+    assert not takes(q, keys, keys.clone().requires_grad_())
+    assert not takes(q.to("meta"), keys, keys)
     with FlopCounterMode(display=False):  # which sees operations of PyTorch alone
-        assert not reads_cached(q.detach(), keys, keys)
-    long = torch.empty(1, 1, 2, 1 << 16, 4)
-    for threads, taken in ((1, True), (4, False)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert reads_cached(q.detach(), long, long) == taken
+        assert not takes(q, keys, keys)
+
+
+@pytest.mark.parametrize(
+    ("threads", "hidden", "length", "paid"),
+    [(1, 1, 1_000, True), (1, 1, 10_000, False), (1, 5, 10_000, True), (4, 1, 2_000, False), (4, 5, 2_000, True)],
+)
+def test_one_core_does_what_is_less_than_its_share(
+    threads: int, hidden: int, length: int, paid: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    q, keys = torch.empty(1, 5, 4, 8), torch.empty(1, 1, 4, length, 8)
+    assert pays(q, keys, hidden) == paid
+
+
+def test_nothing_gives_nothing() -> None:
+    keys = torch.randn(2, 1, 2, 3, 4)
+    assert attend_cached(torch.empty(2, 0, 2, 4), keys, keys, scale=1.0).shape == (2, 0, 2, 4)
+    assert not attend_cached(torch.randn(2, 1, 2, 4), keys[:, :, :, :0], keys[:, :, :, :0], scale=1.0).any()

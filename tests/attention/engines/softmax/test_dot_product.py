@@ -85,8 +85,11 @@ def test_dropout_acts_on_the_weights_that_are_used_not_on_those_returned() -> No
 
 @pytest.mark.parametrize("masks", ["none", "valid"])
 @pytest.mark.parametrize("groups", [4, 2, 1])
-def test_a_short_sequence_in_inference_mode_is_the_equation_too(groups: int, masks: str) -> None:
+def test_a_short_sequence_in_inference_mode_is_the_equation_too(
+    groups: int, masks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is read row by row (`cached_softmax`)."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     q, k, v = (each.detach() for each in inputs(groups, dtype=torch.float32))
     with torch.inference_mode():
         got, weights = attend(q, k, v, scale=SCALE, valid=VALID if masks == "valid" else None)
