@@ -112,7 +112,7 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
 
     A side is done where its record says that it was translated by the same checkpoint in the same way.
     """
-    translator = Translator([run], run.recipe.decoding, device=device)
+    translator = Translator([run], run.recipe.decoding, device=device, forks=True)
     prepared = open_prepared(run.recipe.data.folder)
     names = list(prepared.tests) or ["valid"]
     for name in progress(names, "translating", len(names)):

@@ -14,6 +14,7 @@ from mtkit.benchmark.operations import decoding_operations
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
@@ -75,17 +76,19 @@ class OwnDecoder:
         self.dtype = find_dtype(arithmetic)
         self.arithmetic = "float32" if arithmetic == "auto" else arithmetic
         self.shortlist = 0 if lexicon is None else lexicon.each
-        self._lexicon = lexicon
         self.sizes: Sequence[int] = list(sizes) or [settings.batch_tokens]
-        self._model, self._tokenizers, self._settings = model, run.tokenizers, settings
+        self._tokenizers, self._settings = run.tokenizers, settings
+        workers = Workers.where_possible(next(model.parameters()).device)
+        self._engine = ModelEngine(model, settings, self.dtype, lexicon, workers)
         self._trained_on = TrainedOn.of([run])
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
         """With the run's own settings but for beam and batch size."""
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
-        engine = ModelEngine(self._model, settings, self.dtype, self._lexicon)
-        found = translate_lines(engine, self._tokenizers, lines, trained_on=self._trained_on)
+        found = translate_lines(
+            self._engine.with_settings(settings), self._tokenizers, lines, trained_on=self._trained_on
+        )
         return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
 
 

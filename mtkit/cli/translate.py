@@ -202,7 +202,7 @@ def translate(
     if threads is not None:
         torch.set_num_threads(threads)
     translator = Translator(
-        runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, say=note
+        runs, whole.decoding, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=note
     )
     if alignments is not None:
         translator.check_links()

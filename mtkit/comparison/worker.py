@@ -94,7 +94,7 @@ def _peak_before(cost: Path) -> int:
 def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, Any]:
     """Translate the test side with the recipe's settings; how well, how fast, and with how large a model."""
     recipe, side = run.recipe, held_out(prepared)
-    translator = Translator([run], recipe.decoding, device=str(device))
+    translator = Translator([run], recipe.decoding, device=str(device), forks=True)
     found, speed, _ = translator.held_out(side, joined=True)
     hypotheses, references = [each[0].text for each in found], [side.references]
     (bleu,) = score_corpus(

@@ -8,19 +8,21 @@ from typing import TypeVar
 import torch
 
 MOST = 8
-"""Batches at a time, at most: all are in memory, and between PyTorch's operations Python runs one thread at once."""
+"""Items at a time, at most: between PyTorch's operations Python runs one thread at once."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device) -> Iterator[Result]:
+def side_by_side(
+    work: Callable[[Item], Result], items: Sequence[Item], device: torch.device, most: int = MOST
+) -> Iterator[Result]:
     """The results of `work` on each item, in order; a CPU computes several at once, which share the threads of PyTorch.
 
     `work` runs under the inference mode and autocast of the caller. An accelerator, which has one queue, computes one
     item at a time. A caller that leaves early or is interrupted waits for the items already started.
     """
-    workers = at_once(device, len(items))
+    workers = at_once(device, len(items), most)
     if workers <= 1:
         yield from map(work, items)
         return
@@ -39,12 +41,15 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item], device: 
             pool.shutdown(cancel_futures=True)
 
 
-def at_once(device: torch.device, items: int = MOST) -> int:
-    """The number of items computed at a time; on a CPU, each gets an equal number of the threads of PyTorch."""
+def at_once(device: torch.device, items: int | None = None, most: int = MOST) -> int:
+    """The number of items computed at a time; on a CPU, each gets an equal number of the threads of PyTorch.
+
+    items: how many there are; None: enough.
+    """
     if device.type != "cpu":
         return 1
     threads = torch.get_num_threads()
-    each = -(-threads // max(1, min(threads, items, MOST)))
+    each = -(-threads // max(1, min(threads, most if items is None else items, most)))
     return threads // each  # with 12 threads six of two each, rather than eight of one
 
 

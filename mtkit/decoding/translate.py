@@ -137,8 +137,8 @@ class _Work:
             found = self.engine.translate(batch)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, settings.n_best), strict=True))
 
-        plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device))
-        for parts in side_by_side(partial(Halving(lengths).run, translated), plans, device):
+        plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device, most=self.engine.most))
+        for parts in side_by_side(partial(Halving(lengths).run, translated), plans, device, self.engine.most):
             yield from parts
 
     def _limit(self, segment: Segment) -> int:

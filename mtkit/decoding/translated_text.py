@@ -97,7 +97,7 @@ def _translator(run: Path, device: str) -> Translator:
     if not named and not run.is_dir():
         raise RunError(f"data.train: translated_by {run}: no such run folder; train that run first, or name another")
     found = find_run(name=str(run)) if named else find_run(run)
-    return Translator([found], found.recipe.decoding.model_copy(update={"n_best": 1}), device=device)
+    return Translator([found], found.recipe.decoding.model_copy(update={"n_best": 1}), device=device, forks=True)
 
 
 def _check_direction(translator: Translator, direction: str) -> None:

@@ -14,6 +14,7 @@ from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2
 from mtkit.decoding.engines.ensemble import Ensemble
 from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import TRANSLATIONS, HeldOut, Speed, save, timed
 from mtkit.decoding.lexicon import Lexicon
@@ -48,11 +49,13 @@ class Translator:
         device: str = "auto",
         dtype: str = "auto",
         engine: str = "mtkit",
+        forks: bool = False,
         say: Callable[[str], object] = lambda message: None,
     ) -> None:
         """Loads the checkpoint of each run; the default settings are those of the first run's recipe.
 
         `engine` is one of `mtkit.decoding.engines.choice.ENGINES`; `say` gets a message where it is not mtkit's own.
+        With `forks`, mtkit's own decodes in processes (`mtkit.decoding.engines.workers`), as its own commands do.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device, dtype or
         engine; RunError for a checkpoint that cannot be loaded.
@@ -70,11 +73,15 @@ class Translator:
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
-        own, program = ModelEngine(self.model, settings, arithmetic), "mtkit"
+        self._workers = Workers.where_possible(where) if forks else None
+        own, program = ModelEngine(self.model, settings, arithmetic, workers=self._workers), "mtkit"
         self.engine: ModelEngine | CTranslate2Engine = own
         if elsewhere:
-            self.engine, program = on_ctranslate2(own, runs[0], chosen[0], say=say)
+            self.engine, program = on_ctranslate2(replace(own, workers=None), runs[0], chosen[0], say=say)
             say(f"{program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
+        elif self._workers is not None:
+            with own.ready():
+                pass  # processes begin now, before any thread reads text
         self._weights = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
@@ -96,7 +103,8 @@ class Translator:
         other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
         other.about = {**self.about, "settings": settings.model_dump()}
         if not isinstance(engine, ModelEngine) and not takes_ctranslate2(name, self.runs, settings, arithmetic, where):
-            engine, other.about["engine"] = replace(engine.own, lexicon=engine.lexicon), "mtkit"
+            engine = replace(engine.own, lexicon=engine.lexicon, workers=self._workers)
+            other.about["engine"] = "mtkit"
         other.settings, other.engine = settings, engine.with_settings(settings)
         return other
 

@@ -23,6 +23,10 @@ class Engine(Protocol):
         """The decoding settings."""
 
     @property
+    def most(self) -> int:
+        """The maximum number of batches that are computed at a time, on a CPU."""
+
+    @property
     def longest_source(self) -> int | None:
         """The maximum number of source pieces, EOS counted; None: no limit."""
 

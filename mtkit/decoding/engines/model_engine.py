@@ -1,7 +1,9 @@
 """mtkit's own engine: the searches of mtkit over a model or an ensemble."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +11,13 @@ from torch import Tensor
 
 from mtkit.decoding.engines.arithmetic import decoding_with
 from mtkit.decoding.engines.likelihood import forced_log_probs
+from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
 from mtkit.decoding.search.sampling import sample
+from mtkit.decoding.side_by_side import MOST, at_once
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
@@ -31,10 +35,17 @@ class ModelEngine:
     """The arithmetic of the matrix products; None stands for float32, whose results do not depend on the batch."""
     lexicon: Lexicon | None = None
     """Where there is one, only pieces on its shortlist of a batch may come, so that a result depends on its batch."""
+    workers: Workers | None = None
+    """Processes that compute the batches to which one thread each would be given; the model must stay as it is."""
 
     def with_settings(self, settings: DecodingSettings) -> "ModelEngine":
         """The same with other settings."""
         return replace(self, settings=settings)
+
+    @property
+    def most(self) -> int:
+        """As many batches as there are processes."""
+        return MOST if self.workers is None else self.workers.count
 
     @property
     def longest_source(self) -> int | None:
@@ -48,12 +59,14 @@ class ModelEngine:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings, number type and shortlists; with a shortlist, batch size and threads, which decide it, too."""
+        """Settings, number type and shortlists; with a shortlist, what decides batches, too."""
+        device = next(self.model.parameters()).device
+        beside = [self.settings.batch_tokens, at_once(device, most=self.most)]
         return {
-            "device": next(self.model.parameters()).device.type,
+            "device": device.type,
             "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
             "lexicon": self.lexicon and self.lexicon.fingerprint,
-            "beside": [self.settings.batch_tokens, torch.get_num_threads()] if self.lexicon else None,
+            "beside": beside if self.lexicon else None,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
 
@@ -72,16 +85,36 @@ class ModelEngine:
                 "(cross: full)"
             )
 
-    def ready(self) -> AbstractContextManager[torch.device]:
+    @contextmanager
+    def ready(self) -> Iterator[torch.device]:
         """The context of `decoding_with` for the model, in `dtype`. Raises: as `decoding_with`."""
-        return decoding_with(self.model, self.dtype)
+        with decoding_with(self.model, self.dtype) as device:
+            if self.workers is not None:
+                self.workers.start(partial(_answer, self.model, self.dtype))
+            yield device
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
         """The hypotheses of the search `settings.method`; log-probabilities are over the allowed pieces."""
         if self.lexicon is not None:
             batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
-        return SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
+        if self.workers is not None and torch.get_num_threads() == 1:
+            found: Hypotheses | None = self.workers.answer((self.settings, batch))
+            if found is not None:
+                return found.named(batch.pieces)
+        return search(self.model, batch, self.settings).named(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The result of `forced_log_probs`, over all pieces."""
         return forced_log_probs(self.model, source, target, task=task)
+
+
+def search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """The hypotheses of the search that the settings name."""
+    return SEARCHES[settings.method](model, batch, settings)
+
+
+def _answer(model: Model, dtype: torch.dtype | None, job: tuple[DecodingSettings, SourceBatch]) -> Hypotheses:
+    """What a process makes of a batch."""
+    settings, batch = job
+    with decoding_with(model, dtype):
+        return search(model, batch, settings)

@@ -65,6 +65,11 @@ class CTranslate2Engine:
         return other
 
     @property
+    def most(self) -> int:
+        """That of mtkit's own without processes."""
+        return self.own.most
+
+    @property
     def longest_source(self) -> int | None:
         """The limit of the model."""
         return self.own.longest_source
