@@ -75,7 +75,8 @@ def _decode(model: Network, source: int, target: int, beam: int, device: torch.d
 
     def step() -> None:
         nonlocal state
-        _, state, _ = model.step(token, state)
+        logits, state, _ = model.step(token, state)
+        logits.whole()
 
     begin, first = flops_of(start), flops_of(step)
     for _ in range(target - 2):

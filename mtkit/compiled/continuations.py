@@ -10,6 +10,10 @@ BLOCK = 64
 """Logits of which the largest is noted; those of a block with none large enough are not looked at again."""
 
 
+LEAST = np.int32(-(2**31))
+"""Of whole numbers."""
+
+
 @part
 def ordered(bits: np.int32) -> np.int32:
     """The bits of a float32 as whole numbers in the order of the floats, or the other way round.
@@ -17,6 +21,23 @@ def ordered(bits: np.int32) -> np.int32:
     Their largest is found by vector units, which that of floats is not, because of NaN.
     """
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@part
+def write_largest(pieces: Floats, high: Floats) -> None:
+    """Writes the largest logit of each block; NaN, with whatever sign, counts as the largest or as the least."""
+    whole = len(pieces) // BLOCK
+    for block in range(whole):
+        some = pieces[block * BLOCK : block * BLOCK + BLOCK]  # its places are seen not to count from the end
+        largest = LEAST
+        for j in range(BLOCK):  # a loop of a length that is known is vectorised whole
+            largest = max(largest, ordered(bits_of(some[j])))
+        high[block] = of_bits(ordered(largest))
+    if whole < len(high):
+        largest = LEAST
+        for j in range(whole * BLOCK, len(pieces)):
+            largest = max(largest, ordered(bits_of(pieces[j])))
+        high[whole] = of_bits(ordered(largest))
 
 
 @compiled("float32[:, :, ::1], float32[:, ::1], boolean[::1], int64, int64, float32[:, ::1], int64[:, ::1]")
@@ -43,11 +64,7 @@ def best_of_logits(
     for row in range(segments * hypotheses):
         b, n = row // hypotheses, row % hypotheses
         pieces = logits[b, n]
-        for block in range(len(high)):
-            largest = ordered(bits_of(pieces[block * BLOCK]))
-            for j in range(block * BLOCK, min((block + 1) * BLOCK, count)):
-                largest = max(largest, ordered(bits_of(pieces[j])))
-            high[block] = of_bits(ordered(largest))
+        write_largest(pieces, high)
         largest_of_all, total = high.max(), np.float32(0)
         for j in range(count):
             total += exponential(pieces[j] - largest_of_all)

@@ -5,7 +5,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, int32, njit
+from numba import float32, int32, int64, njit, void
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -46,6 +47,38 @@ def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """
     code: Callable[Arguments, Result] = njit(**HOW)(function)
     return code
+
+
+CACHE_LINE = 64
+"""Bytes that the processor reads at a time."""
+
+
+def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
+    """A function that asks for the cache line of a number in a matrix."""
+    address, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+
+    def request(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        whole = context.make_array(rows)(context, builder, args[0])
+        strides = cgutils.unpack_tuple(builder, whole.strides, 2)
+        steps = [builder.mul(count, stride) for count, stride in zip(args[1:], strides, strict=True)]
+        place = builder.add(builder.ptrtoint(whole.data, address), builder.add(*steps))
+        form = ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
+        how = number(0), number(3), number(1)  # to read it, into all levels of the cache, as data
+        builder.call(prefetch, [builder.inttoptr(place, line), *how])
+        return context.get_dummy_value()
+
+    return void(rows, int64, int64), request
+
+
+_ask_for: Callable[[Floats, int, int], None] = intrinsic(_request)
+
+
+@part
+def ask_for(rows: Floats, row: int) -> None:
+    """Has a row (K,) of a matrix brought into the cache, so that who reads it a little later need not wait for it."""
+    for column in range(0, rows.shape[1], CACHE_LINE // 4):
+        _ask_for(rows, row, column)
 
 
 def _cast(given: Any, wanted: Any, form: ir.Type) -> Any:

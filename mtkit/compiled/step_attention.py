@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.compiled.exponential import exponential
-from mtkit.compiled.machine_code import Floats, compiled, part
+from mtkit.compiled.machine_code import Floats, ask_for, compiled, part
 
 Places = NDArray[np.int64]
 Steps = tuple[int, int, int, int]
@@ -28,9 +28,25 @@ def listed(seen: NDArray[np.bool_], place: Places) -> int:
 
 
 @part
-def write_scores(query: Floats, keys: Floats, first: int, step: int, place: Places, count: int, scores: Floats) -> None:
-    """Writes the products of the query with `count` rows, and of no meaning up to a multiple of `TOGETHER`."""
+def write_scores(
+    query: Floats,
+    keys: Floats,
+    first: int,
+    step: int,
+    place: Places,
+    count: int,
+    scores: Floats,
+    later: Floats,
+    later_first: int,
+    later_step: int,
+) -> None:
+    """Writes the products of the query with `count` rows, and of no meaning up to a multiple of `TOGETHER`.
+
+    The same rows of what is read `later` are asked for on the way.
+    """
     for c in range(0, count, TOGETHER):
+        for j in range(TOGETHER):
+            ask_for(later, later_first + place[c + j] * later_step)
         one, two = keys[first + place[c] * step], keys[first + place[c + 1] * step]
         three, four = keys[first + place[c + 2] * step], keys[first + place[c + 3] * step]
         s1, s2, s3, s4 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
@@ -64,10 +80,23 @@ def write_exponentials(scores: Floats, count: int) -> np.float32:
 
 
 @part
-def write_sum(weight: Floats, values: Floats, first: int, step: int, place: Places, count: int, total: Floats) -> None:
-    """Writes the sum of `count` rows under their weights to total (V,)."""
+def write_sum(
+    weight: Floats,
+    values: Floats,
+    first: int,
+    step: int,
+    place: Places,
+    count: int,
+    total: Floats,
+    later: Floats,
+    later_first: int,
+    later_step: int,
+) -> None:
+    """Writes the sum of `count` rows under their weights to total (V,); asks for what is read `later`."""
     total[:] = 0
     for c in range(0, count, TOGETHER):
+        for j in range(TOGETHER):
+            ask_for(later, later_first + place[c + j] * later_step)
         one, two = values[first + place[c] * step], values[first + place[c + 1] * step]
         three, four = values[first + place[c + 2] * step], values[first + place[c + 3] * step]
         w1, w2, w3, w4 = weight[c], weight[c + 1], weight[c + 2], weight[c + 3]
@@ -112,9 +141,10 @@ def attend_rows(
             for k in range(len(query)):
                 query[k] = asks[k] * scale
             first = b * key_steps[0] + n * key_steps[1] + h * key_groups // heads * key_steps[2]
-            write_scores(query, keys, first, key_steps[3], place, count, weight)
+            below = b * value_steps[0] + n * value_steps[1] + h * value_groups // heads * value_steps[2]
+            write_scores(query, keys, first, key_steps[3], place, count, weight, values, below, value_steps[3])
             normaliser = write_exponentials(weight, count)
-            first = b * value_steps[0] + n * value_steps[1] + h * value_groups // heads * value_steps[2]
-            write_sum(weight, values, first, value_steps[3], place, count, total)
+            after = first + key_steps[2]  # the next head's keys, in most layouts
+            write_sum(weight, values, below, value_steps[3], place, count, total, keys, after, key_steps[3])
             for v in range(len(total)):
                 out[b, n, h, v] = total[v] / normaliser

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mtkit.attention import Attention, State
 from mtkit.model.embedding import Embedding
+from mtkit.model.logits import Logits
 from mtkit.recipe import ModelSettings
 
 Weights = dict[str, list[Tensor | None]]
@@ -19,7 +20,7 @@ for a mechanism that has none. Row t is that of the position that predicts targe
 class Model(Protocol):
     """What a search needs: a `Network` has it, and so has an ensemble of them.
 
-    The logits that `step` gives, (B, N, V) in float32, are new ones: the search writes over them.
+    The search writes over logits that it has read.
     """
 
     has_weights: bool
@@ -31,7 +32,7 @@ class Model(Protocol):
     def longest_target(self) -> int | None: ...
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any: ...
     def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any: ...
-    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]: ...
+    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Logits, Any, Tensor | None]: ...
     def parameters(self) -> Iterator[Any]: ...
     def train(self, mode: bool = True) -> Any: ...
 
@@ -115,6 +116,12 @@ class Network(nn.Module):
         """hidden (..., D) to the logits (..., V) of the next piece, in float32."""
         return nn.functional.linear(hidden, self.output_weight, self.output_bias).float()
 
+    def next_logits(self, hidden: Tensor, shortlist: Shortlist | None) -> Logits:
+        """The logits of the next piece, from hidden (B, N, D); those on the shortlist alone where there is one."""
+        if shortlist is None:
+            return Logits(hidden, self.logits, len(self.output_weight))
+        return Logits(hidden, shortlist.logits, len(shortlist.pieces))
+
     def logits_of(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
         """What gives the logits of these pieces (K,) alone: hidden (..., D) to (..., K), in float32."""
         weight, bias = self.output_weight[pieces], None if self.output_bias is None else self.output_bias[pieces]
@@ -167,8 +174,8 @@ class Network(nn.Module):
         """
         raise NotImplementedError
 
-    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Tensor, State, Tensor | None]:
-        """Logits (B, N, V) in float32 of the token after `token` (B, N), and the next state.
+    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
+        """The logits (B, N, V) of the token after `token` (B, N), and the next state.
 
         With `need_weights`, also the last layer's attention to the source, (B, N, S), averaged over the heads.
         """

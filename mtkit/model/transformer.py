@@ -14,6 +14,7 @@ from mtkit.attention.registry import find
 from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
+from mtkit.model.logits import Logits
 from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
 from mtkit.model.residual import closed, opened
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
@@ -129,17 +130,18 @@ class Transformer(Network):
             state[f"layer{number}"] = {"self": self_state, "cross": cross_state}
         return state
 
-    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Tensor, State, Tensor | None]:
+    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
         passing, weights = Passing(), None
         shortlist: Shortlist | None = state["shortlist"]
-        token, logits = (token, self.logits) if shortlist is None else (shortlist.pieces[token], shortlist.logits)
+        token = token if shortlist is None else shortlist.pieces[token]
         x = opened(self.target_embedding.at(token, state["position"]), self.settings)
         after: State = {"position": state["position"] + 1, "shortlist": shortlist}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
             x, after[name], weights = layer.step(x, state[name], passing, need_weights=need_weights and number == last)
-        return logits(self.decoder_norm(closed(x))), after, None if weights is None else weights.mean(1)
+        logits = self.next_logits(self.decoder_norm(closed(x)), shortlist)
+        return logits, after, None if weights is None else weights.mean(1)
 
     def _runs_reversibly(self, passing: Passing) -> bool:
         return self.settings.reversible and torch.is_grad_enabled() and passing.weights is None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.data.tokenizer import BREAK, EOS, PAD, UNK
+from mtkit.model.logits import Logits
 
 
 class Echo(nn.Module):
@@ -42,10 +43,10 @@ class Echo(nn.Module):
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
-    ) -> tuple[Tensor, dict[str, Any], Tensor | None]:
+    ) -> tuple[Logits, dict[str, Any], Tensor | None]:
         copy, position = state["shared"]["copy"], state["position"]
         wanted = copy[:, position] if position < copy.shape[1] else torch.full_like(copy[:, 0], EOS)
         wanted = wanted.masked_fill((wanted == PAD) | (wanted == UNK), EOS)
         logits = torch.zeros(*token.shape, self._vocabulary)
         logits.scatter_(2, wanted[:, None, None].expand(*token.shape, 1), 30.0)
-        return logits, {"position": position + 1, "shared": state["shared"]}, None
+        return Logits.known(logits), {"position": position + 1, "shared": state["shared"]}, None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.search import SourceBatch
+from mtkit.model.logits import Logits
 
 FIRST_WORD = EOS + 1
 
@@ -61,10 +62,10 @@ class TinyModel(nn.Module):
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
-    ) -> tuple[Tensor, dict[str, Any], Tensor | None]:
+    ) -> tuple[Logits, dict[str, Any], Tensor | None]:
         self.steps.append(len(token))
         hidden, weights = self._advance(token, state["hidden"], **state["shared"])
-        logits = hidden @ self.weight.T
+        logits = Logits(hidden, self.logits, len(self.weight))
         return logits, {"hidden": hidden, "shared": state["shared"]}, weights if need_weights else None
 
     def forward(
@@ -114,6 +115,6 @@ def log_prob_of(model: TinyModel, source: list[int], pieces: list[int]) -> float
     total, last = 0.0, BOS
     for piece in pieces:
         logits, state, _ = model.step(torch.tensor([[last]]), state)
-        total += logits[0, 0].double().log_softmax(-1)[piece].item()
+        total += logits.whole()[0, 0].double().log_softmax(-1)[piece].item()
         last = piece
     return total

@@ -21,6 +21,7 @@ from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.search.beam import beam_search
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
+from mtkit.model.logits import Logits
 from mtkit.model.network import Model, Network
 from mtkit.recipe import AttentionSettings, Recipe
 
@@ -132,14 +133,15 @@ class _Endless:
     def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any:
         return self.model.start(encoded, hypotheses=hypotheses, pieces=pieces)
 
-    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Tensor, Any, Tensor | None]:
+    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Logits, Any, Tensor | None]:
         if self.steps in self.times:
             wait(self.device)
             self.times[self.steps] = time.perf_counter()
         self.steps += 1
         logits, state, weights = self.model.step(token, state, need_weights=need_weights)
-        logits[..., EOS] = -torch.inf
-        return logits, state, weights
+        whole = logits.whole()
+        whole[..., EOS] = -torch.inf
+        return Logits.known(whole), state, weights
 
 
 def _model(

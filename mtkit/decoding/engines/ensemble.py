@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from mtkit.model.logits import Logits
 from mtkit.model.network import Model, Network
 
 
@@ -37,7 +38,7 @@ class Ensemble(nn.Module):
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
-    ) -> tuple[Tensor, dict[str, Any], Tensor | None]:
+    ) -> tuple[Logits, dict[str, Any], Tensor | None]:
         """Logarithms of the mean probabilities (B, N, V) of the piece after `token` (B, N), and the next state.
 
         With `need_weights`, also the mean of the models' attention to the source, (B, N, S).
@@ -45,10 +46,10 @@ class Ensemble(nn.Module):
         log_probs, after, weights = [], {}, []
         for number, each in enumerate(self.networks):
             logits, after[str(number)], one = each.step(token, state[str(number)], need_weights=need_weights)
-            log_probs.append(logits.log_softmax(-1))
+            log_probs.append(logits.whole().log_softmax(-1))
             if one is not None:
                 weights.append(one)
-        return mean_of(log_probs), after, torch.stack(weights).mean(0) if weights else None
+        return Logits.known(mean_of(log_probs)), after, torch.stack(weights).mean(0) if weights else None
 
 
 def mean_of(log_probs: Sequence[Tensor]) -> Tensor:

@@ -20,6 +20,7 @@ from mtkit.decoding.search.continuations import best_continuations
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import coverage_penalty, normalised
+from mtkit.model.logits import Logits
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 
@@ -169,15 +170,14 @@ class _Ended:
 
 
 def _continuations(
-    logits: Tensor, alive: _Alive, batch: SourceBatch, step: int, settings: DecodingSettings
+    logits: Logits, alive: _Alive, batch: SourceBatch, step: int, settings: DecodingSettings
 ) -> _Continuations:
-    """The best continuations of the hypotheses alive; logits (B', N, V), which are overwritten."""
-    vocabulary, forbid = logits.shape[2], None
+    """The best continuations of the hypotheses alive; logits (B', N, V)."""
+    forbid = None
     if settings.no_repeat_ngram:
         forbid = partial(forbid_repeats, pieces=alive.pieces[..., :step], size=settings.no_repeat_ngram)
     ends = ending(batch, alive.rows, step)
-    top, index = best_continuations(logits, alive.log_prob, 2 * settings.beam, ends, forbid)
-    return _Continuations(top, index.div(vocabulary, rounding_mode="floor"), index % vocabulary)
+    return _Continuations(*best_continuations(logits, alive.log_prob, 2 * settings.beam, ends, forbid))
 
 
 def _of_parents(values: Tensor, parents: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from mtkit.decoding.search.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.noise import uniform
 from mtkit.decoding.search.selection import best
 from mtkit.decoding.search.walk import walk
+from mtkit.model.logits import Logits
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 
@@ -19,7 +20,7 @@ def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypo
     """
 
     def choose(
-        logits: Tensor, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
     ) -> tuple[Tensor, Tensor]:
         log_probs = log_probs_of(logits, ends, forbid)
         draws = uniform(settings.seed, batch.keys[rows], log_probs.shape[1], step)

@@ -12,9 +12,10 @@ from mtkit.decoding.search.continuations import Forbid
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
 from mtkit.decoding.search.ngrams import forbid_repeats
 from mtkit.decoding.search.penalties import normalised
+from mtkit.model.logits import Logits
 from mtkit.model.network import Model
 
-Choose = Callable[[Tensor, Tensor, int, Tensor | None, Forbid | None], tuple[Tensor, Tensor]]
+Choose = Callable[[Logits, Tensor, int, Tensor | None, Forbid | None], tuple[Tensor, Tensor]]
 """(logits (B', N, V), segments (B',), step, and as `log_probs_of` takes them which end, and what forbids) to the chosen
 pieces and their log-probabilities, (B', N) each."""
 

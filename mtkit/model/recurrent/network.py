@@ -19,6 +19,7 @@ from mtkit.errors import MtkitError
 from mtkit.model.attentions import Choice, build_attention
 from mtkit.model.dropout import Dropout
 from mtkit.model.embedding import Embedding, token_table
+from mtkit.model.logits import Logits
 from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
 from mtkit.model.recurrent.cells import CELLS, CellState
 from mtkit.model.recurrent.encoder import RecurrentEncoder
@@ -117,13 +118,13 @@ class Recurrent(Network):
         shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
         return {"cells": cells, "attention": attention, "shortlist": shortlist}
 
-    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Tensor, State, Tensor | None]:
+    def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
         shortlist: Shortlist | None = state["shortlist"]
-        token, logits = (token, self.logits) if shortlist is None else (shortlist.pieces[token], shortlist.logits)
+        token = token if shortlist is None else shortlist.pieces[token]
         embedded = self.target_embedding.at(token, 0)
         before, context, state, weights = self._advanced(self.from_token(embedded), state, need_weights=need_weights)
         hidden = self._hidden(self._top(state) if self.maxout is None else before, embedded, context)
-        return logits(hidden), state, None if weights is None else weights.mean(1)
+        return self.next_logits(hidden, shortlist), state, None if weights is None else weights.mean(1)
 
     def _first(self, annotations: Tensor, last: Sequence[CellState]) -> list[CellState]:
         """The decoder's first states, (B, D) each: tanh(W_s b_0) with b_0 the backward state at the first word."""

@@ -24,6 +24,7 @@ from tests.decoding.trained import make_run, sentences
 class Copier:
     """Gives every source back, `n_best` times, and as many hypotheses more; it does not sample."""
 
+    most = 8
     longest_source: int | None = None
     longest_target: int | None = None
     identity: dict[str, Any] = {"program": "copier"}  # noqa: RUF012

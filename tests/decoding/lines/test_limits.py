@@ -15,6 +15,7 @@ from mtkit.decoding.engines.ensemble import Ensemble
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lines.limits import TrainedOn, Usual
 from mtkit.decoding.translate import translate_lines
+from mtkit.model.logits import Logits
 from mtkit.recipe import DecodingSettings, make_recipe
 from tests.decoding.echo import Echo
 from tests.decoding.trained import make_run, sentences
@@ -114,10 +115,11 @@ class Sixfold(Echo):
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
-    ) -> tuple[Tensor, dict[str, Any], Tensor | None]:
+    ) -> tuple[Logits, dict[str, Any], Tensor | None]:
         logits, state, weights = super().step(token, state, need_weights=need_weights)
-        logits[..., EOS] -= 10.0  # beams do not end early, for want of anything likelier
-        return logits, state, weights
+        whole = logits.whole()
+        whole[..., EOS] -= 10.0  # beams do not end early, for want of anything likelier
+        return Logits.known(whole), state, weights
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from mtkit.data.tokenizer import EOS
 from mtkit.decoding.search.continuations import best_continuations
 from mtkit.decoding.search.contract import NEVER_GENERATED
 from mtkit.decoding.search.ngrams import forbid_repeats
+from mtkit.model import logits as module
+from mtkit.model.logits import Logits
 
 
 def expected(logits: Tensor, before: Tensor, k: int, ends: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -40,7 +42,8 @@ def test_they_are_the_first_of_all(pieces: int, hypotheses: int, kinds: int, for
     for ends in (None, torch.arange(7) % 2 == 0):
         wanted, places = expected(logits, before, 10, ends)
         forbid = (lambda log_probs: None) if forbids else None
-        found, index = best_continuations(logits.clone(), before, 10, ends, forbid)
+        found, hypothesis, piece = best_continuations(Logits.known(logits.clone()), before, 10, ends, forbid)
+        index = hypothesis * pieces + piece
         assert found.shape == index.shape == (7, min(10, hypotheses * pieces))
         torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-6)
         real = found > -torch.inf
@@ -56,5 +59,24 @@ def test_further_pieces_may_be_forbidden() -> None:
     logits, before = torch.zeros(1, 1, 8), torch.zeros(1, 1)
     logits[0, 0, 6], logits[0, 0, 5] = 3.0, 2.0
     forbid = partial(forbid_repeats, pieces=torch.tensor([[[4, 6, 4]]]), size=2)
-    assert best_continuations(logits.clone(), before, 1, None, forbid)[1].tolist() == [[5]]
-    assert best_continuations(logits, before, 1, None)[1].tolist() == [[6]]
+    assert best_continuations(Logits.known(logits.clone()), before, 1, None, forbid)[2].tolist() == [[5]]
+    assert best_continuations(Logits.known(logits), before, 1, None)[2].tolist() == [[6]]
+
+
+@pytest.mark.parametrize("together", [1, 3 * 4 * 2 * 100, 1 << 30])  # bytes: one segment at a time, three, all
+def test_they_are_the_same_whatever_is_computed_at_a_time(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOGETHER", together)
+    hidden, weight, before = torch.randn(7, 2, 16), torch.randn(100, 16), torch.randn(7, 2)
+    sizes: list[int] = []
+
+    def project(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return rows @ weight.T
+
+    ends = torch.arange(7) % 3 == 0
+    whole = expected(hidden @ weight.T, before, 4, ends)
+    found, hypothesis, piece = best_continuations(Logits(hidden, project, 100), before, 4, ends)
+    real = found > -torch.inf
+    torch.testing.assert_close(found.double()[real], whole[0][real], rtol=1e-6, atol=2e-6)
+    assert torch.equal((hypothesis * 100 + piece)[real], whole[1][real])
+    assert sizes == {1: [1] * 7, 2400: [3, 3, 1], 1 << 30: [7]}[together]

@@ -16,7 +16,7 @@ def by_hand(model: TinyModel, source: list[int], limit: int) -> list[int]:
     state = model.start(model.encode(batch.source, batch.valid))
     while pieces[-1] != EOS:
         logits, state, _ = model.step(torch.tensor([[pieces[-1]]]), state)
-        pieces.append(EOS if len(pieces) == limit else EOS + int(logits[0, 0, EOS:].argmax()))
+        pieces.append(EOS if len(pieces) == limit else EOS + int(logits.whole()[0, 0, EOS:].argmax()))
     return pieces[1:]
 
 

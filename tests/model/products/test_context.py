@@ -28,7 +28,7 @@ def logits(net: Transformer) -> Tensor:
     state = net.start(net.encode(source), hypotheses=2)
     for _ in range(3):
         found, state, _ = net.step(token, state)
-    return found
+    return found.whole()
 
 
 @torch.no_grad()

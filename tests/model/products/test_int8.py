@@ -66,9 +66,9 @@ def test_no_product_takes_the_reference_loop_of_onednn(instructions: str) -> Non
 def test_a_step_is_near_that_in_float32(attention: str) -> None:
     net = network(attention)
     source, token = torch.randint(4, 40, (6, 9)), torch.randint(4, 40, (6, 2))
-    exact = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
+    exact = net.step(token, net.start(net.encode(source), hypotheses=2))[0].whole()
     with products(net, torch.int8):
-        rounded = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
+        rounded = net.step(token, net.start(net.encode(source), hypotheses=2))[0].whole()
     assert not torch.equal(exact, rounded)
     assert (exact - rounded).norm() < 0.05 * exact.norm()
 
@@ -92,10 +92,10 @@ def test_a_segment_gives_alone_what_it_gives_in_any_batch(attention: str) -> Non
     source[3] = 39  # of another size after the embedding
     next(net.parameters())[39] *= 50  # the table of pieces
     with products(net, torch.int8):
-        together = net.step(token, net.start(net.encode(source), hypotheses=2))[0]
+        together = net.step(token, net.start(net.encode(source), hypotheses=2))[0].whole()
         for each in range(6):
             one = slice(each, each + 1)
-            alone = net.step(token[one], net.start(net.encode(source[one]), hypotheses=2))[0]
+            alone = net.step(token[one], net.start(net.encode(source[one]), hypotheses=2))[0].whole()
             torch.testing.assert_close(alone, together[one], rtol=1e-5, atol=1e-5)
 
 

@@ -14,7 +14,7 @@ from mtkit.attention.engines.cache.cached_softmax import attend_cached, pays, ta
 from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.slots import Positions
 
-FEW = 12
+FEW = 24
 """Keys up to which a core reads a sequence faster row by row than by the fused kernel, in inference mode."""
 
 
