@@ -67,7 +67,7 @@ def serve(
     if threads is not None:
         torch.set_num_threads(threads)
     translator = Translator(
-        runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, say=typer.echo
+        runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
     run_server(Service(translator), limits, host=host, port=port, say=typer.echo)

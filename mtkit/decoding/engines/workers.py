@@ -20,11 +20,9 @@ from typing import Any
 
 import torch
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-"""Options of glibc's `mallopt`."""
-
-MAPPED, KEPT = 32 << 20, 1 << 30
-"""Bytes: what takes as much is mapped alone, 32 MiB being the most that glibc allows; and what is kept when free."""
+KEPT = {-3: 32 << 20, -1: 1 << 30}
+"""Options of glibc's `mallopt`: what is smaller than 32 MiB, the most that it allows, comes from memory that has been
+freed (M_MMAP_THRESHOLD), of which up to 1 GiB is kept (M_TRIM_THRESHOLD)."""
 
 Serve = Callable[[Any], Any]
 """Makes the answer to a job; both are pickled."""
@@ -57,17 +55,18 @@ class Workers:
     def answer(self, job: Any) -> Any:
         """The answer of the next process that is idle; None where it failed, or has died."""
         assert self._idle is not None
-        process = self._idle.get()
+        process, again = self._idle.get(), None
         try:
             if process is None:
                 return None
             process.send_bytes(pickle.dumps(job))
-            return pickle.loads(process.recv_bytes())
+            answer = pickle.loads(process.recv_bytes())
+            again = process
+            return answer
         except (EOFError, OSError):  # the system has killed it, for its memory perhaps
-            process = None
             return None
         finally:
-            self._idle.put(process)
+            self._idle.put(again)  # one that was not waited for would give its answer to the next job
 
 
 def _forked(serve: Serve) -> Connection:
@@ -101,8 +100,7 @@ def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
 
 
 def _keep_memory() -> None:
-    """Free memory is not given back, as each step asks for as much again: that takes 8% of the time of decoding."""
+    """Free memory is not given back, because each step asks for as much again, at 8% of the time of decoding."""
     with suppress(AttributeError, OSError):  # another library than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(MMAP_THRESHOLD, MAPPED)
-        mallopt(TRIM_THRESHOLD, KEPT)
+        for option, size in KEPT.items():
+            ctypes.CDLL(None).mallopt(option, size)

@@ -163,3 +163,16 @@ def test_a_batch_with_several_threads_is_computed_here() -> None:
         torch.set_num_threads(1)
         engine.translate(batch_of(random_sources(6), 5))
         assert not model.steps
+
+
+def test_one_that_was_not_waited_for_answers_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = started(lambda job: job, 1)
+
+    def interrupted(data: bytes) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mtkit.decoding.engines.workers.pickle.loads", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers.answer(1)
+    assert workers.answer(2) is None

@@ -15,7 +15,7 @@ from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.slots import Positions
 
 FEW = 24
-"""Keys up to which a core reads a sequence faster row by row than by the fused kernel, in inference mode."""
+"""Keys up to which a core reads a sequence row by row at least as fast as by the fused kernel, in inference mode."""
 
 
 def attend(
