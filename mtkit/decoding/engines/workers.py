@@ -5,7 +5,6 @@ thread, because those of OpenMP are not copied. A program that embeds mtkit shou
 threads holds at that moment stays locked in the copy.
 """
 
-import ctypes
 import pickle
 import signal
 import sys
@@ -20,9 +19,7 @@ from typing import Any
 
 import torch
 
-KEPT = {-3: 32 << 20, -1: 1 << 30}
-"""Options of glibc's `mallopt`: what is smaller than 32 MiB, the most that it allows, comes from memory that has been
-freed (M_MMAP_THRESHOLD), of which up to 1 GiB is kept (M_TRIM_THRESHOLD)."""
+from mtkit.memory.kept import keep_freed_memory
 
 Serve = Callable[[Any], Any]
 """Makes the answer to a job; both are pickled."""
@@ -88,7 +85,7 @@ def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    _keep_memory()
+    keep_freed_memory()
     with suppress(EOFError, OSError):
         while True:
             job = pickle.loads(jobs.recv_bytes())
@@ -97,10 +94,3 @@ def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
             except Exception:  # who asked does it again, and sees the error there
                 answer = None
             jobs.send_bytes(pickle.dumps(answer))
-
-
-def _keep_memory() -> None:
-    """Free memory is not given back, because each step asks for as much again, at 8% of the time of decoding."""
-    with suppress(AttributeError, OSError):  # another library than glibc
-        for option, size in KEPT.items():
-            ctypes.CDLL(None).mallopt(option, size)
