@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-TOGETHER = 1 << 20
-"""Bytes of logits that are computed at a time, at least those of one segment: a core's cache of the second level."""
+TOGETHER = 64
+"""Hypotheses whose logits are computed at a time, at most, unless one segment has more."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Logits:
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """The logits (B', N, V) of some segments after the others, and which they are."""
         segments, hypotheses = self.hidden.shape[:2]
-        most = max(TOGETHER // (4 * hypotheses * self.pieces), 1)
+        most = max(TOGETHER // hypotheses, 1)
         for first in range(0, segments, most):
             some = slice(first, first + most)
             yield some, self.project(self.hidden[some])

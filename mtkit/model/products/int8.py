@@ -49,10 +49,11 @@ class Int8:
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
         from mtkit.compiled.rounding import round_rows, scale_rows
 
-        whole = torch.empty(few_counts(len(rows)), rows.shape[1], dtype=torch.uint8)
-        units = np.empty(len(rows), dtype=np.float32)
+        count, width = rows.shape
+        whole = torch.empty(few_counts(count), width, dtype=torch.uint8)
+        units = np.empty(count, dtype=np.float32)
         round_rows(rows.float().contiguous().numpy(), whole.numpy(), units)
-        sums = self._sums(whole)[: len(rows)]
+        sums = self._sums(whole)[:count]
         out = sums if out is None else out
         scale_rows(sums.numpy(), units, self._added, out.numpy())
         return out

@@ -49,7 +49,7 @@ class Float32:
         rows = x.reshape(-1, x.shape[-1])
         wider = in_few_counts(rows, torch.float32)
         found: Tensor = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
-        return found[: len(rows)].unflatten(0, x.shape[:-1])
+        return found[: rows.shape[0]].view(*x.shape[:-1], self._weight.shape[0])
 
     def of(self, rows: Tensor) -> "Float32":
         """The product with these rows (K,) of W and b alone."""
@@ -73,7 +73,7 @@ class Low:
             low = nn.functional.linear(wider, self._weight, self._bias)
         else:
             low = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
-        low = low[: len(rows)]
+        low = low[: rows.shape[0]]
         return low.float() if out is None else out.copy_(low)
 
     def of(self, rows: Tensor) -> "Low":
@@ -94,14 +94,15 @@ def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, ou
     `multiply` gets the rows and where to write their product, so that the parts are not joined by one more pass over
     all of them; None where there is one part alone: it may lie anywhere.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    if len(rows) <= BLOCK:
+    *before, width = x.shape
+    rows = x.reshape(-1, width)
+    if rows.shape[0] <= BLOCK:
         whole = multiply(rows, None)
     else:
-        whole = x.new_empty(len(rows), outputs, dtype=torch.float32)
+        whole = x.new_empty(rows.shape[0], outputs, dtype=torch.float32)
         for part, out in zip(rows.split(BLOCK), whole.split(BLOCK), strict=True):
             multiply(part, out)
-    return whole.unflatten(0, x.shape[:-1])
+    return whole.view(*before, outputs)
 
 
 def few_counts(count: int) -> int:
@@ -116,10 +117,11 @@ def few_counts(count: int) -> int:
 
 def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows (M, I) in another type, and rows of no meaning behind them, `few_counts` of M in all."""
-    count, wanted = len(rows), few_counts(len(rows))
+    count, width = rows.shape
+    wanted = few_counts(count)
     if count == wanted:
         return rows.to(dtype)
-    wider = rows.new_empty(wanted, rows.shape[1], dtype=dtype)
+    wider = rows.new_empty(wanted, width, dtype=dtype)
     wider[:count] = rows
     return wider
 
