@@ -66,15 +66,18 @@ class Workers:
             self._idle.put(again)  # one that was not waited for would give its answer to the next job
 
 
-def _forked(serve: Serve) -> Connection:
-    """The way to a new process."""
+def _forked(serve: Serve) -> Connection | None:
+    """The way to a new process; None where the system has no memory, or no number, for one more."""
     context = get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_answer_all, args=(serve, there, here), daemon=True)
     with warnings.catch_warnings():
         # Python 3.12 warns of every thread; those of OpenMP are idle, and the copy does without them
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
-        process.start()
+        try:
+            process.start()
+        except OSError:
+            return None
     there.close()  # when the process ends, nobody holds its end of the pipe
     return here
 

@@ -176,3 +176,11 @@ def test_one_that_was_not_waited_for_answers_nobody_else(monkeypatch: pytest.Mon
         with pytest.raises(KeyboardInterrupt):
             workers.answer(1)
     assert workers.answer(2) is None
+
+
+def test_where_nothing_can_be_forked_all_is_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    assert started(lambda job: job).answer(1) is None
