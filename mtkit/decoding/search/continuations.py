@@ -49,7 +49,8 @@ def _best_of_parts(logits: Logits, before: Tensor, k: int, ends: Tensor | None) 
     ends = torch.zeros(len(before), dtype=torch.bool) if ends is None else ends
     top, index = torch.empty(len(before), k), torch.empty(len(before), k, dtype=torch.long)
     arrays = [each.numpy() for each in (before.contiguous(), ends, top, index)]
-    for some, part in logits.parts():
-        sums, last, best, places = (each[some] for each in arrays)
-        best_of_logits(part.contiguous().numpy(), sums, last, NEVER_GENERATED, EOS, best, places)
+    for some, *part in logits.parts():
+        sums, units, added = (each.contiguous().numpy() for each in part)
+        former, last, best, places = (each[some] for each in arrays)
+        best_of_logits(sums, units, added, former, last, NEVER_GENERATED, EOS, best, places)
     return top, index

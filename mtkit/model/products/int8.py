@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mtkit.errors import MtkitError
@@ -46,17 +47,29 @@ class Int8:
         """x (..., I) to (..., O)."""
         return in_blocks(self._of_rows, x, len(self._scales))
 
+    def in_units(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (..., I) to sums (..., O), units (...) and what is added (O,), as in `mtkit.model.logits.InUnits`."""
+        *before, width = x.shape
+        sums, units = self._in_units(x.reshape(-1, width))
+        return sums.view(*before, -1), torch.from_numpy(units).view(before), torch.from_numpy(self._added)
+
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
-        from mtkit.compiled.rounding import round_rows, scale_rows
+        from mtkit.compiled.rounding import scale_rows
+
+        sums, units = self._in_units(rows)
+        out = sums if out is None else out
+        scale_rows(sums.numpy(), units, self._added, out.numpy())
+        return out
+
+    def _in_units(self, rows: Tensor) -> tuple[Tensor, NDArray[np.float32]]:
+        """Sums (M, O) of rows (M, I), and their units (M,)."""
+        from mtkit.compiled.rounding import round_rows
 
         count, width = rows.shape
         whole = torch.empty(few_counts(count), width, dtype=torch.uint8)
         units = np.empty(count, dtype=np.float32)
         round_rows(rows.float().contiguous().numpy(), whole.numpy(), units)
-        sums = self._sums(whole)[:count]
-        out = sums if out is None else out
-        scale_rows(sums.numpy(), units, self._added, out.numpy())
-        return out
+        return self._sums(whole)[:count], units
 
 
 def check_int8(device: torch.device) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.products import products
-from mtkit.model.products.int8 import has_whole_products
+from mtkit.model.products.int8 import Int8, has_whole_products
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 
@@ -126,3 +126,14 @@ def test_a_model_elsewhere_is_refused() -> None:
         products(nn.Linear(2, 2, device="meta"), torch.int8),
     ):
         pass
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_left_in_units_is_the_product(bias: bool) -> None:
+    product = Int8.rounded(torch.randn(40, 32), torch.randn(40) if bias else None)
+    x = torch.randn(5, 2, 32) * torch.logspace(-3, 3, 10).view(5, 2, 1)
+    sums, units, added = product.in_units(x)
+    assert sums.shape == (5, 2, 40)
+    assert units.shape == (5, 2)
+    torch.testing.assert_close(sums * units[..., None] + added, product(x), rtol=1e-6, atol=1e-6)
