@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-from mtkit.memory.kept import keep_freed_memory
-
 Serve = Callable[[Any], Any]
 """Makes the answer to a job; both are pickled."""
 
@@ -84,6 +82,8 @@ def _forked(serve: Serve) -> Connection | None:
 
 def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
     """What a process does, until the other end of the pipe is closed."""
+    from mtkit.memory.kept import keep_freed_memory  # not for a program that imports mtkit
+
     other_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -208,7 +208,7 @@ def test_a_model_decodes_step_by_step_what_it_gives_whole(attention: dict[str, A
     state = net.start(net.encode(source, valid), hypotheses=2)
     for position in range(6):
         step, state, _ = net.step(target[:, position, None].expand(-1, 2), state)
-        torch.testing.assert_close(step, whole[:, position, None].expand(-1, 2, -1), atol=1e-4, rtol=0)
+        torch.testing.assert_close(step.whole(), whole[:, position, None].expand(-1, 2, -1), atol=1e-4, rtol=0)
 
 
 def test_in_a_model_the_encoders_memory_reaches_the_decoder() -> None:
