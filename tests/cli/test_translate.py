@@ -179,20 +179,6 @@ def test_lines_are_answered_one_by_one_until_it_is_interrupted(folder: Path) -> 
         signal.signal(signal.SIGINT, heard)
 
 
-def test_processes_give_what_one_gives_and_end_with_it(folder: Path) -> None:
-    text = "".join(f"{line}\n" for line in [*sentences(60, 1), "", "犬 sees\u2028a cat"]).encode()
-    words = [sys.executable, "-m", "mtkit", "translate", "--input", "-", "--engine", "mtkit", "--batch-tokens", "100"]
-    found = [
-        subprocess.run(
-            [*words, "--threads", threads], input=text, capture_output=True, check=True, cwd=folder, timeout=120
-        )
-        for threads in ("1", "3")
-    ]
-    assert found[0].stdout == found[1].stdout
-    assert found[0].stdout.count(b"\n") == text.count(b"\n")
-    assert found[0].stderr == found[1].stderr
-
-
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of two directions, trained on documents, with two test sides."""
