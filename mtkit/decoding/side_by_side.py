@@ -19,8 +19,9 @@ def side_by_side(
 ) -> Iterator[Result]:
     """The results of `work` on each item, in order; a CPU computes several at once, which share the threads of PyTorch.
 
-    `work` runs under the inference mode and autocast of the caller. An accelerator, which has one queue, computes one
-    item at a time. A caller that leaves early or is interrupted waits for the items already started.
+    At most `most` are computed at once. `work` runs under the inference mode and autocast of the caller. An
+    accelerator, which has one queue, computes one item at a time. A caller that leaves early or is interrupted waits
+    for the items already started.
     """
     workers = at_once(device, len(items), most)
     if workers <= 1:

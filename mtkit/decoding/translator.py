@@ -73,13 +73,13 @@ class Translator:
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
-        self._workers = Workers.where_possible(where) if forks else None
-        own, program = ModelEngine(self.model, settings, arithmetic, workers=self._workers), "mtkit"
+        workers = Workers.where_possible(where) if forks and not elsewhere else None
+        own, program = ModelEngine(self.model, settings, arithmetic, workers=workers), "mtkit"
         self.engine: ModelEngine | CTranslate2Engine = own
         if elsewhere:
-            self.engine, program = on_ctranslate2(replace(own, workers=None), runs[0], chosen[0], say=say)
+            self.engine, program = on_ctranslate2(own, runs[0], chosen[0], say=say)
             say(f"{program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
-        elif self._workers is not None:
+        elif workers is not None:
             with own.ready():
                 pass  # processes begin now, before any thread reads text
         self._weights = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
@@ -103,8 +103,7 @@ class Translator:
         other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
         other.about = {**self.about, "settings": settings.model_dump()}
         if not isinstance(engine, ModelEngine) and not takes_ctranslate2(name, self.runs, settings, arithmetic, where):
-            engine = replace(engine.own, lexicon=engine.lexicon, workers=self._workers)
-            other.about["engine"] = "mtkit"
+            engine, other.about["engine"] = replace(engine.own, lexicon=engine.lexicon), "mtkit"
         other.settings, other.engine = settings, engine.with_settings(settings)
         return other
 

@@ -44,7 +44,7 @@ class ModelEngine:
 
     @property
     def most(self) -> int:
-        """As many batches as there are processes."""
+        """As many batches as there are processes, or as threads should share."""
         return MOST if self.workers is None else self.workers.count
 
     @property
@@ -101,20 +101,15 @@ class ModelEngine:
             found: Hypotheses | None = self.workers.answer((self.settings, batch))
             if found is not None:
                 return found.named(batch.pieces)
-        return search(self.model, batch, self.settings).named(batch.pieces)
+        return SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The result of `forced_log_probs`, over all pieces."""
         return forced_log_probs(self.model, source, target, task=task)
 
 
-def search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
-    """The hypotheses of the search that the settings name."""
-    return SEARCHES[settings.method](model, batch, settings)
-
-
 def _answer(model: Model, dtype: torch.dtype | None, job: tuple[DecodingSettings, SourceBatch]) -> Hypotheses:
     """What a process makes of a batch."""
     settings, batch = job
     with decoding_with(model, dtype):
-        return search(model, batch, settings)
+        return SEARCHES[settings.method](model, batch, settings)

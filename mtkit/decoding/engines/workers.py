@@ -82,13 +82,10 @@ def _forked(serve: Serve) -> Connection | None:
 
 def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
     """What a process does, until the other end of the pipe is closed."""
-    from mtkit.memory.kept import keep_freed_memory  # not for a program that imports mtkit
-
     other_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    keep_freed_memory()
     with suppress(EOFError, OSError):
         while True:
             job = pickle.loads(jobs.recv_bytes())

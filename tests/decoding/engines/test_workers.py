@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.engines.workers import Workers
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import Encoded, TinyModel, batch_of, random_sources
@@ -25,16 +25,24 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads() -> None:
+    torch.set_num_threads(2)  # every test ends with one
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return make_run(tmp_path_factory.mktemp("workers"))
+
+
+class Counted(Workers):
+    """Counts what it was asked, and what it has answered."""
+
+    jobs = answers = 0
+
+    def answer(self, job: Any) -> Any:
+        found = super().answer(job)
+        self.jobs, self.answers = self.jobs + 1, self.answers + (found is not None)
+        return found
 
 
 def started(serve: Any, count: int = 2) -> Workers:
@@ -112,8 +120,11 @@ def test_lines_get_the_same_translations(trained: Trained, how: dict[str, Any], 
     torch.set_num_threads(1)
     here = translate_lines(engine, trained.run.tokenizers, lines)
     torch.set_num_threads(2)
-    there = replace(engine, workers=Workers(2))
-    for one, other in zip(here, translate_lines(there, trained.run.tokenizers, lines), strict=True):
+    workers = Counted(2)
+    found = translate_lines(replace(engine, workers=workers), trained.run.tokenizers, lines)
+    assert workers.answers > 2  # nothing was left to this process
+    assert workers.answers == workers.jobs
+    for one, other in zip(here, found, strict=True):
         assert [each.pieces for each in one] == [each.pieces for each in other]
         assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-5)
 
@@ -151,10 +162,7 @@ def test_a_batch_that_fails_there_is_computed_here() -> None:
 
 
 def test_a_batch_with_several_threads_is_computed_here() -> None:
-    class Counting(TinyModel):
-        steps: list[int]
-
-    model = Counting()
+    model = TinyModel()
     engine = ModelEngine(model, DecodingSettings(method="greedy"), workers=Workers(2))
     with engine.ready():
         engine.translate(batch_of(random_sources(6), 5))
@@ -184,3 +192,17 @@ def test_where_nothing_can_be_forked_all_is_computed_here(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fork", refused)
     assert started(lambda job: job).answer(1) is None
+
+
+def test_a_shortlist_goes_with_its_batch(trained: Trained) -> None:
+    size = trained.run.tokenizers.source.size
+    lexicon = Lexicon(torch.arange(2 * size, dtype=torch.int32).view(size, 2) % size, torch.tensor([5, 9]).int())
+    workers = Counted(2)
+    engine = ModelEngine(trained.run.load_model(), DecodingSettings(beam=3), lexicon=lexicon, workers=workers)
+    batch = batch_of([[6, 7], [8]], 6)
+    with engine.ready():
+        torch.set_num_threads(1)
+        found, alone = engine.translate(batch), replace(engine, workers=None).translate(batch)
+    assert workers.answers == 1
+    assert torch.equal(found.pieces, alone.pieces)
+    assert set(found.pieces.flatten().tolist()) <= set(lexicon.shortlist(batch.source).tolist())

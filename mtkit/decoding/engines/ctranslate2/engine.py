@@ -66,7 +66,7 @@ class CTranslate2Engine:
 
     @property
     def most(self) -> int:
-        """That of mtkit's own without processes."""
+        """As many as mtkit's own computes in threads."""
         return self.own.most
 
     @property
