@@ -23,18 +23,21 @@ HOW: dict[str, Any] = {
 }
 
 
-def compiled(types: str) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
+def compiled(
+    types: str, *, in_any_order: bool = True
+) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
     """A decorator of loops over NumPy arrays, which write their results into arguments.
 
     `types` are those of the arguments in numba's words: float32[:, ::1] is a matrix whose rows are whole and one after
-    another, float32[:, :] any matrix.
+    another, float32[:, :] any matrix. Sums and products are made in the order of the code unless `in_any_order`.
     """
+    how = HOW if in_any_order else HOW | {"fastmath": {"nsz", "contract"}}
 
     def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
         try:
-            code: Callable[Arguments, None] = njit(f"void({types})", cache=True, **HOW)(loop)
+            code: Callable[Arguments, None] = njit(f"void({types})", cache=True, **how)(loop)
         except RuntimeError:  # no folder can be written in which to keep it
-            code = njit(f"void({types})", **HOW)(loop)
+            code = njit(f"void({types})", **how)(loop)
         return code
 
     return decorated

@@ -7,6 +7,7 @@ scale of its own, so that no translation depends on what is translated beside it
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from mtkit.errors import MtkitError
 from mtkit.model.products.product import few_counts, in_blocks
+from mtkit.model.products.tiled import Int8Tiles, tiles_pay
 
 LARGEST_WEIGHT = 63
 """Of a rounded weight: seven bits, so that activations can have eight.
@@ -27,8 +29,9 @@ class Int8:
     def __init__(self, integers: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         """W in integers (O, I) int8, its rows in units of the scales (O,)."""
         self._integers, self._scales, self._bias = integers, scales, bias
-        self._added = (torch.zeros_like(scales) if bias is None else bias).numpy()
-        self._sums = (_whole_sums if has_whole_products() else _dynamic_sums)(integers, scales)
+        self._added = torch.zeros_like(scales) if bias is None else bias
+        self._outputs = len(scales)
+        self._tiles = Int8Tiles.where_possible(integers, scales, self._added)
 
     @classmethod
     def rounded(cls, weight: Tensor, bias: Tensor | None) -> "Int8":
@@ -45,21 +48,29 @@ class Int8:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        return in_blocks(self._of_rows, x, len(self._scales))
+        return in_blocks(self._of_rows, x, self._outputs)
 
     def in_units(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (..., I) to sums (..., O), units (...) and what is added (O,), as in `mtkit.model.logits.InUnits`."""
         *before, width = x.shape
-        sums, units = self._in_units(x.reshape(-1, width))
-        return sums.view(*before, -1), torch.from_numpy(units).view(before), torch.from_numpy(self._added)
+        rows = x.reshape(-1, width)
+        tiles = self._tiles_for(rows.shape[0])
+        sums, units = self._in_units(rows) if tiles is None else tiles(rows, in_units=True)
+        return sums.view(*before, -1), torch.from_numpy(units).view(before), self._added
 
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
         from mtkit.compiled.rounding import scale_rows
 
+        tiles = self._tiles_for(rows.shape[0])
+        if tiles is not None:
+            return tiles(rows, out)[0]
         sums, units = self._in_units(rows)
         out = sums if out is None else out
-        scale_rows(sums.numpy(), units, self._added, out.numpy())
+        scale_rows(sums.numpy(), units, self._added.numpy(), out.numpy())
         return out
+
+    def _tiles_for(self, count: int) -> Int8Tiles | None:
+        return self._tiles if tiles_pay(count) else None
 
     def _in_units(self, rows: Tensor) -> tuple[Tensor, NDArray[np.float32]]:
         """Sums (M, O) of rows (M, I), and their units (M,)."""
@@ -70,6 +81,11 @@ class Int8:
         units = np.empty(count, dtype=np.float32)
         round_rows(rows.float().contiguous().numpy(), whole.numpy(), units)
         return self._sums(whole)[:count], units
+
+    @cached_property
+    def _sums(self) -> "Sums":
+        with torch.inference_mode(False):  # it may be asked for inside, and serves outside as well
+            return (_whole_sums if has_whole_products() else _dynamic_sums)(self._integers, self._scales)
 
 
 def check_int8(device: torch.device) -> None:

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.engines.softmax.fused import has_low_products
+from mtkit.model.products.tiled import Bfloat16Tiles, tiles_pay
 
 
 class Product(Protocol):
@@ -60,21 +61,35 @@ class Low:
     """The product in bfloat16 on the CPU, with float32 in and out; sums are in float32."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight) if has_low_products() else None
+        self._weight, self._bias = weight.bfloat16(), bias
+        self._tiles = Bfloat16Tiles.where_possible(self._weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
         return in_blocks(self._of_rows, x, len(self._weight))
 
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
-        wider = in_few_counts(rows, torch.bfloat16)
-        if self._packed is None:
-            low = nn.functional.linear(wider, self._weight, self._bias)
-        else:
-            low = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
-        low = low[: rows.shape[0]]
-        return low.float() if out is None else out.copy_(low)
+        if self._tiles is not None and tiles_pay(rows.shape[0]):
+            return self._tiles(rows, out)
+        return self._multiply(rows, out)
+
+    @cached_property
+    def _multiply(self) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """The product of rows (M, I) by PyTorch, whose results are rounded to bfloat16 before they are float32."""
+        bias = None if self._bias is None else self._bias.bfloat16()
+        with torch.inference_mode(False):  # it may be asked for inside, and serves outside as well
+            packed = torch.ops.mkldnn._reorder_linear_weight(self._weight) if has_low_products() else None
+
+        def multiply(rows: Tensor, out: Tensor | None) -> Tensor:
+            wider = in_few_counts(rows, torch.bfloat16)
+            if packed is None:
+                low = nn.functional.linear(wider, self._weight, bias)
+            else:
+                low = torch.ops.mkldnn._linear_pointwise(wider, packed, bias, "none", [], "")
+            low = low[: rows.shape[0]]
+            return low.float() if out is None else out.copy_(low)
+
+        return multiply
 
     def of(self, rows: Tensor) -> "Low":
         """The product with these rows (K,) of W and b alone."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from mtkit.compiled.tiles import BYTES, has
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.model.products import products
@@ -22,11 +23,12 @@ def network(attention: str = "full") -> Transformer:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("whole", [True, False])
-def test_whole_numbers_within_the_range_are_multiplied_exactly(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if whole and not has_whole_products():
+@pytest.mark.parametrize("by", ["tiles", "onednn", "pytorch"])
+def test_whole_numbers_within_the_range_are_multiplied_exactly(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not {"tiles": has(BYTES), "onednn": has_whole_products(), "pytorch": True}[by]:
         pytest.skip("this processor has no such products")
-    monkeypatch.setattr("mtkit.model.products.int8.has_whole_products", lambda: whole)
+    monkeypatch.setattr("mtkit.model.products.int8.tiles_pay", lambda count: by == "tiles")
+    monkeypatch.setattr("mtkit.model.products.int8.has_whole_products", lambda: by == "onednn")
     linear = nn.Linear(96, 24)
     weight = torch.randint(-63, 64, (24, 96)).float()
     weight[:, 0] = 63  # so that each output's scale is 1
@@ -51,7 +53,8 @@ def test_no_product_takes_the_reference_loop_of_onednn(instructions: str) -> Non
     lines = (
         "import torch",
         "from mtkit.model.products.int8 import Int8",
-        "Int8.rounded(torch.randn(24, 32), None)(torch.randn(8, 32))",
+        "torch.set_num_threads(2)",  # one thread would take tiles
+        "Int8.rounded(torch.randn(24, 32), None)(torch.randn(80, 32))",
     )
     settings = {**os.environ, "ONEDNN_VERBOSE": "1", "ONEDNN_MAX_CPU_ISA": instructions}
     command = [sys.executable, "-c", "; ".join(lines)]

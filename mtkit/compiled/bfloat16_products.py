@@ -1,0 +1,37 @@
+"""Products of rows that are rounded to bfloat16 on the way, by tiles."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.compiled.machine_code import Floats, bits_of, compiled
+from mtkit.compiled.tiles import BFLOAT16, MOST_ROWS, OUTPUTS, sums_by
+
+write_sums = sums_by(BFLOAT16)
+
+Halves = NDArray[np.int16]
+
+
+@compiled("int16[:, :, :, ::1], float32[::1], float32[:, ::1], int16[:, ::1], float32[:, ::1]")
+def multiply_bfloat16(weights: Halves, added: Floats, rows: Floats, low: Halves, out: Floats) -> None:
+    """Writes the product (M, O) of rows (M, I) with weights in blocks, plus what is `added` (O,); sums are in float32.
+
+    low (M, I or one more), where zeros stand behind the rows, gets the bits of the rounded rows.
+    """
+    (count, width), outputs = rows.shape, out.shape[1]
+    for i in range(count):
+        for j in range(width):
+            bits = bits_of(rows[i, j])
+            nearest = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16)
+            is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
+            low[i, j] = np.int16(0x7FC0) if is_nan else np.int16(nearest)
+    sums = np.empty((MOST_ROWS, OUTPUTS), np.float32)
+    for block in range(len(weights)):
+        before = block * OUTPUTS
+        here = min(OUTPUTS, outputs - before)
+        for first in range(0, count, MOST_ROWS):
+            left = min(count - first, MOST_ROWS)
+            write_sums(low, weights, sums, first, left, block)
+            for r in range(left):
+                of_row = sums[r]
+                for o in range(here):
+                    out[first + r, before + o] = of_row[o] + added[before + o]

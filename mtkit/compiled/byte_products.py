@@ -1,0 +1,50 @@
+"""Products of rows that are rounded to bytes on the way, by tiles."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.compiled.machine_code import Floats, compiled
+from mtkit.compiled.rounding import round_rows
+from mtkit.compiled.tiles import BYTES, MOST_ROWS, OUTPUTS, sums_by
+
+write_sums = sums_by(BYTES)
+
+Bytes = NDArray[np.uint8]
+Weights = NDArray[np.int8]
+
+
+@compiled(
+    "int8[:, :, :, ::1], int32[::1], float32[::1], float32[::1], float32[:, ::1], boolean, uint8[:, ::1], "
+    "float32[::1], float32[:, ::1]",
+    in_any_order=False,
+)
+def multiply_bytes(
+    weights: Weights,
+    surplus: NDArray[np.int32],
+    scales: Floats,
+    added: Floats,
+    rows: Floats,
+    in_units: bool,
+    whole: Bytes,
+    units: Floats,
+    out: Floats,
+) -> None:
+    """Writes the product (M, O) of rows (M, I) with integer weights, in blocks, in units of scales (O,), plus `added`.
+
+    `whole` (M, I or a little more) and units (M,) get what `round_rows` makes of the rows; out is left in these units,
+    and nothing added, if `in_units`. surplus (O,) is what the byte that stands for 0 adds to each sum.
+    """
+    round_rows(rows, whole, units)
+    count, outputs = out.shape
+    sums = np.empty((MOST_ROWS, OUTPUTS), np.int32)
+    for block in range(len(weights)):
+        before = block * OUTPUTS
+        here = min(OUTPUTS, outputs - before)
+        for first in range(0, count, MOST_ROWS):
+            left = min(count - first, MOST_ROWS)
+            write_sums(whole, weights, sums, first, left, block)
+            for r in range(left):
+                of_row, unit = sums[r], units[first + r]
+                for o in range(here):
+                    scaled = np.float32(of_row[o] - surplus[before + o]) * scales[before + o]
+                    out[first + r, before + o] = scaled if in_units else scaled * unit + added[before + o]

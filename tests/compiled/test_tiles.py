@@ -1,0 +1,144 @@
+"""Products in tiles against PyTorch's in 64 bits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.compiled import tiles
+from mtkit.compiled.rounding import ZERO, round_rows
+
+COUNTS = [*range(1, 14), 50]
+SHAPES = [(1, 1), (3, 63), (5, 64), (4, 65), (63, 130), (256, 64), (257, 200)]
+"""Inputs and outputs."""
+
+by_bytes = pytest.mark.skipif(not tiles.has(tiles.BYTES), reason="this processor has no such instruction")
+by_bfloat16 = pytest.mark.skipif(not tiles.has(tiles.BFLOAT16), reason="this processor has no such instruction")
+
+
+def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, in_units: bool) -> tuple[Tensor, Tensor]:
+    """The product and the units of the rows."""
+    from mtkit.compiled.byte_products import multiply_bytes
+
+    blocks, surplus = tiles.in_blocks(integers, 4), ZERO * integers.sum(1, dtype=torch.int32)
+    whole = torch.randint(0, 256, (len(rows), blocks.shape[1] * 4)).to(torch.uint8)
+    units, out = torch.empty(len(rows)), torch.full((len(rows), len(integers)), torch.nan)
+    weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
+    call: Callable[..., None] = multiply_bytes
+    call(*weights, rows.numpy(), in_units, whole.numpy(), units.numpy(), out.numpy())
+    return out, units
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 3), (4, 64), (7, 130)])
+def test_blocks_hold_each_weight_once(inputs: int, outputs: int) -> None:
+    weights = torch.arange(1, inputs * outputs + 1).view(outputs, inputs)
+    blocks = tiles.in_blocks(weights, 4)
+    assert blocks.shape == (-(-outputs // 64), -(-inputs // 4), 64, 4)
+    for o in range(outputs):
+        for i in range(inputs):
+            assert blocks[o // 64, i // 4, o % 64, i % 4] == weights[o, i]
+    assert blocks.count_nonzero() == inputs * outputs
+
+
+@by_bytes
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_sums_of_bytes_are_exact(inputs: int, outputs: int) -> None:
+    integers = torch.randint(-63, 64, (outputs, inputs)).to(torch.int8)
+    scales, added = torch.rand(outputs) + 0.1, torch.randn(outputs)
+    for count in COUNTS:
+        rows = torch.randn(count, inputs) * torch.logspace(-3, 3, count)[:, None]
+        sums, units = in_bytes(rows, integers, scales, added, in_units=True)
+        whole, expected_units = torch.empty(count, inputs, dtype=torch.uint8), torch.empty(count)
+        round_rows(rows.numpy(), whole.numpy(), expected_units.numpy())
+        exact = (whole.long() - ZERO) @ integers.long().t()
+        assert torch.equal(units, expected_units)
+        assert torch.equal(sums, exact.float() * scales)
+        product, _ = in_bytes(rows, integers, scales, added, in_units=False)
+        expected = torch.addcmul(added.double(), sums.double(), units.double()[:, None])
+        torch.testing.assert_close(product.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@by_bytes
+def test_the_largest_sums_of_bytes_are_exact() -> None:
+    integers = torch.tensor([63, -63]).repeat(4096, 1).t().contiguous().to(torch.int8)
+    for sign in (1.0, -1.0):
+        sums, _ = in_bytes(torch.full((2, 4096), sign), integers, torch.ones(2), torch.zeros(2), in_units=True)
+        assert sums.tolist() == [[sign * 127 * 63 * 4096, -sign * 127 * 63 * 4096]] * 2
+
+
+def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """The product, and the rounded rows."""
+    from mtkit.compiled.bfloat16_products import multiply_bfloat16
+
+    blocks = tiles.in_blocks(weights.bfloat16(), 2)
+    low = torch.zeros(len(rows), blocks.shape[1] * 2, dtype=torch.bfloat16)
+    out = torch.full((len(rows), len(weights)), torch.nan)
+    multiply_bfloat16(
+        blocks.view(torch.int16).numpy(), added.numpy(), rows.numpy(), low.view(torch.int16).numpy(), out.numpy()
+    )
+    return out, low[:, : rows.shape[1]]
+
+
+@by_bfloat16
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_sums_of_bfloat16_are_in_float32(inputs: int, outputs: int) -> None:
+    weights, added = torch.randn(outputs, inputs), torch.randn(outputs)
+    for count in COUNTS:
+        rows = torch.randn(count, inputs)
+        product, low = in_bfloat16(rows, weights, added)
+        assert torch.equal(low, rows.bfloat16())
+        exact = low.double() @ weights.bfloat16().double().t() + added.double()
+        torch.testing.assert_close(product.double(), exact, rtol=1e-6, atol=2e-5)
+
+
+@by_bfloat16
+def test_rows_are_rounded_as_pytorch_rounds_them() -> None:
+    one = torch.tensor(1.0).view(torch.int32)
+    halves = (one + torch.arange(0, 1 << 18, 1 << 14, dtype=torch.int32)).view(torch.float32)
+    odd = [0.0, -0.0, 3.4e38, -3.4e38, torch.inf, -torch.inf, 1e-40, 3.4028235e38]
+    rows = torch.cat([halves, -halves, torch.tensor(odd)])[None]
+    _, low = in_bfloat16(rows, torch.zeros(1, rows.shape[1]), torch.zeros(1))
+    assert torch.equal(low.view(torch.int16), rows.bfloat16().view(torch.int16))
+    broken = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+    product, low = in_bfloat16(torch.stack([broken, torch.ones(3)]), torch.ones(1, 3), torch.zeros(1))
+    assert low[0].isnan().all()
+    assert product.isnan().squeeze().tolist() == [True, False]
+
+
+def test_a_processor_that_was_chosen_by_hand_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.config.CPU_NAME", "generic")
+    assert not tiles.has(tiles.BYTES)
+    assert not tiles.has(tiles.BFLOAT16)
+
+
+@by_bytes
+@pytest.mark.parametrize("count", [1, 6, 40])
+@pytest.mark.parametrize("bias", [False, True])
+def test_int8_is_the_same_to_the_bit_with_and_without(count: int, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtkit.model.products.int8 import Int8
+
+    product, x = Int8.rounded(torch.randn(100, 34), torch.randn(100) if bias else None), torch.randn(count, 34)
+    found = []
+    for pays in (True, False):
+        monkeypatch.setattr("mtkit.model.products.int8.tiles_pay", lambda _, pays=pays: pays)
+        sums, units, _ = product.in_units(x)
+        found.append([each.numpy() for each in (product(x), sums, units)])
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
+
+
+@by_bfloat16
+def test_bfloat16_is_nearer_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mtkit.model.products.product import Low
+
+    weight, bias, x = torch.randn(100, 34), torch.randn(100), torch.randn(7, 34)
+    product, exact = Low(weight, bias), x.bfloat16().double() @ weight.bfloat16().double().t() + bias.double()
+    errors = []
+    for pays in (True, False):
+        monkeypatch.setattr("mtkit.model.products.product.tiles_pay", lambda _, pays=pays: pays)
+        errors.append(float((product(x) - exact).abs().max()))
+    assert errors[0] < 1e-5
+    assert 1e-3 < errors[1] < 0.2
