@@ -197,3 +197,28 @@ def _reorder(key: str, value: Any, index: Tensor) -> Any:
     segments, hypotheses = value.shape[:2]
     base = torch.arange(segments, device=index.device).unsqueeze(1) * hypotheses
     return value.flatten(0, 1).index_select(0, (base + index).flatten()).unflatten(0, index.shape)
+
+
+def close_gaps(state: State, index: Tensor) -> State:
+    """`reorder` for segments that stay where they are or come from behind: index[i] is i, or at least B'.
+
+    Only those from behind are copied, into the tensors of the state handed in, of which the new ones are parts. So
+    tensors that others read must not be in it.
+    """
+    count = len(index)
+    gaps = (index >= count).nonzero().squeeze(1)
+    return {key: _close_gaps(value, count, gaps, index[gaps]) for key, value in state.items()}
+
+
+def _close_gaps(value: Any, count: int, gaps: Tensor, fillers: Tensor) -> Any:
+    if isinstance(value, dict):
+        return {name: _close_gaps(each, count, gaps, fillers) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_close_gaps(each, count, gaps, fillers) for each in value)
+    if not isinstance(value, Tensor):
+        return value
+    if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
+        value = value.contiguous()  # several places are one in memory
+    if len(gaps):
+        value.index_copy_(0, gaps, value.index_select(0, fillers))
+    return value[:count]

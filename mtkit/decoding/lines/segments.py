@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from mtkit.data.tokenizer import EOS, Tokenizer
 from mtkit.decoding.lines.limits import TrainedOn
@@ -93,7 +94,7 @@ class Source:
         trained_on: TrainedOn | None = None,
     ) -> None:
         """`longest` is the maximum number of pieces of the model, tag and EOS counted."""
-        self._tokenizer, self._trained_on = tokenizer, trained_on or TrainedOn()
+        self._tokenizer, self._usual = tokenizer, cache((trained_on or TrainedOn()).usual)
         self._languages = [languages_of(name)[0] for name in directions.names] if directions is not None else [None]
         self._directions = directions if directions is not None and len(directions.names) > 1 else None
         self._tags = [] if directions is None else tokenizer.tags(directions.names)
@@ -140,7 +141,7 @@ class Source:
         def count(texts: Sequence[str]) -> list[int]:
             return [len(each) for each in self._tokenizer.encode_lines(texts)]
 
-        language, texts, usual = self._languages[task or 0], [line], self._trained_on.usual(task)
+        language, texts, usual = self._languages[task or 0], [line], self._usual(task)
         if usual is not None:
             room = usual.pieces - 1 - len(self._tags[:1])
             texts = parted(line, language, count, most=usual.sentences, pieces=room)

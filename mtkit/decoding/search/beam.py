@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mtkit.attention import reorder
+from mtkit.attention.contract import close_gaps, reorder
 from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.search.continuations import best_continuations
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
@@ -45,7 +45,7 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
         if running is not None and not len(running):
             break
         if running is not None:
-            state, parents = reorder(state, running), parents[running]
+            state, parents = close_gaps(state, running), parents[running]
             alive.keep(running)
         if beam > 1:
             state = reorder(state, parents)

@@ -16,8 +16,8 @@ NEVER_GENERATED = EOS
 CHECK_EVERY = 4
 """Steps from one look at what has finished to the next on an accelerator, where each look waits for the device."""
 
-WORTHWHILE = 0.8
-"""Finished segments leave the batch when at most this share of it is still running; leaving copies the state."""
+WORTHWHILE, ENOUGH = 0.2, 8
+"""Finished segments leave the batch when they are this share of it, or so many."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class Hypotheses:
 
 def begin(model: Model, batch: SourceBatch, hypotheses: int) -> Any:
     """The state of the model before the first piece of each segment's hypotheses."""
-    encoded = model.encode(batch.source, batch.valid, task=batch.task)
+    # of its own, because the state may hold it, and segments that leave the batch are written over (`close_gaps`)
+    valid, task = batch.valid.clone(), None if batch.task is None else batch.task.clone()
+    encoded = model.encode(batch.source, valid, task=task)
     return model.start(encoded, hypotheses=hypotheses, pieces=batch.pieces)
 
 
@@ -103,11 +105,16 @@ def restrict(scores: Tensor, ends: Tensor | None) -> None:
 
 
 def still_running(done: Tensor, step: int) -> Tensor | None:
-    """The rows of unfinished segments, in order, if dropping the others saves time, else None; empty: all are finished.
+    """The rows of unfinished segments if dropping the others saves time, else None; empty: all are finished.
 
-    done (B',), True where a segment has finished.
+    done (B',), True where a segment has finished. The rows are in the order of `close_gaps`.
     """
     if done.is_cuda and (step + 1) % CHECK_EVERY:
         return None
     running = (~done).nonzero().squeeze(1)
-    return running if len(running) <= WORTHWHILE * len(done) else None
+    count = len(running)
+    if len(done) - count < min(ENOUGH, WORTHWHILE * len(done)):
+        return None
+    order = torch.arange(count, device=done.device)
+    order[done[:count]] = running[running >= count]
+    return order

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mtkit.attention import reorder
+from mtkit.attention.contract import close_gaps
 from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.search.continuations import Forbid
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
@@ -50,7 +50,7 @@ def walk(
         if running is not None:
             if not len(running):
                 break
-            state = reorder(state, running)
+            state = close_gaps(state, running)
             rows, token, done = rows[running], token[running], done[running]
     lengths = (pieces != PAD).sum(-1)
     return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, length_penalty)).ranked()
