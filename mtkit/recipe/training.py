@@ -74,8 +74,6 @@ class TrainingSettings(Settings):
     """R-Drop (Wu et al., 2021): weight alpha of the divergence between the predictions of two passes over each batch
     with different dropout; usually 1 to 5. The loss is half of theirs: a mean over passes. An update takes twice the
     time and a batch twice the memory. It needs dropout; 0 disables it."""
-    r_drop_from: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of training before R-Drop begins, in which updates take half of the time. It needs a limit of training."""
     subword_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """BPE dropout: probability of skipping a merge when training text is segmented anew each epoch (Provilkov et al.,
     2020; usually 0.05 to 0.1). For bpe tokenizers; 0 disables it."""
@@ -108,16 +106,6 @@ class TrainingSettings(Settings):
     """Best checkpoints by validation BLEU to keep."""
     log_every: PositiveInt = 50
     """Updates per line of metrics."""
-
-    @model_validator(mode="after")
-    def _r_drop_begins(self) -> Self:
-        ends = any(limit is not None for limit in (self.max_updates, self.max_epochs, self.max_minutes))
-        if self.r_drop_from and not (self.r_drop and ends):
-            limit = "a limit of training: set max_updates, max_epochs or max_minutes"
-            raise ValueError(
-                f"training.r_drop_from = {self.r_drop_from:g} needs {limit if self.r_drop else 'training.r_drop'}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _adapters_freeze_all_else(self) -> Self:

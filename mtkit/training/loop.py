@@ -225,9 +225,8 @@ class Training:
         settings, number, begin = self.recipe.training, self.progress.update + 1, monotonic()
         with self.interval.waiting():
             batches = next(work)
-        done = self.limits.done(self.progress)
-        rate, total = self.schedule(number, done), self.limits.total_updates(self.progress)
-        self.updater.run(batches, number, rate=rate, total_updates=total, done=done)
+        rate = self.schedule(number, self.limits.done(self.progress))
+        self.updater.run(batches, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
         self.interval.count(batches.tokens)
         self._recent[number] = (self.progress.epoch, batches.rows)
         self.progress = replace(

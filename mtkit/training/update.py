@@ -72,18 +72,13 @@ class Updater:
         """The size of batch (`Batch.size`) that the memory is thought to hold, once it was too small for one."""
         self._say = say
         self._recipe, self._settings = recipe, recipe.training
-        self._alpha = recipe.training.r_drop  # a rehearsal is of what takes the most memory
         self._sums = torch.zeros(8, device=world.device)  # what `read` gives
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
         if self._settings.ema > 0:
             self.average = MovingAverage(self.model, self._settings.ema)
 
-    def run(self, work: Work, number: int, *, rate: float, total_updates: int, done: float = 1.0) -> None:
-        """Update `number` (1, 2, ...) at this learning rate; not applied where loss or gradient are not finite.
-
-        `done`: the share of training that is behind it, which says whether R-Drop has begun.
-        """
-        self._alpha = self._settings.r_drop if done >= self._settings.r_drop_from else 0.0
+    def run(self, work: Work, number: int, *, rate: float, total_updates: int) -> None:
+        """Update `number` (1, 2, ...) at this learning rate; not applied where loss or gradient are not finite."""
         totals = self._gradients(work.batches, work.tokens, number, summed=True)
         # other processes wait in the last backward pass and here alone, so that one may take batches in parts
         self._sum.finish(totals)
@@ -281,7 +276,7 @@ class Updater:
 
     def _accumulate(self, inputs: Inputs, tokens: float, totals: Tensor, *, last: bool) -> None:
         """Add a batch's gradients, each of its tokens weighing one of the update's `tokens`, and its `totals`."""
-        smoothing, alpha = self._settings.label_smoothing, self._alpha
+        smoothing, alpha = self._settings.label_smoothing, self._settings.r_drop
         if alpha:
             inputs = twice(inputs)
             pair, output = batch_loss_twice(self.model, inputs, self.precision, smoothing=smoothing, alpha=alpha)

@@ -1,5 +1,4 @@
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,8 +25,7 @@ from mtkit.training.r_drop import token_loss_twice, twice
 from mtkit.training.report import read_metrics
 from mtkit.training.update import DIVERGENCE, LOSS, NLL, REWARD, SEGMENTS, Updater
 from mtkit.training.validation import validation_loss
-from tests.training.conftest import run, tiny
-from tests.training.test_loop import assert_same_numbers
+from tests.training.conftest import tiny
 from tests.training.test_loss import Largest
 from tests.training.test_update import CPU, Output, StandIn, gradients, updater, work_of
 
@@ -224,44 +222,6 @@ def test_a_run_tells_the_divergence_validates_without_it_and_resumes_bit_for_bit
     model, precision = Run(whole).load_model(), Precision("float32", CPU)
     with_it, without = (validation_loss(model, recipe, prepared, precision) for recipe in (Run(whole).recipe, tiny()))
     assert with_it == without == pytest.approx(validations[-1]["nll"], rel=1e-5)
-
-
-def test_before_its_share_of_training_updates_are_plain_ones(prepared: Prepared) -> None:
-    found = []
-    for done, r_drop, begins in ((0.49, 5.0, 0.5), (0.0, 0.0, 0.0), (0.5, 5.0, 0.5), (0.5, 5.0, 0.0)):
-        recipe = tiny(training={"r_drop": r_drop, "r_drop_from": begins})
-        size = prepared.tokenizers.target.size
-        model = build_model(recipe, source_vocabulary=size, target_vocabulary=size).train()
-        steps = Updater(model, recipe, World("cpu"), Precision("float32", CPU))
-        steps.run(work_of(prepared, [0, 1, 2, 3]), 1, rate=0.01, total_updates=24, done=done)
-        found.append((steps.read(), model.state_dict()))
-    for one, other in (found[:2], found[2:]):
-        assert one[0] == other[0]
-        assert all(torch.equal(one[1][key], other[1][key]) for key in one[1])
-    assert found[0][0][DIVERGENCE] == 0 < found[2][0][DIVERGENCE]
-
-
-@pytest.mark.parametrize("stop", [8, 16])
-def test_a_run_in_which_it_begins_resumes_bit_for_bit(prepared: Prepared, tmp_path: Path, stop: int) -> None:
-    recipe = tiny(training={"r_drop": 5.0, "r_drop_from": 0.5, "validate_segments": 1})
-
-    def say(line: str) -> None:
-        if line.startswith(f"update {stop}/24"):
-            signal.raise_signal(signal.SIGTERM)
-
-    run(recipe, prepared, tmp_path / "whole")
-    assert run(recipe, prepared, tmp_path / "broken", say=say).trained == stop
-    run(recipe, prepared, tmp_path / "broken")
-    assert_same_numbers(tmp_path / "whole", tmp_path / "broken")
-    rows = [row for row in read_metrics(tmp_path / "broken" / "metrics.jsonl") if row["kind"] == "train"]
-    assert [row["update"] for row in rows if "r_drop" in row] == [16, 20, 24]
-
-
-def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"training\.r_drop_from = 0\.5 needs training\.r_drop"):
-        tiny(training={"r_drop_from": 0.5})
-    with pytest.raises(RecipeError, match=r"training\.r_drop_from = 0\.5 needs a limit of training"):
-        tiny(training={"r_drop": 5.0, "r_drop_from": 0.5, "max_updates": None})
 
 
 def test_without_dropout_it_is_refused_and_zero_is_none() -> None:
