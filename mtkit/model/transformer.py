@@ -16,6 +16,7 @@ from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.model.logits import Logits
 from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
+from mtkit.model.parts import encoded_in_parts
 from mtkit.model.residual import closed, opened
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
@@ -70,6 +71,12 @@ class Transformer(Network):
         *,
         task: Tensor | None = None,
         weights: Weights | None = None,
+    ) -> Encoded:
+        encoded = None if weights is not None else encoded_in_parts(self._encode, source, source_valid, task)
+        return encoded or self._encode(source, source_valid, task=task, weights=weights)
+
+    def _encode(
+        self, source: Tensor, source_valid: Tensor | None, *, task: Tensor | None, weights: Weights | None = None
     ) -> Encoded:
         x, passing = self.source_embedding(source), Passing(weights=weights)
         if self._runs_reversibly(passing):

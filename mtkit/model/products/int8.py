@@ -59,11 +59,11 @@ class Int8:
         return sums.view(*before, -1), torch.from_numpy(units).view(before), self._added
 
     def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
-        from mtkit.compiled.rounding import scale_rows
-
         tiles = self._tiles_for(rows.shape[0])
         if tiles is not None:
             return tiles(rows, out)[0]
+        from mtkit.compiled.rounding import scale_rows
+
         sums, units = self._in_units(rows)
         out = sums if out is None else out
         scale_rows(sums.numpy(), units, self._added.numpy(), out.numpy())
