@@ -3,7 +3,7 @@
 Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -16,10 +16,12 @@ from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.model.logits import Logits
 from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
-from mtkit.model.parts import encoded_in_parts
 from mtkit.model.residual import closed, opened
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
+
+TOGETHER = 1024
+"""Padded source pieces that a thread encodes at a time."""
 
 
 class Transformer(Network):
@@ -156,3 +158,28 @@ class Transformer(Network):
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:
         return [cast(DecoderLayer, layer) for layer in self.decoder]
+
+
+def encoded_in_parts(
+    encode: Callable[..., Encoded], source: Tensor, valid: Tensor | None, task: Tensor | None
+) -> Encoded | None:
+    """A large batch (B, S) encoded in parts on the CPU: each small enough for caches, and as wide as its own longest
+    segment. Segments come longest first, so that parts leave out most of the padding.
+
+    None where parts save nothing, and where attentions carry out what would have to be joined.
+    """
+    room = TOGETHER * torch.get_num_threads()
+    if valid is None or source.device.type != "cpu" or source.numel() < 2 * room or torch.is_grad_enabled():
+        return None
+    lengths, memory, first = valid.sum(1).tolist(), None, 0
+    while first < len(lengths):
+        count = max(1, room // max(lengths[first], 1))
+        some, longest = slice(first, first + count), max(1, *lengths[first : first + count])
+        part = encode(source[some, :longest], valid[some, :longest], task=None if task is None else task[some])
+        if part.carry is not None or part.losses or part.log_prob is not None:
+            return None
+        if memory is None:
+            memory = part.memory.new_zeros(*source.shape, part.memory.shape[2])
+        memory[some, :longest] = part.memory
+        first += count
+    return None if memory is None else Encoded(memory, valid, None, task)

@@ -7,7 +7,7 @@ from torch import Tensor
 from mtkit.attention import mechanisms
 from mtkit.model.build import build_model
 from mtkit.model.network import Encoded
-from mtkit.model.parts import encoded_in_parts
+from mtkit.model.transformer import encoded_in_parts
 from mtkit.recipe import load_recipe
 
 SMALL = {"d_model": 16, "heads": 2, "feed_forward": 24, "max_length": 32, "encoder_layers": 2, "decoder_layers": 1}
@@ -20,7 +20,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def few_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.model.parts.TOGETHER", 24)
+    monkeypatch.setattr("mtkit.model.transformer.TOGETHER", 24)
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
 
 
