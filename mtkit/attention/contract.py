@@ -4,7 +4,7 @@ Shapes in docstrings, here and in every mechanism: B batch, T query length, S me
 K width of one head, N hypotheses of a segment.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -179,24 +179,17 @@ def reorder(state: State, index: Tensor) -> State:
     new N' continues; what all hypotheses share ("shared") is left where it is. The state handed in is spent, as by
     `step`.
     """
-    return {key: _reorder(key, value, index) for key, value in state.items()}
-
-
-def _reorder(key: str, value: Any, index: Tensor) -> Any:
     within_segments = index.dim() == 2
-    if key == "shared" and within_segments:
-        return value
-    if isinstance(value, dict):
-        return {name: _reorder(name, each, index) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_reorder(key, each, index) for each in value)
-    if not isinstance(value, Tensor):
-        return value
-    if not within_segments:
-        return value.index_select(0, index)
-    segments, hypotheses = value.shape[:2]
-    base = torch.arange(segments, device=index.device).unsqueeze(1) * hypotheses
-    return value.flatten(0, 1).index_select(0, (base + index).flatten()).unflatten(0, index.shape)
+
+    def chosen(value: Tensor) -> Tensor:
+        if not within_segments:
+            return value.index_select(0, index)
+        segments, hypotheses = value.shape[:2]
+        base = torch.arange(segments, device=index.device).unsqueeze(1) * hypotheses
+        return value.flatten(0, 1).index_select(0, (base + index).flatten()).unflatten(0, index.shape)
+
+    after: State = _each(state, chosen, left="shared" if within_segments else None)
+    return after
 
 
 def close_gaps(state: State, index: Tensor) -> State:
@@ -207,18 +200,23 @@ def close_gaps(state: State, index: Tensor) -> State:
     """
     count = len(index)
     gaps = (index >= count).nonzero().squeeze(1)
-    return {key: _close_gaps(value, count, gaps, index[gaps]) for key, value in state.items()}
+    fillers = index[gaps]
+
+    def closed(value: Tensor) -> Tensor:
+        if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
+            value = value.contiguous()  # several places are one in memory
+        if len(gaps):
+            value.index_copy_(0, gaps, value.index_select(0, fillers))
+        return value[:count]
+
+    after: State = _each(state, closed)
+    return after
 
 
-def _close_gaps(value: Any, count: int, gaps: Tensor, fillers: Tensor) -> Any:
+def _each(value: Any, change: Callable[[Tensor], Tensor], left: str | None = None) -> Any:
+    """The state, or a part of it, with all tensors changed but those under the name `left`."""
     if isinstance(value, dict):
-        return {name: _close_gaps(each, count, gaps, fillers) for name, each in value.items()}
+        return {name: each if name == left else _each(each, change, left) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_close_gaps(each, count, gaps, fillers) for each in value)
-    if not isinstance(value, Tensor):
-        return value
-    if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
-        value = value.contiguous()  # several places are one in memory
-    if len(gaps):
-        value.index_copy_(0, gaps, value.index_select(0, fillers))
-    return value[:count]
+        return type(value)(_each(each, change, left) for each in value)
+    return change(value) if isinstance(value, Tensor) else value

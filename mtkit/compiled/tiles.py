@@ -57,7 +57,7 @@ def has(instruction: Instruction) -> bool:
     return not chosen and bool(binding.get_host_cpu_features().get(instruction.feature))
 
 
-def in_blocks(weights: torch.Tensor, together: int) -> torch.Tensor:
+def laid_out(weights: torch.Tensor, together: int) -> torch.Tensor:
     """Weights (O, I) as tiles read them: (O / `OUTPUTS`, I / together, `OUTPUTS`, together), with zeros at the ends."""
     outputs, inputs = weights.shape
     blocks, steps = -(-outputs // OUTPUTS), -(-inputs // together)
@@ -67,7 +67,7 @@ def in_blocks(weights: torch.Tensor, together: int) -> torch.Tensor:
 
 
 def sums_by(instruction: Instruction) -> Sums:
-    """A function for loops: (numbers (M, I), weights as `in_blocks`, sums (R, `OUTPUTS`), the first row, R, the block).
+    """A function for loops: (numbers (M, I), weights as `laid_out`, sums (R, `OUTPUTS`), the first row, R, the block).
 
     It writes the sums of products of 1 to `MOST_ROWS` rows with the weights of a block. All are whole in memory;
     numbers behind the last input meet weights of zero, and may be anything finite.

@@ -23,7 +23,7 @@ def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, i
     """The product and the units of the rows."""
     from mtkit.compiled.byte_products import multiply_bytes
 
-    blocks, surplus = tiles.in_blocks(integers, 4), ZERO * integers.sum(1, dtype=torch.int32)
+    blocks, surplus = tiles.laid_out(integers, 4), ZERO * integers.sum(1, dtype=torch.int32)
     whole = torch.randint(0, 256, (len(rows), blocks.shape[1] * 4)).to(torch.uint8)
     units, out = torch.empty(len(rows)), torch.full((len(rows), len(integers)), torch.nan)
     weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
@@ -35,7 +35,7 @@ def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, i
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 3), (4, 64), (7, 130)])
 def test_blocks_hold_each_weight_once(inputs: int, outputs: int) -> None:
     weights = torch.arange(1, inputs * outputs + 1).view(outputs, inputs)
-    blocks = tiles.in_blocks(weights, 4)
+    blocks = tiles.laid_out(weights, 4)
     assert blocks.shape == (-(-outputs // 64), -(-inputs // 4), 64, 4)
     for o in range(outputs):
         for i in range(inputs):
@@ -73,7 +73,7 @@ def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor) -> tuple[Tensor, T
     """The product, and the rounded rows."""
     from mtkit.compiled.bfloat16_products import multiply_bfloat16
 
-    blocks = tiles.in_blocks(weights.bfloat16(), 2)
+    blocks = tiles.laid_out(weights.bfloat16(), 2)
     low = torch.zeros(len(rows), blocks.shape[1] * 2, dtype=torch.bfloat16)
     out = torch.full((len(rows), len(weights)), torch.nan)
     multiply_bfloat16(

@@ -76,8 +76,8 @@ class Low:
     @cached_property
     def _multiply(self) -> Callable[[Tensor, Tensor | None], Tensor]:
         """The product of rows (M, I) by PyTorch, whose results are rounded to bfloat16 before they are float32."""
-        bias = None if self._bias is None else self._bias.bfloat16()
         with torch.inference_mode(False):  # it may be asked for inside, and serves outside as well
+            bias = None if self._bias is None else self._bias.bfloat16()
             packed = torch.ops.mkldnn._reorder_linear_weight(self._weight) if has_low_products() else None
 
         def multiply(rows: Tensor, out: Tensor | None) -> Tensor:
