@@ -43,6 +43,8 @@ def writing(path: Path) -> Iterator[Path]:
             else:
                 temporary.replace(place)
             _to_disk(place.parent)
+    except BrokenPipeError:
+        raise  # the block's, whose reader has left: nothing is wrong with this file
     except OSError as error:
         raise MtkitError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"

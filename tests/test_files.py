@@ -68,6 +68,12 @@ def test_json_is_written_in_one_place() -> None:
     assert writers == {"files.py"}
 
 
+def test_a_reader_that_has_left_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), writing(tmp_path / "file"):
+        raise BrokenPipeError
+    assert not list(tmp_path.iterdir())
+
+
 def _killed_while_writing(path: Path, begin: str) -> None:
     """What a process leaves that is killed inside `writing`."""
     lines = f"""

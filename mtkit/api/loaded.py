@@ -60,16 +60,20 @@ class LoadedRun:
         `direction` is required for a run with several. `settings` are those of `decoding` in a recipe, as `beam=5` and
         `n_best=2`; the others are as in the run's recipe.
 
-        Raises: RecipeError for an unknown setting or a wrong value; MtkitError for an unknown direction.
+        Each line is translated by itself, also by a run that was trained on documents: `translate_file` of
+        `run.translator` joins the lines of documents as the command does.
+
+        Raises: RecipeError for an unknown setting or a wrong value; MtkitError for an unknown direction, and for a
+        setting that says nothing to the method of decoding.
         """
         if isinstance(lines, str):
             raise MtkitError("translate takes a list of lines, not one string; write [text]")
         translator = self.translator
         if settings:
-            recipe = translator.runs[0].recipe
-            translator = translator.with_settings(
-                make_recipe(merged(recipe.model_dump(), {"decoding": settings})).decoding
-            )
+            chosen = make_recipe(merged(translator.runs[0].recipe.model_dump(), {"decoding": settings})).decoding
+            if idle := chosen.without_effect(settings):
+                raise MtkitError(f'{idle[0]} has no effect with method="{chosen.method}"; add method="{idle[1]}"')
+            translator = translator.with_settings(chosen)
         found = translator.lines(lines, direction=direction)
         return [self._line(source, each, direction) for source, each in zip(lines, found, strict=True)]
 

@@ -32,4 +32,6 @@ def export(
 
     made = export_run(find_run(run, name=name), to, folder, checkpoint=checkpoint)
     note(f"{made.compared} (the library is not installed)" if made.agreement is None else made.compared)
+    if made.caution:
+        note(made.caution)
     typer.echo(str(made.folder))

@@ -1,7 +1,7 @@
 """`mtkit serve`: translate over HTTP, with a page to try a run and to look at its attention."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,15 +55,17 @@ def serve(
 
     import torch
 
-    from mtkit.cli.translation.settings import recipe_of
     from mtkit.decoding.translator import Translator
+    from mtkit.recipe import make_recipe, merged
     from mtkit.runs import find_runs
     from mtkit.serving.limits import ServingLimits
     from mtkit.serving.service import Service
 
     runs = find_runs(run, name)
-    given = {} if beam is None else {"beam": beam} if beam > 1 else {"method": "greedy"}
-    settings = recipe_of(runs[0], None, {**given, "n_best": 1}).decoding
+    given: dict[str, Any] = {"n_best": 1}
+    if beam is not None:
+        given |= {"method": "beam", "beam": beam} if beam > 1 else {"method": "greedy", "coverage_penalty": 0.0}
+    settings = make_recipe(merged(runs[0].recipe.model_dump(), {"decoding": given})).decoding
     if threads is not None:
         torch.set_num_threads(threads)
     translator = Translator(

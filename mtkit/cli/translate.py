@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from mtkit.cli.translation.checks import check_alone, check_options, check_set, check_standard_input
+from mtkit.cli.translation.checks import check_alone, check_documents, check_options, check_set, check_standard_input
 from mtkit.cli.translation.input import count, is_live, text
 from mtkit.cli.translation.lexicons import heads_for, lexicon_for
 from mtkit.cli.translation.notes import note
 from mtkit.cli.translation.parts import check_parts, own_part
 from mtkit.cli.translation.parts import join as join_parts
-from mtkit.cli.translation.settings import recipe_of
+from mtkit.cli.translation.settings import folder_of, given_settings, recipe_of
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
@@ -165,6 +165,20 @@ def translate(
     from mtkit.decoding.translator import Translator, joins_documents
     from mtkit.runs import find_runs
 
+    given = given_settings(
+        method=method,
+        beam=beam,
+        length_penalty=length_penalty,
+        coverage_penalty=coverage_penalty,
+        max_pieces=max_pieces,
+        no_repeat_ngram=no_repeat_ngram,
+        n_best=n_best,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        batch_tokens=batch_tokens,
+    )
     check_options(
         input,
         {"--scores": scores, "--direction": None if test else direction, "--document-ids": document_ids},
@@ -172,7 +186,8 @@ def translate(
     )
     check_standard_input(input, {"--document-ids": document_ids, "--target": target})
     if target is not None:
-        check_alone(shortlist, alignments)
+        check_alone({"--alignments": alignments, "--scores": scores, "--document-ids": document_ids}, shortlist, given)
+    check_documents(documents, document_ids)
     check_set(test, languages, side)
     check_parts(part, join, input, output, target)
     for file in filter(None, (output, alignments)):
@@ -182,21 +197,7 @@ def translate(
         return
     piece, device = own_part(part, input, output, target, device)
     runs = find_runs(run, name)
-    given = {
-        "method": method,
-        "beam": beam,
-        "length_penalty": length_penalty,
-        "coverage_penalty": coverage_penalty,
-        "max_pieces": max_pieces,
-        "no_repeat_ngram": no_repeat_ngram,
-        "n_best": n_best,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "batch_tokens": batch_tokens,
-    }
-    whole = recipe_of(runs[0], recipe, {key: value for key, value in given.items() if value is not None})
+    whole = recipe_of(runs[0], recipe, given)
     asked = True if document_ids is not None and documents is None else documents
     joined = joins_documents(runs, asked, whole.decoding, scores=scores, forced=target is not None, say=note)
     if threads is not None:
@@ -206,7 +207,7 @@ def translate(
     )
     if alignments is not None:
         translator.check_links()
-    prepared = data or whole.data.folder
+    prepared = data or folder_of(whole, runs[0])
     sides = _sides(translator, prepared, side or [], test, languages, direction) if input is None else []
     if len(sides) > 1 and (output or target or alignments):
         option = "--target holds translations of" if target else "--output and --alignments hold"
@@ -217,7 +218,7 @@ def translate(
         translator.shorten(lexicon_for(runs[0], prepared, shortlist))
     heads = None if alignments is None else heads_for(translator, prepared)
     if input is None and target is None:
-        _translate_sides(translator, sides, output, alignments, heads, joined=joined, asked=bool(documents))
+        _translate_sides(translator, sides, output, alignments, heads, joined=joined)
         return
     where = sys.stdout.buffer if output is None else output
     from mtkit.cli.progress import counted
@@ -255,23 +256,25 @@ def _translate_sides(
     heads: "Heads | None",
     *,
     joined: bool,
-    asked: bool,
 ) -> None:
     """Translate test sides into the run's folder, and show samples, where and how fast."""
     from mtkit.cli.progress import counted
+    from mtkit.decoding.held_out import n_best_lines
     from mtkit.decoding.lines.notes import Notes
     from mtkit.decoding.lines.output import write_whole
     from mtkit.decoding.links.lines import pharaoh
 
     for side in sides:
-        if asked and side.documents is None:
+        if joined and side.documents is None:
             note(f"the side {side.name} has no documents, so its lines are translated one by one")
         with counted(side.name, "lines", len(side.sources)) as advance:
             found, speed, path = translator.held_out(side, joined=joined, say=note, on_progress=advance)
         for message in Notes.of(found).messages():
             note(message)
         if output is not None:
-            write_whole(output, "".join(f"{each.text}\n" for each, *_ in found))
+            several = translator.settings.n_best > 1
+            lines = n_best_lines(found) if several else (each.text for each, *_ in found)
+            write_whole(output, "".join(f"{line}\n" for line in lines))
         if alignments is not None and heads is not None:
             links = translator.links_of_side(side, [each for each, *_ in found], heads, joined=joined)
             write_whole(alignments, "".join(f"{pharaoh(each)}\n" for each in links))

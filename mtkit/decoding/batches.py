@@ -43,13 +43,18 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
     return batches
 
 
-def make_batch(segments: Sequence[Segment], limits: Sequence[int], device: torch.device, first: int = 0) -> SourceBatch:
+def make_batch(
+    segments: Sequence[Segment], limits: Sequence[int], device: torch.device, numbers: Sequence[int] | None = None
+) -> SourceBatch:
     """The segments, padded, on the device, with the maximum number of pieces of each translation.
 
-    `first` is the number of the first line among all, from 0.
+    `numbers` are those of the lines among all, from 0; None: their indices.
     """
     source = padded([segment.pieces for segment in segments], device)
-    keys = torch.tensor([(first + segment.line << 24) + segment.part for segment in segments], device=device)
+    lines = [segment.line if numbers is None else numbers[segment.line] for segment in segments]
+    keys = torch.tensor(
+        [(line << 24) + segment.part for line, segment in zip(lines, segments, strict=True)], device=device
+    )
     return SourceBatch(source, list(limits), keys, tasks_of([segment.task for segment in segments], device))
 
 

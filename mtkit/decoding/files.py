@@ -1,7 +1,6 @@
 """Translation and scoring of files: N lines in, N lines out; an interrupted call resumes when it is repeated."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -44,10 +43,11 @@ def translate_file(
     """Write the translation of each line: N lines in, N lines out; gives notes on lines that need attention.
 
     The file `output` appears when it is complete; the same call after an interruption skips finished lines. A stream
-    gets translations as they are made. `live` lines, whose writer may wait for an answer, are read as they arrive. With
-    several translations per line (`n_best`), each has its own output line of number, score and text. `scores` puts the
-    score and a tab before each text. `alignments` gets a line for each line too: which words of its translation belong
-    to which of its own (`mtkit.decoding.links.lines`), by these `heads`, or the mean of the last layer's.
+    gets translations as they are made. `live` lines, whose writer may wait for an answer, are translated as they
+    arrive, and those of a document when it has ended. With several translations per line (`n_best`), each has its own
+    output line of number, score and text. `scores` puts the score and a tab before each text. `alignments` gets a line
+    for each line too: which words of its translation belong to which of its own (`mtkit.decoding.links.lines`), by
+    these `heads`, or the mean of the last layer's.
 
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
@@ -62,6 +62,7 @@ def translate_file(
     if alignments is not None:
         translator.check_links()
     together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
+    document_ids = document_ids if together else None
     if part is not None:
         _check_part(translator, source, output, alignments, together=together)
     span = None if part is None else part_lines(cast(Path, source), part)
@@ -91,7 +92,7 @@ def translate_file(
             "direction": direction,
             "documents": together and ("blank lines" if document_ids is None else _name(document_ids, "ids")),
             "scores": scores,
-            "heads": None if alignments is None else asdict(heads),
+            "heads": None if alignments is None else [heads.members, heads.shifted],
         }
 
     outputs = [output] if alignments is None else [output, alignments]

@@ -61,6 +61,7 @@ def translate_lines(
     documents: Documents | None = None,
     trained_on: TrainedOn | None = None,
     first: int = 0,
+    numbers: Sequence[int] | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Translation]]:
     """The translations of each line, best first: one, or `n_best` of the engine's settings.
@@ -75,7 +76,7 @@ def translate_lines(
     into as many lines, each line is translated alone (`Translation.fell_back`).
 
     `directions` are required for a model trained on several. `first` is the number of the first line among all that are
-    translated, from 0, which seeds sampling.
+    translated, from 0, and `numbers` are those of all lines where they do not follow each other; they seed sampling.
 
     Raises: MtkitError for settings that the engine does not support, and for several translations of lines that are
     translated together.
@@ -88,7 +89,8 @@ def translate_lines(
             "set it to 1, or translate without documents (--sentences)"
         )
     trained_on = trained_on or TrainedOn()
-    work = _Work(engine, tokenizers.target, trained_on, first, on_progress or (lambda lines: None))
+    numbers = range(first, first + len(lines)) if numbers is None else numbers
+    work = _Work(engine, tokenizers.target, trained_on, numbers, on_progress or (lambda lines: None))
     source = Source(tokenizers.source, engine.longest_source, directions, trained_on)
     encoded = source.encode(lines)
     groups = [] if documents is None else list(documents.groups(source, encoded))
@@ -122,7 +124,7 @@ class _Work:
     engine: Engine
     tokenizer: Tokenizer
     trained_on: TrainedOn
-    first: int
+    numbers: Sequence[int]
     on_progress: OnProgress
 
     def batches(
@@ -133,7 +135,7 @@ class _Work:
 
         def translated(indices: Sequence[int]) -> list[tuple[int, list[Translation]]]:
             chosen = [segments[index] for index in indices]
-            batch = make_batch(chosen, [self._limit(each) for each in chosen], device, self.first)
+            batch = make_batch(chosen, [self._limit(each) for each in chosen], device, self.numbers)
             found = self.engine.translate(batch)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, settings.n_best), strict=True))
 
@@ -199,7 +201,8 @@ def _line(parts: list[list[Translation]], settings: DecodingSettings, seam: str)
         return [BLANK] * settings.n_best
     if len(parts) == 1:
         return parts[0]
-    return [_joined(each, settings.length_penalty, seam) for each in zip(*parts, strict=True)]
+    whole = [_joined(each, settings.length_penalty, seam) for each in zip(*parts, strict=True)]
+    return sorted(whole, key=lambda each: -each.score)
 
 
 def _joined(parts: Sequence[Translation], alpha: float, seam: str) -> Translation:

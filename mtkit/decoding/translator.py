@@ -82,7 +82,8 @@ class Translator:
         elif workers is not None:
             with own.ready():
                 pass  # processes begin now, before any thread reads text
-        self._weights = [run.weights(one) for run, one in zip(runs, chosen, strict=True)]
+        # a training that goes on may drop the files
+        self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
             "engine": program,
@@ -132,7 +133,7 @@ class Translator:
     def identity(self) -> dict[str, Any]:
         """The values that determine a translation besides the text: hashes of the weights, settings, number type."""
         return {
-            "weights": [digest(path) for path in self._weights],
+            "weights": self._weights,
             "vocabulary": self.runs[0].vocabulary,
             "trained_on": self._trained_on.fingerprint,
             **self.engine.identity,

@@ -27,6 +27,8 @@ class Exported:
     checkpoint: str
     agreement: Agreement | None
     """None where the library that reads the folder is not installed."""
+    caution: str
+    """What its library loses where it saves the model again; mostly empty."""
 
     @property
     def compared(self) -> str:
@@ -51,7 +53,8 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
     with writing(folder) as temporary:
         temporary.mkdir()
         form.write(run, translator.network, temporary)
-        made = Exported(folder, name, compare(run, translator, temporary, to))
+        caution = huggingface.caution(run.recipe) if to == "huggingface" else ""
+        made = Exported(folder, name, compare(run, translator, temporary, to), caution)
         tag = tag_of(run, spelled(run.tokenizers.source, MARKS[to]))
-        write_text(temporary / "README.md", card(run, name, to, made.compared, tag))
+        write_text(temporary / "README.md", card(run, name, to, made.compared, tag, caution))
     return made

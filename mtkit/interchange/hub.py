@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, RunError
 
 FILES = ["*.json", "*.safetensors", "*.spm"]
 """What is downloaded of a model: no pickles, and no code."""
@@ -11,7 +11,7 @@ FILES = ["*.json", "*.safetensors", "*.spm"]
 def find_folder(place: str) -> Path:
     """The folder of that name, or that of the downloaded model, as Helsinki-NLP/opus-mt-en-de.
 
-    Raises: MtkitError where there is neither.
+    Raises: MtkitError where there is neither; RunError for a model without safetensors, with the line that converts it.
     """
     path = Path(place)
     if path.is_dir():
@@ -22,7 +22,16 @@ def find_folder(place: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(place, allow_patterns=FILES))
+        folder = Path(snapshot_download(place, allow_patterns=FILES))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MtkitError(f"no folder {place}, and it cannot be downloaded from the hub ({reason})") from error
+    if not any(folder.glob("*.safetensors")):
+        own = place.rpartition("/")[2]
+        convert = "; ".join(f"{each}.from_pretrained('{place}').save_pretrained('{own}')" for each in "MT")
+        raise RunError(
+            f"{place} has no weights as safetensors; a pickle can run code when loaded. Convert it with transformers: "
+            f'python -c "from transformers import MarianMTModel as M, MarianTokenizer as T; {convert}", '
+            f"then import {own}"
+        )
+    return folder

@@ -13,6 +13,7 @@ from torch import Tensor
 import mtkit
 from mtkit.data.subword.model_file import ModelFile
 from mtkit.data.subword.renumbered import renumbered
+from mtkit.data.tokenizer import UNK
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.files import write_json, write_text, writing
 from mtkit.interchange.marian.config import (
@@ -22,8 +23,9 @@ from mtkit.interchange.marian.config import (
     read_configuration,
     read_generation,
     unheeded,
+    without_probability,
 )
-from mtkit.interchange.marian.vocabulary import Numbering, number
+from mtkit.interchange.marian.vocabulary import MARKS, Numbering, is_tag, number
 from mtkit.interchange.marian.weights import own_weights, positions_of
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
@@ -82,7 +84,8 @@ def import_marian(
     sizes = {"source": len(sides.source.rows), "target": len(sides.target.rows)}
     model = build_model(recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
     try:
-        weights = own_weights(theirs, recipe.model, sides.source, sides.target)
+        without = without_probability(generation)
+        weights = own_weights(theirs, recipe.model, sides.source, sides.target, without)
     except RunError as error:
         raise RunError(f"{folder}: {error}") from error
     load_weights(model, weights, folder)
@@ -99,7 +102,11 @@ def import_marian(
         "commands": [shlex.join(command)] if command else [],
     }
     _write(into, recipe, about, sides.models, model.state_dict())
-    notes = [f"{folder} sets {each} for its search, which mtkit's does not follow" for each in unheeded(generation)]
+    never = {found["pad_token_id"], sides.target.rows[UNK]}
+    others = unheeded(generation, {row for row in (*without, *never) if row is not None})
+    notes = [f"{folder} sets {each} for its search, which mtkit's does not follow" for each in others]
+    if whole := _added_tokens(folder):
+        notes.append(f"{folder} adds {', '.join(whole)} to its tokenizer, which mtkit cuts like other text")
     return Imported(Run(into), notes)
 
 
@@ -193,6 +200,15 @@ def _said(folder: Path) -> dict[str, Any]:
     """The content of tokenizer_config.json; nothing where there is none, as Hugging Face takes its defaults then."""
     path = folder / "tokenizer_config.json"
     return read_stored(path, dict[str, Any], "mend it or remove it", error=DataError) if path.exists() else {}
+
+
+def _added_tokens(folder: Path) -> list[str]:
+    """Tokens that a fine-tuned model's tokenizer never cuts, but for the special ones and language tags."""
+    path = folder / "added_tokens.json"
+    listed = read_stored(path, VOCABULARY, "mend it or remove it", error=DataError) if path.exists() else {}
+    said = _said(folder).get("added_tokens_decoder")
+    contents = [each.get("content") for each in said.values()] if isinstance(said, dict) else []
+    return [each for each in dict.fromkeys([*listed, *contents]) if each not in MARKS.values() and not is_tag(each)]
 
 
 def _languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """The recipe of an experiment: its settings, and how they are read; what other rooms use of it is here."""
 
+from mtkit.recipe.decoding import DecodingSettings
 from mtkit.recipe.recipe import (
     AttentionSettings,
-    DecodingSettings,
     ModelSettings,
     Recipe,
     differences,

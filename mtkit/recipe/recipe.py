@@ -14,15 +14,14 @@ from pydantic import ValidationError as PydanticError
 from mtkit.errors import RecipeError, did_you_mean
 from mtkit.recipe.beginning import with_beginning
 from mtkit.recipe.data import DataSettings
+from mtkit.recipe.decoding import DecodingSettings
 from mtkit.recipe.file import find_recipe, read_settings, with_variables
 from mtkit.recipe.presets import PRESETS
 from mtkit.recipe.promises import PromiseText
-from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Settings
+from mtkit.recipe.settings import PositiveInt, Seed, Settings
 from mtkit.recipe.training import TrainingSettings
 from mtkit.stored import explain
 
-MOST_HYPOTHESES = 1_000
-Hypotheses = Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 Preset = Literal["tiny", "small", "base", "big"]
 Metric = Literal["BLEU", "chrF", "TER", "exact"]
@@ -119,45 +118,6 @@ class AttentionSettings(Settings):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of mechanisms and slots, for all roles or for one: `window_radius: 64`, `decoder.window_radius: 64`,
     `positions: rotary`, `projection: multi-query`."""
-
-
-class DecodingSettings(Settings):
-    """Translation, in validation and by `translate`."""
-
-    method: Literal["greedy", "beam", "sample"] = "beam"
-    """Search algorithm."""
-    beam: Hypotheses = 5
-    """Beam size."""
-    length_penalty: NonNegativeFloat = 1.0
-    """Exponent of length normalisation: log-probability / length ^ exponent; 0 disables it."""
-    coverage_penalty: NonNegativeFloat = 0.0
-    """Weight of the penalty for unattended source pieces. It needs a cross attention with weights; 0 disables it."""
-    max_pieces: PositiveInt | None = None
-    """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target of
-    training pairs with a similar source length, and at least twice the source's pieces and 20."""
-    no_repeat_ngram: NonNegativeInt = 0
-    """Forbid repeated n-grams of this many pieces; 0 disables this."""
-    n_best: Hypotheses = 1
-    """Translations per segment, best first."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature: divisor of the logits."""
-    top_k: NonNegativeInt = 0
-    """Sample from the k likeliest pieces; 0 is all."""
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Sample from the likeliest pieces that together have this probability."""
-    seed: Seed = 1
-    """Random seed of sampling."""
-    batch_tokens: PositiveInt = 8_192
-    """Maximum padded source pieces per batch, counted once per hypothesis. A CPU works on up to eight batches at
-    once."""
-
-    @model_validator(mode="after")
-    def _n_best_fits_the_beam(self) -> Self:
-        if self.method != "sample" and self.n_best > (self.beam if self.method == "beam" else 1):
-            raise ValueError(
-                f"decoding.n_best = {self.n_best} exceeds the number of hypotheses of {self.method} search"
-            )
-        return self
 
 
 class ScoringSettings(Settings):

@@ -48,6 +48,9 @@ def test_translations_are_the_translators(folder: Path) -> None:
     assert [each.source for each in found] == LINES
     assert (found[1].text, found[1].parts, found[1].pieces) == ("", 0, [])
     assert loaded.translator.settings.beam == 3  # settings of one call stay with it
+    for idle, method in (({"temperature": 0.5}, "sample"), ({"beam": 4, "method": "greedy"}, "beam")):
+        with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
+            loaded.translate(LINES, **idle)
 
 
 def test_an_alignment_is_that_of_the_text(folder: Path) -> None:

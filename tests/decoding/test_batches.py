@@ -37,3 +37,5 @@ def test_segments_are_padded_each_with_its_limit() -> None:
     assert batch.source.tolist() == [[5, 6, 7, EOS], [EOS, PAD, PAD, PAD]]
     assert batch.valid.tolist() == [[True] * 4, [True, False, False, False]]
     assert len(set(batch.keys.tolist())) == 2
+    other = make_batch([Segment(1, 1, [EOS])], [22], torch.device("cpu"), numbers=[3, 7])
+    assert other.keys.tolist() == batch.keys.tolist()[1:]

@@ -255,14 +255,13 @@ def test_a_damaged_lexicon_is_named(tmp_path: Path, damage: str) -> None:
         load_lexicon(run)
 
 
-def test_with_a_shortlist_batches_decide_a_translation(trained: Trained) -> None:
-    def identity(lexicon: Lexicon | None, **settings: int) -> dict[str, object]:
-        translator = Translator([trained.run], DecodingSettings.model_validate(settings))
+def test_a_shortlist_and_its_length_decide_a_translation(trained: Trained) -> None:
+    def identity(lexicon: Lexicon | None) -> dict[str, object]:
+        translator = Translator([trained.run], DecodingSettings())
         if lexicon is not None:
             translator.shorten(lexicon)
         return translator.identity
 
     lexicon = learn(trained.prepared)
-    assert identity(lexicon, batch_tokens=50) != identity(lexicon)
     assert identity(lexicon) != identity(lexicon.cut(5))
-    assert identity(lexicon) != identity(None) == identity(None, batch_tokens=50)
+    assert identity(lexicon) != identity(None)

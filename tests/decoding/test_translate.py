@@ -10,7 +10,7 @@ import torch
 from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.search import SourceBatch
-from mtkit.decoding.translate import Translation, translate_lines
+from mtkit.decoding.translate import Translation, _line, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
@@ -101,6 +101,19 @@ def test_a_line_gets_the_same_whatever_the_batch(translate: Translate, method: s
     assert len({each[0].text for each in many}) > 10
 
 
+def test_a_sampled_line_is_drawn_by_its_number(parts: tuple[Transformer, Tokenizers]) -> None:
+    (model, tokenizers), lines = parts, ["The dog."] * 9
+    engine = ModelEngine(model, DecodingSettings(method="sample"))
+
+    def pieces(lines: list[str], **numbered: Any) -> list[tuple[int, ...]]:
+        return [each[0].pieces for each in translate_lines(engine, tokenizers, lines, **numbered)]
+
+    whole, rows = pieces(lines), [7, 2, 8]
+    assert len({*whole}) > 1
+    assert pieces(lines[4:], first=4) == whole[4:]
+    assert pieces(lines[:3], numbers=rows) == [whole[row] for row in rows]
+
+
 @pytest.mark.parametrize("how", [{"method": "greedy"}, {"n_best": 3, "beam": 3}, {"method": "sample", "n_best": 2}])
 def test_a_line_gets_the_same_from_several_threads(translate: Translate, how: dict[str, Any]) -> None:
     lines = sentences(40, seed=5) + AWKWARD
@@ -133,6 +146,15 @@ def test_n_best_are_different_and_ordered(translate: Translate) -> None:
         assert len({translation.pieces for translation in each}) == 4
         scores = [translation.score for translation in each]
         assert scores == sorted(scores, reverse=True)
+
+
+def test_translations_of_a_line_of_several_parts_are_ordered_by_the_scores_of_the_whole() -> None:
+    def part(*given: tuple[float, int]) -> list[Translation]:
+        return [Translation(f"{each}", each / size, each, (7,) * (size - 1) + (EOS,)) for each, size in given]
+
+    found = _line([part((-10.0, 20), (-1.2, 2)), part((-1.0, 10), (-1.1, 10))], DecodingSettings(n_best=2), " ")
+    assert [each.text for each in found] == ["-1.2 -1.1", "-10.0 -1.0"]
+    assert [each.score for each in found] == pytest.approx([-2.3 / 12, -11 / 30])
 
 
 def test_the_model_goes_back_to_training(parts: tuple[Transformer, Tokenizers]) -> None:

@@ -12,7 +12,7 @@ from mtkit.decoding.translator import Translator, document_pieces
 from mtkit.errors import MtkitError, RunError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
-from tests.decoding.trained import Trained, make_run, sentences
+from tests.decoding.trained import Trained, make_run, sentences, three_threads
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,21 @@ def test_what_decides_a_translation_is_its_identity(trained: Trained, tmp_path: 
     lengths = {name: each.model_dump(mode="json") for name, each in lengths_of(trained.prepared, 24).items()}
     assert Translator([twin(trained.run, tmp_path / "new", lengths=lengths)], DecodingSettings()).identity != one
     assert Translator([trained.run], DecodingSettings(batch_tokens=50)).identity == one
+    with three_threads():
+        assert Translator([trained.run], DecodingSettings()).identity == one
     assert Translator([trained.run], DecodingSettings(), dtype="bfloat16").identity != one
     other = make_run(tmp_path / "other", directions=("en-de", "en-fr"), documents=20, seed=2).run
     assert Translator([other], DecodingSettings()).identity != one
+
+
+def test_a_checkpoint_that_a_training_drops_is_still_known(tmp_path: Path) -> None:
+    run = make_run(tmp_path).run
+    translator = Translator([run], DecodingSettings(method="greedy"))
+    before = translator.identity
+    for each in (run.folder / "checkpoints").glob("*/model.safetensors"):
+        each.unlink()
+    assert translator.identity == before
+    assert len(translator.lines(sentences(2, 1))) == 2
 
 
 def test_an_ensemble_knows_its_training_pairs_where_all_do(trained: Trained, tmp_path: Path) -> None:

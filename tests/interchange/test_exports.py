@@ -92,6 +92,20 @@ def test_hugging_face_gives_the_same_tokens(run: Run, beam: int, tmp_path: Path)
     assert [each.strip() for each in texts] == [run.tokenizers.target.decode(each).strip() for each in expected]
 
 
+def test_what_transformers_loses_where_it_saves_a_model_again_is_said(run: Run, tmp_path: Path) -> None:
+    made = export_run(run, "huggingface", tmp_path / "out")
+    model, _ = load_theirs(tmp_path / "out")
+    model.save_pretrained(tmp_path / "again")
+    (tmp_path / "out" / "config.json").replace(tmp_path / "again" / "config.json")
+    again = type(model).from_pretrained(tmp_path / "again").eval()
+    pieces = torch.tensor([[7, 9, 11, 8, EOS]])
+    with torch.no_grad():
+        first, second = (each(input_ids=pieces, decoder_input_ids=pieces).logits for each in (model, again))
+    assert bool(made.caution) == (not torch.equal(first, second))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ("positions of a MarianMTModel" in card) == bool(made.caution)
+
+
 def test_hugging_faces_tokenizer_cuts_alike(run: Run, tmp_path: Path) -> None:
     export_run(run, "huggingface", tmp_path / "out")
     _, tokenizer = load_theirs(tmp_path / "out")

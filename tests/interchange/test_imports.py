@@ -18,7 +18,7 @@ from mtkit.runs import Run
 transformers = pytest.importorskip("transformers")
 
 from tests.interchange.text import SOURCES  # noqa: E402
-from tests.interchange.theirs import LIMIT, load_theirs, save_theirs, their_tokens  # noqa: E402
+from tests.interchange.theirs import LIMIT, change, load_theirs, save_theirs, their_tokens  # noqa: E402
 
 KINDS = {
     "shared": {},
@@ -116,14 +116,6 @@ def test_it_does_what_a_run_does(imported: Callable[[str], tuple[Path, Run]]) ->
     assert [[piece(each) for each in best.pieces if each != EOS] for best, *_ in other] == plain
 
 
-def change(folder: Path, copy: Path, name: str, **values: object) -> Path:
-    """A copy of the folder with other values in one of its files."""
-    shutil.copytree(folder, copy)
-    content = json.loads((copy / name).read_text(encoding="utf-8"))
-    (copy / name).write_text(json.dumps({**content, **values}), encoding="utf-8")
-    return copy
-
-
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
@@ -137,6 +129,7 @@ def change(folder: Path, copy: Path, name: str, **values: object) -> Path:
         ("config.json", {"d_model": 32}, "holds another model"),
         ("config.json", {"d_model": "wide"}, "d_model = 'wide'"),
         ("vocab.json", {"</s>": 3}, "vocab.json: two of its pieces have one id"),
+        ("config.json", {"vocab_size": 500}, r"the weights have \d+ embeddings, and config\.json says 500"),
         ("vocab.json", {"new": 9_999}, "vocab.json: the id 9999 of new is outside"),
         ("tokenizer_config.json", {"source_lang": None}, "give --source-language"),
     ],
@@ -164,12 +157,3 @@ def test_a_run_of_that_name_stays(imported: Callable[[str], tuple[Path, Run]]) -
     folder, run = imported("shared")
     with pytest.raises(MtkitError, match="exists; choose another --name"):
         import_marian(folder, run.folder)
-
-
-def test_settings_of_a_search_that_mtkit_lacks_are_noted(
-    imported: Callable[[str], tuple[Path, Run]], tmp_path: Path
-) -> None:
-    folder = change(imported("shared")[0], tmp_path / "one", "generation_config.json", repetition_penalty=1.2)
-    assert import_marian(folder, tmp_path / "run").notes == [
-        f"{folder} sets repetition_penalty = 1.2 for its search, which mtkit's does not follow"
-    ]

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,22 @@ def save_theirs(
     return folder
 
 
-def their_tokens(folder: Path, lines: list[str], beam: int = 1) -> list[list[str]]:
+def change(folder: Path, copy: Path, name: str, **values: object) -> Path:
+    """A copy of the folder with other values in one of its files."""
+    shutil.copytree(folder, copy)
+    content = json.loads((copy / name).read_text(encoding="utf-8"))
+    (copy / name).write_text(json.dumps({**content, **values}), encoding="utf-8")
+    return copy
+
+
+def their_tokens(folder: Path, lines: list[str], beam: int = 1, **search: object) -> list[list[str]]:
     """The pieces that Hugging Face's generate() gives for each line, marks left out; one line at a time."""
     model, tokenizer = load_theirs(folder)
     found = []
     for line in lines:
         inputs = tokenizer([line], return_tensors="pt")
         with torch.no_grad():
-            ids = model.generate(**inputs, num_beams=beam, early_stopping=beam > 1)[0].tolist()
+            ids = model.generate(**inputs, num_beams=beam, early_stopping=beam > 1, **search)[0].tolist()
         marks = {model.config.pad_token_id, model.config.eos_token_id, model.config.decoder_start_token_id}
         found.append([tokenizer._convert_id_to_token(each) for each in ids if each not in marks])
     return found
@@ -147,6 +156,11 @@ def _model(norm: str, size: int, size_of_target: int | None) -> Any:
         model.final_logits_bias.normal_(std=0.3)
         model.final_logits_bias[0, 0] = 1.2 if size_of_target else 2.6  # so that some end early
     model.generation_config.update(
-        max_length=LIMIT, num_beams=4, bad_words_ids=[[pad], [1]], length_penalty=1.0, no_repeat_ngram_size=2
+        max_length=LIMIT,
+        num_beams=4,
+        early_stopping=True,
+        bad_words_ids=[[pad], [1]],
+        length_penalty=1.0,
+        no_repeat_ngram_size=2,
     )
     return model

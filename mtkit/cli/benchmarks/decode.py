@@ -76,7 +76,7 @@ def decode(
       mtkit benchmark decode --name deep --name shallow --dtype int8 --shortlist 10
     """
     from mtkit.benchmark.peers import PACKAGES, check_peers
-    from mtkit.recipe.recipe import MOST_HYPOTHESES
+    from mtkit.recipe.decoding import MOST_HYPOTHESES
     from mtkit.runs import find_runs
 
     programs = parse_names(beside)

@@ -17,12 +17,18 @@ def check_options(input: str | None, with_input: dict[str, Any], without: dict[s
             raise MtkitError(f"{option} applies to prepared data only; leave it out, or leave out --input")
 
 
-def check_alone(shortlist: int | None, alignments: Path | None) -> None:
-    """Raises: MtkitError for what says nothing about given translations."""
-    if shortlist:
-        raise MtkitError("--shortlist restricts a search; leave it out with --target")
-    if alignments is not None:
-        raise MtkitError("--alignments is of translations that the run finds; leave it out with --target")
+def check_alone(others: Mapping[str, Any], shortlist: int | None, search: Mapping[str, Any]) -> None:
+    """Raises: MtkitError for an option, or a setting of a search, that says nothing about given translations."""
+    settings = {f"--{key.replace('_', '-')}": True for key in search if key != "batch_tokens"}
+    for option, value in {**others, "--shortlist": shortlist, **settings}.items():
+        if value:
+            raise MtkitError(f"{option} is for translations that the run finds; leave it out with --target")
+
+
+def check_documents(documents: bool | None, document_ids: Path | None) -> None:
+    """Raises: MtkitError for ids of documents where lines are to be translated one by one."""
+    if documents is False and document_ids is not None:
+        raise MtkitError("--document-ids says which lines are translated together; leave it out with --sentences")
 
 
 def check_set(test: str | None, languages: str | None, side: list[str] | None) -> None:

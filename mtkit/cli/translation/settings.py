@@ -9,11 +9,15 @@ if TYPE_CHECKING:
     from mtkit.recipe import Recipe
     from mtkit.runs import Run
 
-ONLY_WITH = {
-    "beam": ("beam", "coverage_penalty"),
-    "sample": ("temperature", "top_k", "top_p", "seed"),
-}
-"""Settings that say nothing with another method."""
+
+def given_settings(**settings: Any) -> dict[str, Any]:
+    """Those decoding settings that the command line has."""
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def folder_of(recipe: "Recipe", run: "Run") -> Path:
+    """The prepared data that a recipe names; a recipe without one, of decoding settings alone, means the run's."""
+    return recipe.data.folder if "folder" in recipe.data.model_fields_set else run.recipe.data.folder
 
 
 def recipe_of(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":
@@ -22,11 +26,7 @@ def recipe_of(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":
 
     overrides = {"decoding": given}
     recipe = load_recipe(path, overrides) if path else make_recipe(merged(run.recipe.model_dump(), overrides))
-    for method, settings in ONLY_WITH.items():
-        for setting in settings:
-            if setting in given and recipe.decoding.method != method:
-                option = setting.replace("_", "-")
-                raise MtkitError(
-                    f"--{option} has no effect with --method {recipe.decoding.method}; add --method {method}"
-                )
+    if idle := recipe.decoding.without_effect(given):
+        option, method = idle[0].replace("_", "-"), idle[1]
+        raise MtkitError(f"--{option} has no effect with --method {recipe.decoding.method}; add --method {method}")
     return recipe

@@ -17,7 +17,7 @@ from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.greedy import greedy_search
 from mtkit.decoding.search.sampling import sample
-from mtkit.decoding.side_by_side import MOST, at_once
+from mtkit.decoding.side_by_side import MOST
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
@@ -59,14 +59,15 @@ class ModelEngine:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Settings, number type and shortlists; with a shortlist, what decides batches, too."""
-        device = next(self.model.parameters()).device
-        beside = [self.settings.batch_tokens, at_once(device, most=self.most)]
+        """Settings, number type and shortlists.
+
+        What a segment is batched with, which differs between machines, decides last digits, and with shortlists which
+        pieces may come. It does not count: each result is one of these settings.
+        """
         return {
-            "device": device.type,
+            "device": next(self.model.parameters()).device.type,
             "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
             "lexicon": self.lexicon and self.lexicon.fingerprint,
-            "beside": beside if self.lexicon else None,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
 
@@ -90,6 +91,10 @@ class ModelEngine:
         """The context of `decoding_with` for the model, in `dtype`. Raises: as `decoding_with`."""
         with decoding_with(self.model, self.dtype) as device:
             if self.workers is not None:
+                # once here, not once in each process; only they need compiled loops
+                import mtkit.compiled.continuations
+                import mtkit.compiled.step_attention  # noqa: F401
+
                 self.workers.start(partial(_answer, self.model, self.dtype))
             yield device
 

@@ -44,11 +44,11 @@ def to_stream(
 ) -> Notes:
     """Writes the outputs of each chunk as soon as they are made; gives the notes on all.
 
-    A chunk of `live` items, which are independent of each other, holds those that arrived during the work on the chunk
-    before. A writer of single lines therefore gets an answer to each.
+    A chunk of `live` items holds those that arrived during the work on the chunk before. A writer of single lines
+    therefore gets an answer to each. Of items that belong `together`, the last that arrived wait for what follows them.
     """
     notes = Notes()
-    for first, chunk in _chunks_as_they_come(items) if live and together is None else _chunks(items, together):
+    for first, chunk in _chunks_as_they_come(items, together) if live else _chunks(items, together):
         outputs, found = work(first, chunk)
         notes += found
         for stream, lines in zip(streams, outputs, strict=True):
@@ -158,12 +158,27 @@ class _Arriving:
         self._come.put(None)
 
 
-def _chunks_as_they_come(items: Iterable[Item]) -> Iterator[tuple[int, list[Item]]]:
+def _chunks_as_they_come(items: Iterable[Item], together: Together | None) -> Iterator[tuple[int, list[Item]]]:
     """Chunks of the items that have arrived, each with the number of its first item, from 0."""
-    arriving, first = _Arriving(items), 0
-    while chunk := arriving.take(CHUNK):
-        yield first, chunk
-        first += len(chunk)
+    arriving, first, held = _Arriving(items), 0, list[Item]()
+    while (come := arriving.take(CHUNK)) or held:
+        chunk, known = [*held, *come], len(held)
+        end = len(chunk)
+        if come and together is not None:
+            end = _last_seam(chunk, known, together) or (end if end >= LONGEST_CHUNK else 0)
+        chunk, held = chunk[:end], chunk[end:]
+        if chunk:
+            yield first, chunk
+            first += len(chunk)
+
+
+def _last_seam(chunk: list[Item], known: int, together: Together) -> int:
+    """The last place in a chunk that parts two items or ends it, of whose first `known` items none are parted; or 0."""
+    if not together(chunk[-1], chunk[-1]):  # a blank line: whatever follows begins anew
+        return len(chunk)
+    return next(
+        (at for at in range(len(chunk) - 1, max(known, 1) - 1, -1) if not together(chunk[at - 1], chunk[at])), 0
+    )
 
 
 def _chunks(

@@ -1,13 +1,13 @@
 """The configuration of a Marian model as a recipe; what mtkit's model cannot be is refused by its name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.recipe.recipe import MOST_HYPOTHESES
+from mtkit.recipe.decoding import MOST_HYPOTHESES
 from mtkit.stored import Count, read_stored, stored
 
 ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
@@ -17,7 +17,6 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "scale_embedding": (True, False),
     "static_position_embeddings": (True, True),
     "normalize_embedding": (False, False),
-    "extra_pos_embeddings": (0, 0),
     "forced_bos_token_id": (None, None),
     "encoder_layerdrop": (0, 0),
     "decoder_layerdrop": (0, 0),
@@ -70,6 +69,9 @@ class Generation(TypedDict):
     length_penalty: NotRequired[float | None]
     max_length: NotRequired[Count | None]
     no_repeat_ngram_size: NotRequired[Count | None]
+    bad_words_ids: NotRequired[list[list[int]] | None]
+    renormalize_logits: NotRequired[bool | None]
+    early_stopping: NotRequired[bool | str | None]
 
 
 def read_configuration(folder: Path) -> Configuration:
@@ -138,7 +140,17 @@ def decoding_settings(found: Generation, longest: int) -> dict[str, Any]:
     }
 
 
-def unheeded(found: Mapping[str, Any]) -> list[str]:
-    """Settings of Hugging Face's search that mtkit's does not follow, as key = value."""
+def without_probability(found: Generation) -> set[int]:
+    """Pieces, by their rows, that Hugging Face's search takes out before it normalises what is left."""
+    return {word[0] for word in found.get("bad_words_ids") or [] if len(word) == 1 and found.get("renormalize_logits")}
+
+
+def unheeded(found: Mapping[str, Any], never: Set[int]) -> list[str]:
+    """Settings of Hugging Face's search that mtkit's does not follow, as key = value; it gives no piece of `never`."""
     given = ((key, found.get(key), nothing) for key, nothing in SEARCH.items())
-    return [f"{key} = {value}" for key, value, nothing in given if value not in (None, nothing)]
+    others = [f"{key} = {value}" for key, value, nothing in given if value not in (None, nothing)]
+    words = [word for word in found.get("bad_words_ids") or [] if len(word) > 1 or word[0] not in never]
+    others += [f"bad_words_ids = {words}"] if words else []
+    early = found.get("early_stopping") or False
+    sooner = (found.get("num_beams") or 1) > 1 and early is not True
+    return [*others, f"early_stopping = {early}"] if sooner else others

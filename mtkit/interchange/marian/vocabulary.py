@@ -5,7 +5,7 @@ first, then the others in that order. A piece that sentencepiece cuts and vocab.
 unknown, gets a number too, with the weights of the unknown piece.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from mtkit.data.subword.model_file import ModelFile
 from mtkit.data.subword.renumbered import FIRST, ordinary
 from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, SPECIALS, UNK
-from mtkit.errors import DataError
+from mtkit.errors import DataError, RunError
 
 MARKS = {PAD: "<pad>", UNK: "<unk>", EOS: "</s>"}
 """How Marian spells its special pieces."""
@@ -45,16 +45,23 @@ class Numbering:
         return [each for each in self.pieces if is_tag(each) or each.startswith("< ")]
 
     def embeddings(self, weight: Tensor) -> Tensor:
-        """Marian's rows (V', D) as mtkit's (V, D): zeros where there is no row."""
+        """Marian's rows (V', D) as mtkit's (V, D): zeros where there is no row. Raises: RunError for another V'."""
+        self._check(len(weight), "embeddings")
         zeros = weight.new_zeros(1, weight.shape[1])
         index = [len(weight) if row is None else row for row in self.rows]
         return torch.cat([weight, zeros])[index]
 
-    def biases(self, bias: Tensor) -> Tensor:
-        """Marian's biases of the logits (V',) as mtkit's (V,): `NEVER` where there is no row of its own."""
+    def biases(self, bias: Tensor, without: Set[int] = frozenset()) -> Tensor:
+        """Marian's biases of the logits (V',) as mtkit's (V,): `NEVER` in rows `without`, and where there is none."""
+        self._check(len(bias), "biases")
         found = bias[[row or 0 for row in self.rows]].clone()
-        found[sorted(self.added)] = NEVER
+        found[[number for number, row in enumerate(self.rows) if number in self.added or row in without]] = NEVER
         return found
+
+    def _check(self, there: int, what: str) -> None:
+        rows = max(row for row in self.rows if row is not None) + 1
+        if there != rows:
+            raise RunError(f"the weights have {there:,} {what}, and config.json says {rows:,}")
 
 
 def is_tag(piece: str) -> bool:

@@ -1,6 +1,6 @@
 """The weights of a Marian model by name: which of mtkit's stands under which of Hugging Face's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import Tensor
@@ -50,9 +50,15 @@ def layer_names(settings: ModelSettings) -> Iterator[tuple[str, str]]:
 
 
 def own_weights(
-    theirs: Mapping[str, Tensor], settings: ModelSettings, source: Numbering, target: Numbering
+    theirs: Mapping[str, Tensor],
+    settings: ModelSettings,
+    source: Numbering,
+    target: Numbering,
+    without: Set[int] = frozenset(),
 ) -> dict[str, Tensor]:
     """Hugging Face's weights under mtkit's names, in float32, the vocabulary with mtkit's numbers.
+
+    Rows `without` probability are target pieces that the search never gives.
 
     Raises: RunError for a weight that is missing, and for one that mtkit's model has no place for.
     """
@@ -79,7 +85,7 @@ def own_weights(
             found["output.weight"] = target.embeddings(take(OUTPUT))
     used.update({BIAS, *POSITIONS.values()})
     rows = max(row for row in target.rows if row is not None) + 1
-    found["output_bias"] = target.biases(theirs.get(BIAS, torch.zeros(rows)).float().flatten())
+    found["output_bias"] = target.biases(theirs.get(BIAS, torch.zeros(rows)).float().flatten(), without)
     if others := sorted(theirs.keys() - used):
         raise RunError(f"mtkit's model has no place for the weight {others[0]}")
     return found

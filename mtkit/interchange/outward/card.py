@@ -35,8 +35,11 @@ print(target.decode(found[0].hypotheses[0]))""",
 """How a model is used, by library."""
 
 
-def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None) -> str:
-    """The text of README.md; `compared` says how its tokens were compared, `tag` is what goes before each source."""
+def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, caution: str) -> str:
+    """The text of README.md; `compared` says how its tokens were compared, `tag` is what goes before each source.
+
+    `caution` follows the lines that use it.
+    """
     languages = list(dict.fromkeys(each for way in run.directions for each in languages_of(way)))
     library = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}[to]
     use = USES[to].format(model=CLASSES[run.recipe.model.norm][1], prefix=_prefix(to, tag))
@@ -46,6 +49,7 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None) -> 
         f"# Translation {', '.join(run.directions)}\n\n",
         f"Trained with mtkit {run.about.get('mtkit', mtkit.__version__)}, exported by mtkit {mtkit.__version__} from ",
         f"the checkpoint {checkpoint}: {compared}.\n\n## Use\n\n```python\n{use}\n```\n\n",
+        caution and _sentence(caution),
         f"## Data\n\n{_bullets(_data(run))}\n",
         f"## Settings\n\n{markdown([('setting', 'value'), *_settings(run)], left=(0, 1))}\n\n",
         _scores(run, checkpoint),
@@ -53,6 +57,10 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None) -> 
     if commands := run.about.get("commands"):
         parts.append("## Commands\n\n```bash\n" + "".join(f"{each}\n" for each in commands) + "```\n")
     return "".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}.\n\n"
 
 
 def _prefix(to: str, tag: str | None) -> str:

@@ -83,6 +83,16 @@ def write(run: Run, model: Network, folder: Path) -> None:
     _write_tokenizer(run, folder)
 
 
+def caution(recipe: Recipe) -> str:
+    """What a model loses where transformers trains it on, for people; empty where it loses nothing."""
+    if recipe.model.norm == "pre" or recipe.model.positions == "sinusoidal-halves":
+        return ""
+    return (
+        "transformers does not save the positions of a MarianMTModel, so a copy that it saves again has other ones; "
+        "a model that is to be trained on there needs model.positions: sinusoidal-halves"
+    )
+
+
 def _search(run: Run) -> dict[str, Any]:
     chosen, longest = run.recipe.decoding, run.recipe.model.max_length
     beam = chosen.beam if chosen.method == "beam" else 1

@@ -270,6 +270,21 @@ def test_who_writes_a_line_at_a_time_is_answered_a_line_at_a_time() -> None:
     assert pipe.getvalue() == expected(items(25))
 
 
+def test_who_writes_a_document_at_a_time_is_answered_after_its_blank_line() -> None:
+    pipe = Pipe()
+    given = [("" if number % 4 == 3 else f"line {number}",) for number in range(22)]
+
+    def partner() -> Iterable[Item]:
+        for number, item in enumerate(given):
+            if number % 4 == 0:
+                with pipe.written:
+                    assert pipe.written.wait_for(lambda: pipe.getvalue() == expected(given[:number]), timeout=20)  # noqa: B023
+            yield item
+
+    to_stream(partner(), Worker(), [pipe], together=lambda one, other: bool(one[0] and other[0]), live=True)
+    assert pipe.getvalue() == expected(given)
+
+
 def test_lines_that_have_come_are_worked_on_together() -> None:
     come, worker = threading.Event(), Worker()
 
@@ -315,4 +330,7 @@ def test_no_chunk_ends_where_items_belong_together(out: Path, longest: int, monk
         worker, written = Worker(), io.BytesIO()
         to_stream(iter(given), worker, [written], together=together, live=live)
         assert written.getvalue() == expected(given)
-        assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
+        if live:
+            assert set(worker.firsts) <= {0, *borders}
+        else:
+            assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])

@@ -58,7 +58,7 @@ def test_they_are_the_first_of_all(pieces: int, hypotheses: int, kinds: int, for
 def test_further_pieces_may_be_forbidden() -> None:
     logits, before = torch.zeros(1, 1, 8), torch.zeros(1, 1)
     logits[0, 0, 6], logits[0, 0, 5] = 3.0, 2.0
-    forbid = partial(forbid_repeats, pieces=torch.tensor([[[4, 6, 4]]]), size=2)
+    forbid = partial(forbid_repeats, pieces=torch.tensor([[[7, 6, 7]]]), size=2)
     assert best_continuations(Logits.known(logits.clone()), before, 1, None, forbid)[2].tolist() == [[5]]
     assert best_continuations(Logits.known(logits), before, 1, None)[2].tolist() == [[6]]
 

@@ -81,10 +81,9 @@ class CTranslate2Engine:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That of mtkit's own with the program and its version; batches decide its last digits, so they count."""
-        beside = [self.settings.batch_tokens, torch.get_num_threads()]
+        """That of mtkit's own with the program and its version."""
         own = replace(self.own, lexicon=self.lexicon).identity
-        return {**own, "engine": f"ctranslate2 {ctranslate2.__version__}", "beside": beside}
+        return {**own, "engine": f"ctranslate2 {ctranslate2.__version__}"}
 
     def check(self) -> None:
         """What mtkit's own engine refuses; `why_not` has refused the rest."""

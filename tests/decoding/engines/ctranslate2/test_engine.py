@@ -19,6 +19,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from tests.decoding.engines.plain import V, recipe_of, reversing_model, sources_of
 from tests.decoding.tiny import batch_of
+from tests.decoding.trained import three_threads
 
 pytestmark = pytest.mark.peer
 pytest.importorskip("ctranslate2")
@@ -161,6 +162,8 @@ def test_what_decides_its_hypotheses_is_its_identity() -> None:
     engine = engine_of(model_of(), beam=3)
     assert engine.identity != engine.own.identity
     assert "ctranslate2" in engine.identity["engine"]
+    with three_threads():
+        assert replace(engine).identity == engine.identity
     other = replace(engine, own=replace(engine.own, dtype=torch.int8))
     assert other.identity != engine.identity
 

@@ -1,0 +1,61 @@
+"""The recipe's settings of decoding."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Settings
+
+MOST_HYPOTHESES = 1_000
+Hypotheses = Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+
+ONLY_WITH = {
+    "beam": ("beam", "coverage_penalty"),
+    "sample": ("temperature", "top_k", "top_p", "seed"),
+}
+"""Settings that say nothing with another method."""
+
+
+class DecodingSettings(Settings):
+    """Translation, in validation and by `translate`."""
+
+    method: Literal["greedy", "beam", "sample"] = "beam"
+    """Search algorithm."""
+    beam: Hypotheses = 5
+    """Beam size."""
+    length_penalty: NonNegativeFloat = 1.0
+    """Exponent of length normalisation: log-probability / length ^ exponent; 0 disables it."""
+    coverage_penalty: NonNegativeFloat = 0.0
+    """Weight of the penalty for unattended source pieces. It needs a cross attention with weights; 0 disables it."""
+    max_pieces: PositiveInt | None = None
+    """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target of
+    training pairs with a similar source length, and at least twice the source's pieces and 20."""
+    no_repeat_ngram: NonNegativeInt = 0
+    """Forbid repeated n-grams of this many pieces; 0 disables this."""
+    n_best: Hypotheses = 1
+    """Translations per segment, best first."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature: divisor of the logits."""
+    top_k: NonNegativeInt = 0
+    """Sample from the k likeliest pieces; 0 is all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Sample from the likeliest pieces that together have this probability."""
+    seed: Seed = 1
+    """Random seed of sampling."""
+    batch_tokens: PositiveInt = 8_192
+    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU the commands
+    work on a batch per thread at once."""
+
+    @model_validator(mode="after")
+    def _n_best_fits_the_beam(self) -> Self:
+        if self.method != "sample" and self.n_best > (self.beam if self.method == "beam" else 1):
+            raise ValueError(
+                f"decoding.n_best = {self.n_best} exceeds the number of hypotheses of {self.method} search"
+            )
+        return self
+
+    def without_effect(self, given: Iterable[str]) -> tuple[str, str] | None:
+        """The first of these settings that says nothing to this method, and the method to which it does."""
+        pairs = ((setting, method) for method, settings in ONLY_WITH.items() for setting in settings)
+        return next((pair for pair in pairs if pair[0] in given and pair[1] != self.method), None)

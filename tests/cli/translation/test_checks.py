@@ -1,0 +1,38 @@
+"""Options of `mtkit translate` that do not go together, as typed."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.errors import MtkitError
+from tests.cli.test_translate import typed
+from tests.decoding.trained import make_run
+
+
+@pytest.mark.parametrize(
+    ("idle", "option"),
+    [
+        (["--scores"], "--scores"),
+        (["--beam", "3"], "--beam"),
+        (["--n-best", "2"], "--n-best"),
+        (["--method", "greedy"], "--method"),
+        (["--document-ids", "ids"], "--document-ids"),
+        (["--shortlist", "3"], "--shortlist"),
+        (["--alignments", "links"], "--alignments"),
+    ],
+)
+def test_what_says_nothing_about_given_translations_is_refused(idle: list[str], option: str) -> None:
+    with pytest.raises(MtkitError, match=f"{option} is for translations that the run finds; leave it out with"):
+        typed("--input", "a", "--target", "b", *idle)
+
+
+def test_ids_of_documents_say_nothing_of_lines_alone() -> None:
+    with pytest.raises(MtkitError, match="--document-ids says which lines are translated together; leave it out with"):
+        typed("--input", "a", "--document-ids", "ids", "--sentences")
+
+
+def test_given_translations_are_scored_in_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ["--input", "test.source", "--target", "test.target"]
+    assert typed(*given, "--batch-tokens", "50").stdout == typed(*given).stdout

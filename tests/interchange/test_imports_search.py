@@ -1,0 +1,88 @@
+"""What an imported model's search and tokenizer are told by its files, and models that the hub has as pickles."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from mtkit.data.tokenizer import EOS
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError
+from mtkit.interchange.hub import find_folder
+from mtkit.interchange.imports import import_marian
+
+transformers = pytest.importorskip("transformers")
+
+from tests.interchange.text import SOURCES  # noqa: E402
+from tests.interchange.theirs import LIMIT, change, save_theirs, their_tokens  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_theirs(tmp_path_factory.mktemp("theirs") / "marian")
+
+
+def test_padding_takes_no_probability_where_their_search_normalises_again(folder: Path, tmp_path: Path) -> None:
+    """OPUS-MT's padding has the logit 0, as its bias and embedding are 0: often a probable piece."""
+    other = change(folder, tmp_path / "other", "generation_config.json", renormalize_logits=True)
+    weights = load_file(other / "model.safetensors")
+    bias = weights["final_logits_bias"]
+    bias[0, -1] = bias.max() + 1.0
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    run = import_marian(other, tmp_path / "run").run
+    settings = run.recipe.decoding.model_copy(update={"no_repeat_ngram": 0})
+    piece = run.tokenizers.target.piece
+    found = [best for best, *_ in Translator([run], settings, engine="mtkit", device="cpu").lines(SOURCES)]
+    own = [[piece(each) for each in best.pieces if each != EOS] for best in found]
+    theirs = their_tokens(other, SOURCES, 4, no_repeat_ngram_size=0)
+    ended = [place for place, tokens in enumerate(theirs) if len(tokens) < LIMIT - 2]
+    assert len(ended) > len(SOURCES) / 4
+    assert [own[place] for place in ended] == [theirs[place] for place in ended]
+    otherwise = their_tokens(other, SOURCES, 4, no_repeat_ngram_size=0, renormalize_logits=False)
+    assert otherwise != theirs  # it matters here
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"repetition_penalty": 1.2}, ["repetition_penalty = 1.2"]),
+        ({"early_stopping": None}, ["early_stopping = False"]),
+        ({"early_stopping": False, "num_beams": 1}, []),
+        ({"bad_words_ids": [[7], [2, 3]]}, ["bad_words_ids = [[7], [2, 3]]"]),
+        ({"bad_words_ids": [[7], [2, 3]], "renormalize_logits": True}, ["bad_words_ids = [[2, 3]]"]),
+    ],
+)
+def test_settings_of_a_search_that_mtkit_lacks_are_noted(
+    values: dict[str, object], said: list[str], folder: Path, tmp_path: Path
+) -> None:
+    other = change(folder, tmp_path / "one", "generation_config.json", **values)
+    assert import_marian(other, tmp_path / "run").notes == [
+        f"{other} sets {each} for its search, which mtkit's does not follow" for each in said
+    ]
+
+
+def test_tokens_that_a_child_added_are_noted(folder: Path, tmp_path: Path) -> None:
+    added = {"0": {"content": "</s>"}, "900": {"content": "<ent>"}, "901": {"content": ">>deu<<"}}
+    other = change(folder, tmp_path / "one", "tokenizer_config.json", added_tokens_decoder=added)
+    (note,) = import_marian(other, tmp_path / "run").notes
+    assert note == f"{other} adds <ent> to its tokenizer, which mtkit cuts like other text"
+
+
+def test_a_setting_that_no_marian_model_reads_is_not_in_the_way(folder: Path, tmp_path: Path) -> None:
+    other = change(folder, tmp_path / "one", "config.json", extra_pos_embeddings=53_685)
+    assert import_marian(other, tmp_path / "run").notes == []
+
+
+def test_a_hub_model_without_safetensors_is_refused_with_the_lines_that_convert_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def download(place: str, allow_patterns: list[str]) -> str:
+        (tmp_path / "config.json").write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(MtkitError) as caught:
+        find_folder("Some/opus-mt-en-ja")
+    message = str(caught.value)
+    assert "M.from_pretrained('Some/opus-mt-en-ja').save_pretrained('opus-mt-en-ja'); T.from_pretrained" in message
+    assert message.endswith("then import opus-mt-en-ja")
