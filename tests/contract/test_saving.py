@@ -31,6 +31,18 @@ def test_a_restored_stack_gives_the_same_outputs(case: Case, tmp_path: Path) -> 
 
 @each(plain)
 @torch.no_grad()
+def test_a_stack_that_adopts_one_like_it_gives_its_outputs(case: Case) -> None:
+    """Fine-tuning begins so, and no projection that was learned may go back to another's."""
+    stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
+    torch.manual_seed(2)
+    other = make(case)
+    for one, its in zip(other.layers, stack.layers, strict=True):
+        one.adopt(its.state_dict())
+    assert torch.equal(other(query, memory), stack(query, memory))
+
+
+@each(plain)
+@torch.no_grad()
 def test_a_copy_is_independent(case: Case) -> None:
     stack, query, memory = make(case), tokens(2, 9), memory_for(case, 2, 7)
     expected = stack(query, memory)

@@ -7,8 +7,8 @@ something, the first token as it is, or a learned pair. With factor 1 every quer
 Departures: padded rows are zeroed before the convolution, and a block counts if a real token lies in it, so that the
 result of a segment is independent of its batch. The authors' code hides a block from its last token, which here sees
 it. The kernels start as the average of a block, so that attention starts near that of uncompressed keys. The
-convolution of the keys has no bias: it is the same in every block, and `k_proj` has one. The paper alternates these
-layers with block-local ones.
+convolution of the keys has no bias: it would be the same in every whole block, and so change no weights but those
+beside a first key, which is not convolved. The paper alternates these layers with block-local ones.
 Cost: O(T S / f) time; the keys and values of S / f blocks. A step costs O(t / f), and O(S / f) over a source.
 """
 

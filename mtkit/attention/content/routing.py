@@ -311,7 +311,7 @@ class Routing(HeadAttention):
         """The layer norm, (B, H', T, K) in float32 at least, of the routed heads' queries or keys x."""
         if x.dtype != widened(x).dtype:  # a cluster must not hang on the 8 bits of bfloat16
             with torch.autocast(x.device.type, enabled=False):
-                x = read(F.linear(widened(tokens), widened(linear.weight), widened(linear.bias)))
+                x = read(linear(tokens.type_as(linear.weight)))  # the module's own: it may have an adapter
         x = widened(self._routed(x))
         return F.layer_norm(x, x.shape[-1:])
 

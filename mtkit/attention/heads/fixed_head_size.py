@@ -4,7 +4,7 @@ Paper: Bhojanapalli, Yun, Rawat, Reddi and Kumar, "Low-Rank Bottleneck in Multi-
 arXiv 2002.07028, section 4: scores of heads narrower than the sequence have a rank below its length, so that heads that
 are a share of the model's width cannot weigh keys in every way.
 Departures: queries and keys start with the variance of their inputs, so that the variance of scores does not depend on
-the size of the heads.
+the size of the heads. The default is 128, not the model's width by the number of heads, which would be `full`.
 Cost: O(T S H p) time for heads of size p, and O(H p) per token in a step's cache; H p takes the place of D in the
 projections.
 """

@@ -96,7 +96,8 @@ class LowRankBand(HeadAttention):
             for at, (group, width) in enumerate(self.groups)
         ]
         heads, weights = together(outputs, 1)
-        losses = self.losses(heads, v.transpose(1, 2), weights, query_valid, memory_valid)
+        visible = self._shown(query.shape[1], query.device) if self.regularizes_weights else None
+        losses = self.losses(heads, v.transpose(1, 2), weights, query_valid, memory_valid, visible)
         return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
 
     def start(
@@ -203,6 +204,12 @@ class LowRankBand(HeadAttention):
             for name, few, every in zip(names, rows, (q, qb, k, kb), strict=True):
                 converted[name] = torch.cat([few.flatten(0, 1), every[self.low :].flatten(0, 1)]).type_as(own[name])
         super().adopt(converted)
+
+    def _shown(self, length: int, device: torch.device) -> Tensor:
+        """(H', T, T): the keys that each of the `weighed_heads` sees."""
+        i = torch.arange(length, device=device)
+        near = (i.unsqueeze(-1) - i).abs() <= self.band
+        return torch.stack([near if head >= self.low else torch.ones_like(near) for head in self.weighed_heads])
 
     def _by_group(self, query: Tensor, memory: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
         """Queries and keys (B, T, h, width) of each group of heads, and the values (B, S, H, V) of all."""

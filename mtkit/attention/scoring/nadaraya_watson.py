@@ -87,6 +87,20 @@ class NadarayaWatson(ScoreAttention):
             key_position=pairs.key_position,
         )
 
+    def losses(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        memory_valid: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Those of the regularizer, which is told where a query does not see itself."""
+        if self.exclude_self and weights is not None:
+            visible = ~torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device)
+        return super().losses(heads, values, weights, query_valid, memory_valid, visible)
+
     def naive(
         self,
         query: Tensor,

@@ -142,13 +142,14 @@ class BigBird(PatternAttention):
         """
         if not self.nodes:
             return super().forward(query, query_valid=query_valid, need_weights=need_weights)
-        weighing = need_weights or self.regularizes_weights
         tokens, valid = self._beside_nodes(query, query_valid, carry)
         q, k, v = self.queries_keys_values(tokens)
-        heads, weights = self.attended(q, k, v, valid=valid, need_weights=weighing)
-        weights = None if weights is None else weights[:, :, self.nodes :, self.nodes :]
-        losses = self.losses(heads[:, :, self.nodes :], v[:, :, self.nodes :], weights, query_valid)
-        return self._parted(tokens, heads, weights=weights if need_weights else None, losses=losses)
+        heads, weights = self.attended(q, k, v, valid=valid, need_weights=need_weights)
+        read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
+        n = self.nodes
+        weights, weighed, visible = (None if each is None else each[..., n:, n:] for each in (weights, *read))
+        losses = self.losses(heads[:, :, n:], v[:, :, n:], weighed, query_valid, visible=visible)
+        return self._parted(tokens, heads, weights=weights, losses=losses)
 
     def naive(
         self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **given: Any

@@ -6,8 +6,9 @@ vector and a bias for the pair's label: the clipped distance of two tokens or of
 to a node's block. Nodes have a residual, norm and feed-forward of their own; all start from one learned vector.
 Departures: blocks of tokens stand for the paper's sentences, and there are at most global_tokens of them, the last of
 which holds the rest, so that the cost is linear at any length. The last layer of a run does not update the nodes,
-because no layer reads them. Nodes rebuilt in each layer (global_memory) are an extension: they read the tokens before
-the tokens read them. Without labels and hard masks all nodes are equal. There is no pretraining loss.
+because no layer reads them, and the decoder does not read them either. Nodes rebuilt in each layer (global_memory) are
+an extension: they read the tokens before the tokens read them. Without labels and hard masks all nodes are equal. There
+is no pretraining loss.
 Cost: O(T (r + g) + g²).
 """
 
@@ -286,7 +287,7 @@ class Etc(HeadAttention):
         """Take over the projections of `full`, for all who read and are read."""
         super().adopt(full_state)
         for name, module in self.named_children():
-            if "global_" in name:
+            if "global_" in name and f"{name}.weight" not in full_state:
                 plain = "_".join(name.split("_")[-2:])  # "k_proj"
                 module.load_state_dict(getattr(self, plain).state_dict())
 

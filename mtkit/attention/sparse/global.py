@@ -7,7 +7,9 @@ external: g learned vectors E; first E' = attention of E over the tokens, then e
 Departures: the decoder and cross roles are extensions. In the decoder role every set is cut at the query's own
 position; an external node is then, at each position, its value over the prefix, by a running softmax. In the cross role
 (external only) the source is summed up once and each query sees the nodes alone. The output projection of E' is folded
-into the nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read.
+into the nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read. Nodes
+are not carried from layer to layer, and internal ones have no projections of their own: `etc` and `longformer` have
+these.
 Cost: O(T g). A step costs O(g), at any position, and keeps g tokens or sums.
 """
 

@@ -239,4 +239,5 @@ class Longformer(PatternAttention):
         super().adopt(full_state)
         if self.separate:
             for name in PROJECTIONS:
-                getattr(self, f"global_{name}").load_state_dict(getattr(self, name).state_dict())
+                if f"global_{name}.weight" not in full_state:
+                    getattr(self, f"global_{name}").load_state_dict(getattr(self, name).state_dict())

@@ -259,7 +259,7 @@ class Star(HeadAttention):
         """Take over the projections of `full`, for the tokens and for the relay."""
         super().adopt(full_state)
         for name, module in self.named_children():
-            if name.startswith("relay_") and name.endswith("_proj"):
+            if name.startswith("relay_") and name.endswith("_proj") and f"{name}.weight" not in full_state:
                 module.load_state_dict(getattr(self, name.removeprefix("relay_")).state_dict())
 
 

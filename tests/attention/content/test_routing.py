@@ -8,6 +8,8 @@ from torch import Tensor
 
 from mtkit.attention import build, reorder
 from mtkit.errors import MtkitError
+from mtkit.model.adaptation.lora import AdaptedLinear
+from mtkit.recipe.training import LoraSettings
 
 
 def make(role: str = "encoder", name: str = "routing", **arguments: Any) -> Any:
@@ -122,6 +124,19 @@ def test_clusters_are_the_same_under_bfloat16() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         *_, low, _ = routing._projected(x, x)
         assert torch.equal(routing.centroids.nearest(low), routing.centroids.nearest(exact))
+
+
+def test_an_adapter_moves_the_clusters_under_bfloat16_too() -> None:
+    routing = make(clusters=8)
+    adapted = AdaptedLinear(routing.q_proj, LoraSettings(), torch.Generator().manual_seed(1))
+    torch.nn.init.normal_(adapted.lora_b, std=0.5)
+    x = torch.randn(2, 40, 32)
+    before = routing._projected(x, x)[3]
+    routing.q_proj = adapted
+    exact = routing._projected(x, x)[3]
+    assert not torch.allclose(exact, before, atol=0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(routing._projected(x, x)[3], exact)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,28 @@ def test_rows_whose_target_is_not_shown_count_nowhere() -> None:
     assert loss("prev:1", weights, visible=torch.eye(6, dtype=torch.bool)) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "patterns"),
+    [
+        ("band", {"window_radius": 2}, "first:4"),
+        ("low-rank-band", {"band": 2}, "first:4"),
+        ("low-rank-band", {"band": 2, "band_heads": 4}, "first:2"),
+        ("nadaraya-watson", {"exclude_self": True}, "self:1,next:1"),
+        ("bigbird", {"bigbird_form": "etc", "block_size": 3, "bigbird_window": 1, "bigbird_random": 0}, "first:2"),
+    ],
+)
+def test_rows_whose_target_a_mechanism_hides_count_nowhere(name: str, options: dict[str, Any], patterns: str) -> None:
+    regularizer = {"name": "guided", "patterns": patterns, "weight": 1.0, "reduction": "row"}
+    attention = make(name=name, regularizer=regularizer, **options)
+    x, valid = torch.randn(2, 9, 32), torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
+    attended = attention(x, query_valid=valid, need_weights=True)
+    shown = attended.weights[:, : attention.regularizer.guided] > 0
+    expected = loss(patterns, attended.weights, valid, shown)
+    assert expected < loss(patterns, attended.weights, valid) - 0.01
+    torch.testing.assert_close(attended.losses["guided"], expected)
+    torch.testing.assert_close(attention(x, query_valid=valid).losses["guided"], expected)
+
+
 @pytest.mark.parametrize("patterns", ["self:1", "first:1", "next:1", "prev:1"])
 def test_a_single_token_gives_nothing(patterns: str) -> None:
     assert make(patterns=patterns)(torch.randn(2, 1, 32)).losses["guided"] == 0
