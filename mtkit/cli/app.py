@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 from keyword import iskeyword
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -79,20 +79,18 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
         _check_words(sys.argv)
-        sys.exit(app(prog_name="mtkit", standalone_mode=False) or 0)
+        _leave(app(prog_name="mtkit", standalone_mode=False) or 0)
     except MtkitError as error:
         _say(" ".join(str(error).split()))
-        sys.exit(2)
+        _leave(2)
     except (KeyboardInterrupt, typer.Abort):
         _say("stopped")
-        sys.exit(130)
+        _leave(130)
     except BrokenPipeError:
-        # whoever read our output has had enough; nothing more can be said to them
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _leave(0)  # whoever read our output has had enough; nothing more can be said to them
     except OSError as error:
         _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
-        sys.exit(2)
+        _leave(2)
     except Exception as error:
         # a wrong option or command; typer brings its own copy of click's classes or not, by its version
         if not hasattr(error, "format_message"):
@@ -100,6 +98,16 @@ def main() -> None:
         where = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
         _say(f"{' '.join(error.format_message().split())} (see `{where} --help`)")
         sys.exit(2)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; output that nobody takes is let go of: the interpreter would try it again, complain, and exit with 120."""
+    try:
+        if sys.stdout is not None:  # as where the shell has closed it
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _check_words(words: list[str]) -> None:

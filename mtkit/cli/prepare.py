@@ -1,5 +1,6 @@
 """`mtkit prepare`: text to a tokenizer and prepared data."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,8 +74,6 @@ def prepare(
       mtkit prepare --train a.en a.de --valid b.en b.de --part 2/8      # on any machine; then the same with --join
       mtkit prepare --tokenizer-from opus --train a.en a.de --valid b.en b.de    # for mtkit train --init-from opus
     """
-    if train and not (sentences is None and seed is None):
-        raise RecipeError("--sentences and --seed belong to the built-in corpus; leave them out, or leave --train out")
     if workers is not None and not 1 <= workers <= 1024:
         raise RecipeError(f"--workers {workers}: give 1 to 1,024 processes")
     if part is not None and join:
@@ -107,6 +106,9 @@ def prepare(
 
     settings = load_recipe(recipe, {"data": _present(given)})
     text = settings.data
+    if text.train and not (sentences is None and seed is None):
+        other = "leave --train out" if train else f"take another recipe than {recipe}, which has training text"
+        raise RecipeError(f"--sentences and --seed belong to the built-in corpus; leave them out, or {other}")
     if any(corpus.translated_by for corpus in text.train):
         from mtkit.decoding.translated_text import with_translations
 
@@ -118,15 +120,20 @@ def prepare(
         return
     report = prepare_data(text, overwrite=overwrite, workers=processes, progress=through, join=join)
     typer.echo(summary(report, settings.model.max_length))
-    options = f" --recipe {recipe}" * (recipe is not None) + f" --data {data}" * (data is not None)
-    example = (
-        f" --name {recipe.stem}" if recipe is not None else " --preset small" if train else " --attention longformer"
-    )
+    options = _typed("--recipe", recipe) + _typed("--data", data)
+    example = " --preset small" if train else " --attention longformer"
+    if recipe is not None:
+        example = _typed("--name", recipe.stem)
     if tokenizer_from is not None and (run_folder_of(tokenizer_from) / "run.json").is_file():
-        example = f" --init-from {tokenizer_from}" + (example if recipe is not None else "")
+        example = _typed("--init-from", tokenizer_from) + (example if recipe is not None else "")
     if join:
-        note(f"the parts stay; remove them with rm -r {text.folder}.part-*")
+        note(f"the parts stay; remove them with rm -r {shlex.quote(str(text.folder))}.part-*")
     typer.echo(f"\nNext: mtkit train{options}{example}")
+
+
+def _typed(option: str, value: Path | str | None) -> str:
+    """An option as it is typed, a space before it; nothing without a value."""
+    return "" if value is None else f" {option} {shlex.quote(str(value))}"
 
 
 def _named(*pairs: _Files) -> list[tuple[str, _Files]]:

@@ -48,7 +48,12 @@ def score(
         list[str] | None,
         typer.Option(metavar="NAME", help="Paired test: bootstrap or randomisation.  [default: both]"),
     ] = None,
-    by_length: Annotated[bool, typer.Option("--by-length", help="Print scores by source length too.")] = False,
+    by_length: Annotated[
+        bool,
+        typer.Option(
+            "--by-length", help="Print scores by source length too, in words (in Chinese, Japanese, Thai: characters)."
+        ),
+    ] = False,
     target_language: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Language of the translations, e.g. zh.  [default: the run's]"),
@@ -82,6 +87,7 @@ def score(
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
     from mtkit.files import json_text
+    from mtkit.languages import languages_of
     from mtkit.recipe import load_recipe
 
     sides: list[tuple[str | None, list[Translated]]]
@@ -93,8 +99,9 @@ def score(
         sides = [(None, _files(hypothesis or [], reference or [], source))]
         chosen = load_recipe(recipe)
         settings = chosen.scoring
-        if recipe is not None:
-            target_language = target_language or chosen.data.target_language
+        if recipe is not None and target_language is None:
+            first, *others = chosen.data.directions
+            target_language = None if others else languages_of(first)[1]
     else:
         runs = _runs(run or [], name or [])
         target_language = target_language or runs[0].target_language

@@ -1,6 +1,7 @@
 """`mtkit train`: train a model, or go on with a training that was interrupted."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,7 +134,8 @@ def train(
     if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
         typer.echo(
             f"note: {prepared.folder} was prepared with other settings than those of {recipe} "
-            f"({'; '.join(changed[:3])}) and is not changed; to replace it: mtkit prepare --recipe {recipe} --overwrite"
+            f"({'; '.join(changed[:3])}) and is not changed; to replace it: "
+            f"mtkit prepare --recipe {shlex.quote(str(recipe))} --overwrite"
         )
     outcome = run_training(
         settings,

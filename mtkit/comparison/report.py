@@ -47,7 +47,7 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
     recipe = settings["recipe"]
     training, decoding = recipe["training"], recipe["decoding"]
     units = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
-    limits = [f"{training[name]:,g} {unit}" for name, unit in units.items() if training[name]]
+    limits = [f"{training[name]:,.10g} {unit}" for name, unit in units.items() if training[name]]
     method = f"beam {decoding['beam']}" if decoding["method"] == "beam" else decoding["method"]
     parts = [
         f"preset {recipe['preset']}",

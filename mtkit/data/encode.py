@@ -2,18 +2,21 @@
 
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from threading import Thread
-from typing import Self
+from threading import Lock, Thread
+from typing import Any, Self
 
 import numpy as np
 
@@ -95,7 +98,7 @@ class Encoder:
             # spawned, for a fork of a process with threads may hang; and the same on every system
             self._pool = ProcessPoolExecutor(
                 self._workers,
-                mp_context=get_context("spawn"),
+                mp_context=_Context(),
                 initializer=_begin,
             )
         return self
@@ -126,6 +129,41 @@ class Encoder:
             raise DataError("a process that encodes text was killed; run the command again, or with --workers 1") from (
                 error
             )
+
+
+class _Process(SpawnProcess):
+    """A process that does not run the main script again, which Python does unless a script guards itself against it."""
+
+    def start(self) -> None:
+        """Start it."""
+        with _main_hidden():
+            super().start()
+
+
+class _Context(SpawnContext):
+    """Starts such processes."""
+
+    Process = _Process
+
+
+_HIDING = Lock()
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Inside, nothing says where the main script lies: a process that is started then cannot run it.
+
+    Nothing of it is needed there, for what such a process computes with is in this package.
+    """
+    with _HIDING:
+        main = vars(sys.modules["__main__"])
+        kept: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+        main.pop("__file__", None)
+        main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.update(kept)
 
 
 def _begin() -> None:

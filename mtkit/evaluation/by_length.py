@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mtkit.decoding.links.words import words
 from mtkit.evaluation.statistics import Statistics
 
 UPPER = (10, 20, 30, 40, 60)
@@ -34,15 +35,16 @@ class LengthRow:
 def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: Statistics) -> list[LengthRow]:
     """A row for every bucket of UPPER that has segments; empty sources, if any, are a row of their own.
 
-    `statistics` are of the metrics to show and `bleu` those of BLEU, among them or not. Words are what spaces divide.
+    `statistics` are of the metrics to show and `bleu` those of BLEU, among them or not. Words are those of
+    `mtkit.decoding.links.words`: what spaces divide, and the characters of scripts that have none between words.
     """
-    words = np.array([len(source.split()) for source in sources])
+    lengths = np.array([len(words(source)) for source in sources])
     rows = []
     for least, most in [(0, 0), *zip([1, *(each + 1 for each in UPPER)], [*UPPER, None], strict=True)]:
-        chosen = words >= least if most is None else (words >= least) & (words <= most)
+        chosen = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
         if segments := int(chosen.sum()):
             scores = {each.name: float(each.result(chosen).score) for each in statistics}
-            lengths = bleu.result(chosen)
-            ratio = lengths.sys_len / lengths.ref_len if lengths.ref_len else None
+            tokens = bleu.result(chosen)
+            ratio = tokens.sys_len / tokens.ref_len if tokens.ref_len else None
             rows.append(LengthRow(least, most, segments, scores, ratio))
     return rows

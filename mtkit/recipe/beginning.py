@@ -21,11 +21,14 @@ def with_beginning(given: Mapping[str, Any]) -> dict[str, Any]:
     path = run_folder_of(Path(str(named))) / "recipe.yaml"
     if named is None or not path.is_file():
         return settings  # said where the run is opened
+    model, attention = given.get("model") or {}, given.get("attention") or {}
+    options: Any = attention.get("options", {}) if isinstance(attention, Mapping) else None
+    if not all(isinstance(each, Mapping) for each in (model, attention, options)):
+        return settings  # said where settings are checked
     theirs = read_settings(path)
     if "preset" not in given:
-        settings["model"] = {**theirs.get("model", {}), **(given.get("model") or {})}
-    attention = given.get("attention") or {}
+        settings["model"] = {**theirs.get("model", {}), **model}
     if all(attention.get(role) is None for role in ROLES):
-        options = {**theirs.get("attention", {}).get("options", {}), **attention.get("options", {})}
+        options = {**theirs.get("attention", {}).get("options", {}), **options}
         settings["attention"] = {**theirs.get("attention", {}), "options": options}
     return settings

@@ -175,10 +175,18 @@ class Checkpoints:
             write_json(self._best, {"checkpoint": path.name, "bleu": bleu})
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written or half-removed, and see that the best is known."""
+        """Remove what a killed process left half-written or half-removed, and see that the best is known.
+
+        Without a checkpoint the run begins anew: what belongs to those of an earlier one of its name goes too.
+        """
         for path in self.folder.glob(".*"):
             if written := re.match(r"\.(average|base|update-\d+)\.", path.name):
                 clear(path, self.folder / written[1])
+        if self.last() is None:
+            self._best.unlink(missing_ok=True)
+            for path in (self.base, self.folder / "average"):
+                if path.is_dir():
+                    shutil.rmtree(path)
         self.mark_best()
 
     def _validated(self) -> list[Path]:
@@ -274,4 +282,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _way_out(path: Path) -> str:
+    if path.name == BASE:  # all checkpoints need it
+        return f"copy {path} again if the run was copied, or train under another --name"
     return f"remove {path} and the same command resumes from the checkpoint before it"

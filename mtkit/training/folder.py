@@ -36,8 +36,9 @@ _LOOKS = (
 )
 MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
 """How settings begin that say how long to train, how often to look, and how to translate and score then: they may
-change while a run goes on, for the weights' course does not depend on them, but for last digits on a GPU. What
-it began with is known by the name in run.json, wherever that lies now."""
+change while a run goes on. Of these the weights' course depends on the limits alone, and only where something ends with
+them: a learning rate that falls (cosine, cooldown), guided attention. It then goes on by the new ones. On a GPU last
+digits may differ with the others. What the run began with is known by the name in run.json, wherever that lies now."""
 
 
 @contextmanager

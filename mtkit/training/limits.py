@@ -45,14 +45,14 @@ class Limits:
         for name, count in counters.items():
             limit = getattr(settings, name)
             if limit is not None and count >= limit:
-                return f"{name} = {limit:g}"
+                return f"{name} = {limit:,.10g}"
         return None
 
     def describe(self) -> str:
         """All limits in words, e.g. "500 updates or 20 minutes"."""
         settings = self._settings
         names = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
-        given = [f"{getattr(settings, name):g} {unit}" for name, unit in names.items() if getattr(settings, name)]
+        given = [f"{getattr(settings, name):,.10g} {unit}" for name, unit in names.items() if getattr(settings, name)]
         if settings.patience:
             given.append(f"{settings.patience} validations without a better BLEU")
         return " or ".join(given) or "Ctrl-C"

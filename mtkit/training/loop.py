@@ -27,7 +27,7 @@ from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.choice import settle
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule
-from mtkit.training.report import Interval, Metrics, ProgressLine, Say
+from mtkit.training.report import Interval, Metrics, ProgressLine, Say, heard_or_not
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
 
@@ -48,7 +48,8 @@ def train(
     """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
 
     Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
-    recorded; `init_from` is a run whose best weights a new run starts with; `say` takes lines for the user.
+    recorded; `init_from` is a run whose best weights a new run starts with; `say` takes lines for the user, and where
+    it fails with OSError training goes on.
 
     Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, or the loss is not finite;
     DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built, and where
@@ -63,8 +64,7 @@ def train(
         fast_and_repeatable(world.device, deterministic=exact),
         Interruption() as interruption,
     ):
-        if not world.first:
-            say = _silent
+        say = heard_or_not(say) if world.first else _silent
         say(describe_attention(recipe))
         tokenizers = prepared.tokenizers
         model = build_model(

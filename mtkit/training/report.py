@@ -4,7 +4,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -19,6 +19,16 @@ from mtkit.stored import Count, read_stored_lines, stored
 
 Say = Callable[[str], None]
 """Called with one line of output."""
+
+
+def heard_or_not(say: Say) -> Say:
+    """`say`, but a line that cannot be written, as to a reader that left or a full disk, is let go of."""
+
+    def speak(line: str) -> None:
+        with suppress(OSError):
+            say(line)
+
+    return speak
 
 
 @stored

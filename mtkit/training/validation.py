@@ -119,6 +119,7 @@ def validate(
                 prepared.tokenizers,
                 own.sources,
                 trained_on=TrainedOn.of([Run(folder)]),
+                numbers=rows,  # those of the whole side, whose noise sampling draws
                 on_progress=go_on,
                 **own.how(recipe.decoding),
             )

@@ -112,6 +112,30 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_of_the_built_in_corpus_are_refused_beside_text_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("data: {train: {source: a, target: b}, valid: {source: a, target: b}}\n")
+    for option in ("--seed", "--sentences"):
+        done = run(tmp_path, "--recipe", "own.yaml", option, "3")
+        assert done.returncode == 2
+        assert "belong to the built-in corpus; leave them out, or take another recipe than own.yaml" in done.stderr
+
+
+def test_what_to_type_next_is_quoted(tmp_path: Path) -> None:
+    recipe = tmp_path / "my recipe.yaml"
+    recipe.write_text("data: {builtin: {train: 60, valid: 5, test: 5}, tokenizer: {vocabulary: 400}}\n")
+    done = run(tmp_path, "--recipe", recipe.name, "--data", "my data")
+    assert done.returncode == 0, done.stderr
+    assert "Next: mtkit train --recipe 'my recipe.yaml' --data 'my data' --name 'my recipe'\n" in done.stdout
+    for side in ("en", "fr"):
+        (tmp_path / f"a.{side}").write_text("".join(f"{side} {number} dogs by the sea\n" for number in range(60)))
+        (tmp_path / f"b.{side}").write_text(f"{side} dogs see a house\n")
+    own = ("--train", "a.en", "a.fr", "--valid", "b.en", "b.fr", "--vocabulary", "300", "--data", "my parts")
+    part = run(tmp_path, *own, "--part", "1/1")
+    assert part.returncode == 0, part.stderr
+    joined = run(tmp_path, *own, "--join")
+    assert "rm -r 'my parts'.part-*" in joined.stderr, joined.stderr
+
+
 def test_the_tokenizer_of_other_data_is_taken_over(tmp_path: Path, recipe: Path) -> None:
     assert run(tmp_path, "--recipe", "small.yaml").returncode == 0
     for side in ("en", "de"):

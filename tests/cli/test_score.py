@@ -127,6 +127,17 @@ def test_the_target_language_says_how_text_is_cut() -> None:
     assert "tok:13a" in signature("--name", "two")
     Path("recipe.yaml").write_text("data: {target_language: zh}\n")
     assert "tok:zh" in signature(*pair, "--recipe", "recipe.yaml")
+    Path("recipe.yaml").write_text(recipe_of("en-zh"))
+    assert "tok:zh" in signature(*pair, "--recipe", "recipe.yaml")
+    assert "tok:char" in signature(*pair, "--recipe", "recipe.yaml", "--target-language", "th")
+    Path("recipe.yaml").write_text(recipe_of("en-zh", "zh-en"))
+    assert "tok:13a" in signature(*pair, "--recipe", "recipe.yaml")
+
+
+def recipe_of(*directions: str) -> str:
+    """A recipe with a corpus of each direction."""
+    corpora = [{"source": "a", "target": "b", "direction": each} for each in directions]
+    return json.dumps({"data": {"train": corpora, "valid": corpora}})
 
 
 def test_a_tokenizer_that_does_not_fit_is_noted() -> None:

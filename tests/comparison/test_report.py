@@ -41,6 +41,11 @@ def test_the_caption_says_what_all_have_in_common(tiny: Tiny, opened: Opened) ->
         assert words in shown
 
 
+def test_a_limit_of_many_updates_is_written_out(tiny: Tiny, opened: Opened) -> None:
+    recipe = tiny(training={"max_updates": 1_000_000})
+    assert "until 1,000,000 updates, " in caption(opened(recipe, "full").settings(), [result("full", 1.0)])
+
+
 def test_the_caption_says_who_trained_in_what(tiny: Tiny, opened: Opened) -> None:
     def shown(**precisions: str) -> str:
         results = [result(name, 1.0) for name in precisions]

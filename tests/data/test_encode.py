@@ -90,6 +90,32 @@ def test_processes_end_with_the_one_that_began_them_even_where_it_is_killed(fold
         time.sleep(0.05)
 
 
+UNGUARDED = """
+import mtkit
+import mtkit.data.prepare as preparing
+
+print("begun")
+preparing._ALONE = 0
+given = {"builtin": {"train": 60, "valid": 5, "test": 5}, "tokenizer": {"vocabulary": 400}}
+report = mtkit.prepare({"data": given}, workers=2)
+print(report.folder, __file__.endswith("unguarded.py"), getattr(__spec__, "name", None))
+"""
+
+
+@pytest.mark.parametrize(("how", "name"), [(["unguarded.py"], None), (["-m", "unguarded"], "unguarded")])
+def test_a_script_needs_no_guard_against_processes_that_run_it_again(
+    how: list[str], name: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "unguarded.py").write_text(UNGUARDED)
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, *how], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"begun\nmtkit-data True {name}\n"
+
+
 def _runs(process: int) -> bool:
     """Whether the process is there, and not only its exit status, which nobody may have asked for."""
     try:

@@ -3,6 +3,7 @@
 from mtkit.evaluation.by_length import UPPER, by_length
 from mtkit.evaluation.scores import named_metrics, score_corpus
 from mtkit.evaluation.statistics import gather
+from tests.evaluation.unspaced import RIGHT
 
 
 def words(count: int, word: str = "w") -> str:
@@ -20,6 +21,13 @@ def test_each_length_has_the_scores_of_its_segments() -> None:
     assert [row.length_ratio for row in rows] == [1, 12 / 16, 2, 0.5]
     for row, part in zip(rows, [slice(0, 2), slice(2, 4), slice(4, 5), slice(5, 7)], strict=True):
         assert row.scores["BLEU"] == score_corpus(hypotheses[part], [references[part]], bootstrap=0)[0].value
+
+
+def test_characters_are_the_words_of_scripts_without_spaces() -> None:
+    texts = RIGHT["zh"] + RIGHT["ja"] + RIGHT["th"]
+    (bleu,) = gather(named_metrics(["BLEU"]), texts, [texts])
+    rows = by_length(texts, [bleu], bleu)
+    assert [row.name for row in rows] == ["11-20", "21-30", "31-40"]
 
 
 def test_every_length_falls_into_one_row() -> None:

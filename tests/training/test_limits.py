@@ -54,6 +54,13 @@ def test_all_limits_are_described() -> None:
     assert limits().describe() == "Ctrl-C"
 
 
+def test_large_numbers_are_written_out() -> None:
+    long = limits(max_updates=1_234_567, max_minutes=10_080.5)
+    assert long.describe() == "1,234,567 updates or 10,080.5 minutes"
+    assert long.reached(Progress(update=1_234_567)) == "max_updates = 1,234,567"
+    assert limits(max_updates=1_000_000).describe() == "1,000,000 updates"
+
+
 def test_the_first_signal_is_a_wish_and_the_second_acts_as_usual(request: pytest.FixtureRequest) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))

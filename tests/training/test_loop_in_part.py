@@ -122,6 +122,19 @@ def test_an_interrupted_run_of_adapters_is_the_unbroken_one(
     assert {each.rpartition(".")[2] for each in averages[0]} == {"lora_a", "lora_b"}
 
 
+def test_what_a_run_without_a_checkpoint_left_is_not_taken_for_that_of_the_next(
+    adapted: Path, prepared: Prepared, tmp_path: Path
+) -> None:
+    shutil.copytree(adapted, tmp_path / "again", ignore=shutil.ignore_patterns("update-*"))
+    assert {each.name for each in (tmp_path / "again/checkpoints").iterdir()} == {"average", "base"}
+    assert (tmp_path / "again/best.json").exists()
+    stopped(tiny(training=SHORT), prepared, tmp_path / "again")
+    run(tiny(training=SHORT), prepared, tmp_path / "new")
+    assert_same_numbers(tmp_path / "again", tmp_path / "new")
+    assert {each.name[:7] for each in (tmp_path / "again/checkpoints").iterdir()} == {"update-"}
+    assert Run(tmp_path / "again").checkpoint().name.startswith("update-")
+
+
 @pytest.mark.parametrize("checkpoint", ["average", LAST])
 def test_the_scores_of_training_are_those_of_translation(adapted: Path, prepared: Prepared, checkpoint: str) -> None:
     """Also of a run that was moved."""
@@ -145,7 +158,7 @@ def test_adapters_without_their_base_are_refused(adapted: Path, prepared: Prepar
     broken = shutil.copytree(adapted, tmp_path / "adapted")
     file = broken / "checkpoints/base/model.safetensors"
     file.write_bytes(file.read_bytes()[:-4] + b"1234")
-    with pytest.raises(RunError, match=r"base/model\.safetensors is damaged"):
+    with pytest.raises(RunError, match=r"base/model\.safetensors is damaged.*copy .*/base again .*another --name"):
         run(lora(base, average_last=2, max_updates=9), prepared, broken)
     shutil.rmtree(file.parent)
     with pytest.raises(RunError, match=r"holds another model: .* is in the recipe alone"):

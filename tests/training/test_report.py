@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.curves import draw_curves
-from mtkit.training.report import Interval, Metrics, ProgressLine, read_metrics
+from mtkit.training.report import Interval, Metrics, ProgressLine, heard_or_not, read_metrics
 
 
 def test_lines_after_the_checkpoint_and_half_lines_are_dropped(tmp_path: Path) -> None:
@@ -105,6 +106,19 @@ def test_only_the_process_that_is_shown_speaks() -> None:
     line.say("something")
     line.close()
     assert said == []
+
+
+def test_lines_that_cannot_be_written_are_let_go_of_and_later_ones_are_not() -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        if line == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        said.append(line)
+
+    for line in ("one", "full", "two"):
+        heard_or_not(say)(line)
+    assert said == ["one", "two"]
 
 
 def test_damaged_metrics_are_named_by_their_line(tmp_path: Path) -> None:

@@ -63,13 +63,15 @@ def shared(processes: int, settings: dict, run: Path, folder: Path) -> dict:  # 
     return found
 
 
-@pytest.mark.parametrize("segments", [None, 2])
-def test_three_processes_find_what_one_finds(segments: int | None, prepared: Prepared, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("segments", "method"), [(None, "greedy"), (2, "greedy"), (None, "sample")])
+def test_three_processes_find_what_one_finds(
+    segments: int | None, method: str, prepared: Prepared, tmp_path: Path
+) -> None:
     from mtkit.recipe import make_recipe
     from mtkit.training.loop import train
 
     training = TINY["training"] | {"max_updates": 1, "validate_segments": segments}
-    settings = TINY | {"training": training, "data": {"folder": str(prepared.folder)}}
+    settings = TINY | {"training": training, "data": {"folder": str(prepared.folder)}, "decoding": {"method": method}}
     run = tmp_path / "run"
     train(make_recipe(settings), prepared, run, command=["mtkit"], device="cpu")
     one, three = (shared(count, settings, run, tmp_path) for count in (1, 3))

@@ -29,6 +29,9 @@ from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
 from mtkit.stored import explain
 
+_STRETCH = 1 << 20
+"""Rows of a column that are looked at together."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -143,8 +146,14 @@ def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Reco
         if len(record["sides"][name]["corpora"]) != len(corpora.get(name, "1")):
             raise ValueError(f"prepared.json counts other corpora of {name} than it has")
         for column, count in ((side.tasks, len(settings.directions)), (side.corpora, len(settings.train))):
-            if column is not None and len(column) and not 0 <= column[:].min() <= column[:].max() < count:
+            if column is not None and not _all_below(column, count):
                 raise ValueError(f"{name}.arrow has a direction or corpus that the settings do not have")
+
+
+def _all_below(column: Column, count: int) -> bool:
+    """Whether all numbers are from 0 to below `count`. To read one that is mapped takes memory: it is in stretches."""
+    parts = (column[begin : begin + _STRETCH] for begin in range(0, len(column), _STRETCH))
+    return all(0 <= part.min() <= part.max() < count for part in parts)
 
 
 def _open_side(folder: Path, name: str, record: Record) -> Side:

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.prepared.columns import Mapped
+from mtkit.data.prepared.folder import _all_below
 from mtkit.data.readers import Lines
 from mtkit.data.report import summary
 from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
@@ -174,6 +177,22 @@ def test_other_columns_are_refused(
     _written(folder / "train.arrow", change)
     with pytest.raises(DataError, match=rf"damaged \(.*{words}.*mtkit prepare"):
         open_prepared(folder)
+
+
+@pytest.mark.parametrize("wrong", [None, 2, -1])
+def test_numbers_of_a_mapped_column_are_checked_in_little_memory(wrong: int | None) -> None:
+    rows = 5 << 20
+    values = np.ones(rows, dtype=np.int16)
+    if wrong is not None:
+        values[-1] = wrong
+    column = Mapped(values, [0], [rows])
+    tracemalloc.start()
+    try:
+        assert _all_below(column, 2) == (wrong is None)
+        assert tracemalloc.get_traced_memory()[1] < 16 * rows
+    finally:
+        tracemalloc.stop()
+    assert _all_below(values[:0], 2)
 
 
 @pytest.mark.parametrize("piece", [-1, 600_000])
