@@ -104,7 +104,7 @@ class Shards:
             yield
 
     def write(self, settings: DataSettings, text: SideText, encoder: Encoder, progress: ProgressBar = silent) -> None:
-        """Encode the part of the training text; shards that were made of the same are not made again.
+        """Encode the part of the training text; whole shards that were made of the same are not made again.
 
         All text is one part too: then `text.facts` tell what was read. Raises: DataError where the sides seem not to
         match.
@@ -121,8 +121,8 @@ class Shards:
             path, own = self._path(number), (chunk for _, chunk in some)
             made_of = json_text([self._about, tokenizer, str(self.part), number, PAIRS])
             key = {b"mtkit": hashlib.sha256(made_of.encode()).hexdigest().encode()}
-            if path.is_file() and _metadata(path) == key:
-                for chunk, fingerprint in zip_longest(own, _fingerprints(path)):
+            if (known := _made_of(path, key)) is not None:
+                for chunk, fingerprint in zip_longest(own, known):
                     if chunk is None or chunk.fingerprint != fingerprint:
                         path.unlink()
                         return False
@@ -225,6 +225,16 @@ def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
                 yield batch, json.loads(about[b"chunk"])
     except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged; remove it and prepare its part again") from error
+
+
+def _made_of(path: Path, key: dict[bytes, bytes]) -> list[str] | None:
+    """The fingerprints of its chunks, where there is a whole shard that says `key` of itself."""
+    if not path.is_file() or _metadata(path) != key:
+        return None
+    try:
+        return list(_fingerprints(path))
+    except DataError:  # damaged: it is made again
+        return None
 
 
 def _fingerprints(path: Path) -> Iterator[str]:

@@ -209,6 +209,17 @@ def test_a_damaged_shard_is_named(settings: DataSettings) -> None:
         prepare(settings, join=True)
 
 
+def test_typed_again_a_damaged_shard_is_made_again(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
+    folder, _ = prepare_part(settings, FilePart(1, 1))
+    before = {path: path.read_bytes() for path in folder.glob("shard-*.arrow")}
+    for number, left in ((2, 3_000), (4, 0)):
+        path = folder / f"shard-{number}.arrow"
+        path.write_bytes(before[path][:left])
+    prepare_part(settings, FilePart(1, 1))
+    assert {path: path.read_bytes() for path in folder.glob("shard-*.arrow")} == before
+
+
 def changed(settings: DataSettings, line: bytes, other: bytes) -> None:
     """Write another line in place of one of the second corpus, which is as long."""
     path = Path(str(settings.train[1].source))
