@@ -122,6 +122,7 @@ def train(
     from mtkit.model.build import label_attention
     from mtkit.runs import beginning, run_folder
     from mtkit.training.loop import train as run_training
+    from mtkit.training.report import heard_or_not
 
     label = label_attention(settings)  # names, roles and options are checked before any data is read
 
@@ -132,7 +133,7 @@ def train(
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
-        typer.echo(
+        heard_or_not(typer.echo)(
             f"note: {prepared.folder} was prepared with other settings than those of {recipe} "
             f"({'; '.join(changed[:3])}) and is not changed; to replace it: "
             f"mtkit prepare --recipe {shlex.quote(str(recipe))} --overwrite"

@@ -153,7 +153,8 @@ _HIDING = Lock()
 def _main_hidden() -> Iterator[None]:
     """Inside, nothing says where the main script lies: a process that is started then cannot run it.
 
-    Nothing of it is needed there, for what such a process computes with is in this package.
+    Nothing of it is needed there, for what such a process computes with is in this package. Other threads see the main
+    module without its file for a moment: such a thread should not start processes of its own then.
     """
     with _HIDING:
         main = vars(sys.modules["__main__"])

@@ -72,6 +72,8 @@ class Translator:
         # "best" may be another in a moment, where a run is still training
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
+        # now, as a training that goes on may drop the files
+        self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
         workers = Workers.where_possible(where) if forks and not elsewhere else None
         own, program = ModelEngine(self.model, settings, arithmetic, workers=workers), "mtkit"
@@ -82,8 +84,6 @@ class Translator:
         elif workers is not None:
             with own.ready():
                 pass  # processes begin now, before any thread reads text
-        # a training that goes on may drop the files
-        self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
             "engine": program,

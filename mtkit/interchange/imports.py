@@ -104,7 +104,7 @@ def import_marian(
     _write(into, recipe, about, sides.models, model.state_dict())
     never = {found["pad_token_id"], sides.target.rows[UNK]}
     others = unheeded(generation, {row for row in (*without, *never) if row is not None})
-    notes = [f"{folder} sets {each} for its search, which mtkit's does not follow" for each in others]
+    notes = [f"{folder} searches with {each}, which mtkit's search does not follow" for each in others]
     if whole := _added_tokens(folder):
         notes.append(f"{folder} adds {', '.join(whole)} to its tokenizer, which mtkit cuts like other text")
     return Imported(Run(into), notes)
@@ -207,7 +207,8 @@ def _added_tokens(folder: Path) -> list[str]:
     path = folder / "added_tokens.json"
     listed = read_stored(path, VOCABULARY, "mend it or remove it", error=DataError) if path.exists() else {}
     said = _said(folder).get("added_tokens_decoder")
-    contents = [each.get("content") for each in said.values()] if isinstance(said, dict) else []
+    entries = said.values() if isinstance(said, dict) else ()
+    contents = [str(each.get("content")) for each in entries if isinstance(each, dict) and "content" in each]
     return [each for each in dict.fromkeys([*listed, *contents]) if each not in MARKS.values() and not is_tag(each)]
 
 

@@ -1,6 +1,6 @@
 """The recipe's settings of decoding."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -44,8 +44,8 @@ class DecodingSettings(Settings):
     seed: Seed = 1
     """Random seed of sampling."""
     batch_tokens: PositiveInt = 8_192
-    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU the commands
-    work on a batch per thread at once."""
+    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU the commands work on a batch per
+    thread at once."""
 
     @model_validator(mode="after")
     def _n_best_fits_the_beam(self) -> Self:
@@ -55,7 +55,15 @@ class DecodingSettings(Settings):
             )
         return self
 
-    def without_effect(self, given: Iterable[str]) -> tuple[str, str] | None:
-        """The first of these settings that says nothing to this method, and the method to which it does."""
-        pairs = ((setting, method) for method, settings in ONLY_WITH.items() for setting in settings)
+    def without_effect(self, given: Collection[str]) -> tuple[str, str] | None:
+        """The first of these settings that says nothing to this method, and the method to which it does.
+
+        A coverage penalty of 0 says something to all: that there is none.
+        """
+        pairs = (
+            (setting, method)
+            for method, settings in ONLY_WITH.items()
+            for setting in settings
+            if setting != "coverage_penalty" or self.coverage_penalty
+        )
         return next((pair for pair in pairs if pair[0] in given and pair[1] != self.method), None)

@@ -177,16 +177,15 @@ class Checkpoints:
     def clean(self) -> None:
         """Remove what a killed process left half-written or half-removed, and see that the best is known.
 
-        Without a checkpoint the run begins anew: what belongs to those of an earlier one of its name goes too.
+        Without a checkpoint the run begins anew, so best.json and the frozen weights of an earlier one go too.
         """
         for path in self.folder.glob(".*"):
             if written := re.match(r"\.(average|base|update-\d+)\.", path.name):
                 clear(path, self.folder / written[1])
         if self.last() is None:
             self._best.unlink(missing_ok=True)
-            for path in (self.base, self.folder / "average"):
-                if path.is_dir():
-                    shutil.rmtree(path)
+            if self.base.is_dir():
+                shutil.rmtree(self.base)
         self.mark_best()
 
     def _validated(self) -> list[Path]:

@@ -73,7 +73,7 @@ def open_folder(
     `too_long` is kept there, the segments of each side that have over the `longest` pieces that the model takes, and
     the lengths of the training pairs.
 
-    Raises: RunError listing what differs from the run that is there.
+    Raises: RunError listing what differs from the run that is there, and where only the average of one is.
     """
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -99,6 +99,8 @@ def open_folder(
         if "precision" in before.about:
             about["precision"] = before.about["precision"]
         commands = [*before.about.get("commands", []), shlex.join(command)]
+    elif (average := folder / "checkpoints" / "average").is_dir():
+        raise RunError(f"{average} is all that is left of an earlier training; choose another --name, or remove it")
     else:
         commands = [shlex.join(command)]
         with writing(folder / "tokenizer") as temporary:

@@ -51,6 +51,7 @@ def test_translations_are_the_translators(folder: Path) -> None:
     for idle, method in (({"temperature": 0.5}, "sample"), ({"beam": 4, "method": "greedy"}, "beam")):
         with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
             loaded.translate(LINES, **idle)
+    assert len(loaded.translate(LINES, method="greedy", coverage_penalty=0)) == len(LINES)
 
 
 def test_an_alignment_is_that_of_the_text(folder: Path) -> None:

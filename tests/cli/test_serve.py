@@ -1,5 +1,6 @@
 """`mtkit serve`, as typed, up to where the server begins."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,23 @@ pytest.importorskip("starlette")
 @pytest.mark.parametrize(
     ("decoding", "options", "method", "beam"),
     [
-        ("method: greedy", ["--beam", "4"], "beam", 4),
-        ("coverage_penalty: 0.2", ["--beam", "1"], "greedy", 3),
-        ("method: greedy", [], "greedy", 3),
+        ({"method": "greedy"}, ["--beam", "4"], "beam", 4),
+        ({"coverage_penalty": 0.2}, ["--beam", "1"], "greedy", 3),
+        ({"method": "greedy"}, [], "greedy", 3),
     ],
 )
 def test_the_beam_that_is_typed_decides_the_search(
-    decoding: str, options: list[str], method: str, beam: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decoding: dict[str, Any],
+    options: list[str],
+    method: str,
+    beam: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = make_run(tmp_path).run
-    recipe = run.folder / "recipe.yaml"
-    key, value = decoding.split(": ")
-    shown = f'"{value}"' if value.isalpha() else value
-    text = recipe.read_text()
-    begin = text.index('"decoding":{') + len('"decoding":{')
-    rest = text[begin:]
-    old = next(each for each in rest.split(",") if each.startswith(f'"{key}":'))
-    recipe.write_text(text[:begin] + rest.replace(old, f'"{key}":{shown}', 1))
+    path = run.folder / "recipe.yaml"
+    recipe = json.loads(path.read_text())
+    path.write_text(json.dumps({**recipe, "decoding": {**recipe["decoding"], **decoding}}))
     served: list[Any] = []
     monkeypatch.setattr("mtkit.serving.server.serve", lambda service, *_, **__: served.append(service))
     result = CliRunner().invoke(app, ["serve", "--run", str(run.folder), *options], catch_exceptions=False)

@@ -110,7 +110,7 @@ def test_a_script_needs_no_guard_against_processes_that_run_it_again(
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, *how], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *how], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"begun\nmtkit-data True {name}\n"

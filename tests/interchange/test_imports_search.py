@@ -24,21 +24,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_padding_takes_no_probability_where_their_search_normalises_again(folder: Path, tmp_path: Path) -> None:
     """OPUS-MT's padding has the logit 0, as its bias and embedding are 0: often a probable piece."""
-    other = change(folder, tmp_path / "other", "generation_config.json", renormalize_logits=True)
+    given = {"renormalize_logits": True, "no_repeat_ngram_size": 0}
+    other = change(folder, tmp_path / "other", "generation_config.json", **given)
     weights = load_file(other / "model.safetensors")
     bias = weights["final_logits_bias"]
     bias[0, -1] = bias.max() + 1.0
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     run = import_marian(other, tmp_path / "run").run
-    settings = run.recipe.decoding.model_copy(update={"no_repeat_ngram": 0})
     piece = run.tokenizers.target.piece
-    found = [best for best, *_ in Translator([run], settings, engine="mtkit", device="cpu").lines(SOURCES)]
+    found = [best for best, *_ in Translator([run], engine="mtkit", device="cpu").lines(SOURCES)]
     own = [[piece(each) for each in best.pieces if each != EOS] for best in found]
-    theirs = their_tokens(other, SOURCES, 4, no_repeat_ngram_size=0)
+    theirs = their_tokens(other, SOURCES, 4)
     ended = [place for place, tokens in enumerate(theirs) if len(tokens) < LIMIT - 2]
     assert len(ended) > len(SOURCES) / 4
     assert [own[place] for place in ended] == [theirs[place] for place in ended]
-    otherwise = their_tokens(other, SOURCES, 4, no_repeat_ngram_size=0, renormalize_logits=False)
+    otherwise = their_tokens(other, SOURCES, 4, renormalize_logits=False)
     assert otherwise != theirs  # it matters here
 
 
@@ -49,7 +49,10 @@ def test_padding_takes_no_probability_where_their_search_normalises_again(folder
         ({"early_stopping": None}, ["early_stopping = False"]),
         ({"early_stopping": False, "num_beams": 1}, []),
         ({"bad_words_ids": [[7], [2, 3]]}, ["bad_words_ids = [[7], [2, 3]]"]),
-        ({"bad_words_ids": [[7], [2, 3]], "renormalize_logits": True}, ["bad_words_ids = [[2, 3]]"]),
+        (
+            {"bad_words_ids": [[7], [2, 3], []], "renormalize_logits": True},
+            ["bad_words_ids = [[2, 3], []]", "renormalize_logits = True with no_repeat_ngram_size"],
+        ),
     ],
 )
 def test_settings_of_a_search_that_mtkit_lacks_are_noted(
@@ -57,12 +60,12 @@ def test_settings_of_a_search_that_mtkit_lacks_are_noted(
 ) -> None:
     other = change(folder, tmp_path / "one", "generation_config.json", **values)
     assert import_marian(other, tmp_path / "run").notes == [
-        f"{other} sets {each} for its search, which mtkit's does not follow" for each in said
+        f"{other} searches with {each}, which mtkit's search does not follow" for each in said
     ]
 
 
 def test_tokens_that_a_child_added_are_noted(folder: Path, tmp_path: Path) -> None:
-    added = {"0": {"content": "</s>"}, "900": {"content": "<ent>"}, "901": {"content": ">>deu<<"}}
+    added = {"0": {"content": "</s>"}, "900": {"content": "<ent>"}, "901": {"content": ">>deu<<"}, "902": {}, "903": 7}
     other = change(folder, tmp_path / "one", "tokenizer_config.json", added_tokens_decoder=added)
     (note,) = import_marian(other, tmp_path / "run").notes
     assert note == f"{other} adds <ent> to its tokenizer, which mtkit cuts like other text"

@@ -126,7 +126,10 @@ def test_what_a_run_without_a_checkpoint_left_is_not_taken_for_that_of_the_next(
     adapted: Path, prepared: Prepared, tmp_path: Path
 ) -> None:
     shutil.copytree(adapted, tmp_path / "again", ignore=shutil.ignore_patterns("update-*"))
-    assert {each.name for each in (tmp_path / "again/checkpoints").iterdir()} == {"average", "base"}
+    with pytest.raises(RunError, match="average is all that is left of an earlier training"):
+        run(tiny(training=SHORT), prepared, tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/average")
+    assert {each.name for each in (tmp_path / "again/checkpoints").iterdir()} == {"base"}
     assert (tmp_path / "again/best.json").exists()
     stopped(tiny(training=SHORT), prepared, tmp_path / "again")
     run(tiny(training=SHORT), prepared, tmp_path / "new")

@@ -286,10 +286,8 @@ class Etc(HeadAttention):
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, for all who read and are read."""
         super().adopt(full_state)
-        for name, module in self.named_children():
-            if "global_" in name and f"{name}.weight" not in full_state:
-                plain = "_".join(name.split("_")[-2:])  # "k_proj"
-                module.load_state_dict(getattr(self, plain).state_dict())
+        seconds = [name for name, _ in self.named_children() if "global_" in name]
+        self.adopt_copies(full_state, {name: "_".join(name.split("_")[-2:]) for name in seconds})  # "k_proj"
 
 
 @lru_cache(maxsize=4)  # a byte or four for each pair that is looked at

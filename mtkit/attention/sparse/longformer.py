@@ -237,7 +237,4 @@ class Longformer(PatternAttention):
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, for the local and for the global tokens."""
         super().adopt(full_state)
-        if self.separate:
-            for name in PROJECTIONS:
-                if f"global_{name}.weight" not in full_state:
-                    getattr(self, f"global_{name}").load_state_dict(getattr(self, name).state_dict())
+        self.adopt_copies(full_state, {f"global_{name}": name for name in PROJECTIONS if self.separate})

@@ -258,9 +258,8 @@ class Star(HeadAttention):
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, for the tokens and for the relay."""
         super().adopt(full_state)
-        for name, module in self.named_children():
-            if name.startswith("relay_") and name.endswith("_proj") and f"{name}.weight" not in full_state:
-                module.load_state_dict(getattr(self, name.removeprefix("relay_")).state_dict())
+        relays = [name for name, _ in self.named_children() if name.startswith("relay_") and name.endswith("_proj")]
+        self.adopt_copies(full_state, {name: name.removeprefix("relay_") for name in relays})
 
 
 def _rows(x: Tensor, place: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ def given_settings(**settings: Any) -> dict[str, Any]:
 
 
 def folder_of(recipe: "Recipe", run: "Run") -> Path:
-    """The prepared data that a recipe names; a recipe without one, of decoding settings alone, means the run's."""
-    return recipe.data.folder if "folder" in recipe.data.model_fields_set else run.recipe.data.folder
+    """The prepared data of a recipe, or the run's where the recipe says nothing of data."""
+    return recipe.data.folder if "data" in recipe.model_fields_set else run.recipe.data.folder
 
 
 def recipe_of(run: "Run", path: Path | None, given: dict[str, Any]) -> "Recipe":

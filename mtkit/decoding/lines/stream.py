@@ -22,7 +22,7 @@ CHARACTERS = 1 << 20
 """Characters in them, about."""
 
 LONGEST_CHUNK = 4 * CHUNK
-"""Items in a chunk that is not cut at `CHUNK` because they belong together, at most."""
+"""Items in a chunk that is not cut at `CHUNK` because they belong together, at most; of live ones `CHUNK` more."""
 
 Item = tuple[str, ...]
 """An input line with what belongs to it, none of which has a line end; all items of an input have as many strings."""
@@ -31,7 +31,9 @@ Work = Callable[[int, list[Item]], tuple[Sequence[Iterable[str]], Notes]]
 """(number of the first item, from 0; items) to the lines of each output, and notes, which depend on nothing else."""
 
 Together = Callable[[Item, Item], bool]
-"""Whether an item and the next belong together, so that no chunk should end between them."""
+"""Whether an item and the next belong together, so that no chunk should end between them.
+
+An item that would not belong together with another one like it, as a blank line, stands alone."""
 
 
 def to_stream(
@@ -116,6 +118,8 @@ def to_file(
                 partial.replace(path)
             record.keep(0)
             return notes
+    except BrokenPipeError:
+        raise  # whoever read what `say` or the work wrote has left
     except OSError as error:
         raise MtkitError(
             f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}; "
@@ -173,8 +177,11 @@ def _chunks_as_they_come(items: Iterable[Item], together: Together | None) -> It
 
 
 def _last_seam(chunk: list[Item], known: int, together: Together) -> int:
-    """The last place in a chunk that parts two items or ends it, of whose first `known` items none are parted; or 0."""
-    if not together(chunk[-1], chunk[-1]):  # a blank line: whatever follows begins anew
+    """Where a chunk can end: behind the last items that belong apart, or as a whole; 0: nowhere yet.
+
+    Its first `known` items belong together.
+    """
+    if not together(chunk[-1], chunk[-1]):  # it stands alone: whatever follows begins anew
         return len(chunk)
     return next(
         (at for at in range(len(chunk) - 1, max(known, 1) - 1, -1) if not together(chunk[at - 1], chunk[at])), 0

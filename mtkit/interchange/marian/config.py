@@ -149,8 +149,10 @@ def unheeded(found: Mapping[str, Any], never: Set[int]) -> list[str]:
     """Settings of Hugging Face's search that mtkit's does not follow, as key = value; it gives no piece of `never`."""
     given = ((key, found.get(key), nothing) for key, nothing in SEARCH.items())
     others = [f"{key} = {value}" for key, value, nothing in given if value not in (None, nothing)]
-    words = [word for word in found.get("bad_words_ids") or [] if len(word) > 1 or word[0] not in never]
+    words = [word for word in found.get("bad_words_ids") or [] if len(word) != 1 or word[0] not in never]
     others += [f"bad_words_ids = {words}"] if words else []
+    if found.get("renormalize_logits") and found.get("no_repeat_ngram_size"):
+        others.append("renormalize_logits = True with no_repeat_ngram_size")
     early = found.get("early_stopping") or False
     sooner = (found.get("num_beams") or 1) > 1 and early is not True
     return [*others, f"early_stopping = {early}"] if sooner else others

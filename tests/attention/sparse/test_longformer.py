@@ -36,6 +36,15 @@ def test_a_wide_window_with_tied_globals_is_full_attention(role: str, tokens: in
     torch.testing.assert_close(one[valid], other[valid], atol=1e-5, rtol=0)
 
 
+def test_where_an_earlier_run_has_global_projections_of_another_shape_they_are_copies_again() -> None:
+    many, one = make(), make(projection="multi-query")
+    torch.nn.init.normal_(many.global_q_proj.weight)
+    one.adopt(many.state_dict())
+    assert torch.equal(one.global_q_proj.weight, many.global_q_proj.weight)
+    for name in ("k_proj", "v_proj"):
+        assert torch.equal(getattr(one, f"global_{name}").weight, getattr(one, name).weight)
+
+
 def test_global_projections_start_as_copies_and_are_parameters_of_their_own() -> None:
     attention = make()
     for name in ("q_proj", "k_proj", "v_proj"):

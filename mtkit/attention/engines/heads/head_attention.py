@@ -141,6 +141,13 @@ class HeadAttention(Attention):
         """Take over the projections of `full`, converted by the projection where shapes differ."""
         super().adopt(self.projection.adopted(full_state, self.state_dict()))
 
+    def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
+        """Second projections, by name, become copies of their firsts where the state has none of their shape."""
+        for name, first in firsts.items():
+            own, given = getattr(self, name), full_state.get(f"{name}.weight")
+            if given is None or given.shape != own.weight.shape:
+                own.load_state_dict(getattr(self, first).state_dict())
+
     def _rotated(self, x: Tensor, position: Tensor | None) -> Tensor:
         if self.positions is None:
             return x
