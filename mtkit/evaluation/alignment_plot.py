@@ -17,6 +17,8 @@ SMALL_CELL = 0.16
 """The same in a picture of all layers and heads."""
 LARGEST = 300.0
 """Width and height in inches, at most: matplotlib draws 100 dots each, up to 65,536."""
+MOST = 22_500.0
+"""Square inches, at most: with 10,000 dots of four bytes each, 900 MB."""
 MORE_SCRIPTS = ("CJK", "Gothic", "Hei", "Ming", "Song", "Arabic", "Hebrew", "Devanagari", "Thai", "Unicode")
 """Parts of the names of fonts that have letters which matplotlib's own font lacks."""
 
@@ -26,11 +28,14 @@ def draw_alignment(
 ) -> bool:
     """Draw weights, T rows of S, beside their pieces as a PNG; False where a letter has no installed font.
 
-    Raises: MtkitError where it cannot be written.
+    Raises: MtkitError where it cannot be written or is too large to draw.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.6 + CELL * len(source), 1.6 + CELL * len(target)), layout="constrained")
+    size = (1.6 + CELL * len(source), 1.6 + CELL * len(target))
+    if max(size) > LARGEST or size[0] * size[1] > MOST:
+        raise MtkitError(f"a picture of {len(source)} x {len(target)} pieces is too large to draw; give a shorter text")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     _draw_map(axes, source, target, weights, 10)
     return _save(figure, path)
@@ -60,7 +65,7 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
     heads = max(len(weights) for *_, weights in maps)
     widest, tallest = max(len(across) for across, _ in sides.values()), max(len(down) for _, down in sides.values())
     size = (heads * (1.2 + SMALL_CELL * widest), len(maps) * (1.4 + SMALL_CELL * tallest))
-    if max(size) > LARGEST:
+    if max(size) > LARGEST or size[0] * size[1] > MOST:
         raise MtkitError(
             f"a picture of {len(maps)} layers of up to {heads} heads over {widest} x {tallest} pieces is too large to "
             "draw; give a shorter text"

@@ -87,11 +87,21 @@ def _ter(language: str | None) -> TER:
     and Burmese whole.
     """
     if has_spaces(language):
-        return TER()
-    return _CharacterTER() if bleu_tokenizer(language) == "char" else TER(normalized=True, asian_support=True)
+        return _TER()
+    return _CharacterTER() if bleu_tokenizer(language) == "char" else _TER(normalized=True, asian_support=True)
 
 
-class _CharacterTER(TER):  # type: ignore[misc]
+class _TER(TER):  # type: ignore[misc]
+    """TER whose interval can be computed where a resample has empty references alone; see `_ChrF`."""
+
+    def _compute_score_from_stats(self, stats: Any) -> Any:
+        result = super()._compute_score_from_stats(stats)
+        if isinstance(stats, np.ndarray) and stats[1] == 0:
+            result.score += stats[1] * 0.0
+        return result
+
+
+class _CharacterTER(_TER):
     """TER between characters."""
 
     def __init__(self) -> None:

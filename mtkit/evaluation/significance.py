@@ -1,7 +1,7 @@
 """Whether one system is better than another: paired bootstrap and approximate randomisation.
 
 Paired bootstrap resampling after Koehn (2004), approximate randomisation after Riezler and Maxwell (2005), both
-two-sided, from the same draws and by the same formulas as sacrebleu's.
+two-sided, from the same draws and by the same formulas as sacrebleu's, but for ties (`p_value`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,10 @@ from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle
 
 TESTS = ("bootstrap", "randomisation")
 TRIALS = 10_000
+
+
+TIE = 1e-5
+"""Differences of scores that are as near as this are equal: some metrics compute in single precision."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,14 @@ def compare_systems(
 
 
 def p_value(chances: Numbers, distance: float) -> float:
-    """The share of chance's differences above the one found, that one counted among them; 1 where it is 0.
+    """The share of chance's differences that are no smaller than the one found, that one among them; 1 where it is 0.
 
-    sacrebleu gives two equal systems the smallest p-value there is, which would read as a sure difference.
+    sacrebleu counts larger ones alone. It then gives two equal systems, and two that differ in a single segment, the
+    smallest p-value there is, which would read as a sure difference.
     """
     if distance == 0:
         return 1.0
-    return (int(np.sum(chances > distance)) + 1) / (len(chances) + 1)
+    return (int(np.sum(chances >= distance - TIE)) + 1) / (len(chances) + 1)
 
 
 def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float) -> float:

@@ -160,7 +160,7 @@ class _Reversible(torch.autograd.Function):
                 if grad is not None:
                     gradients[parameter] = gradients[parameter] + grad if parameter in gradients else grad
             u, w = w - branch.detach(), u
-            grad_u, grad_w = grad_w, grad_u + own
+            grad_u, grad_w = grad_w, grad_u if own is None else grad_u + own  # None: no value of it was read
         return None, grad_u + grad_w, grad_memory, *(gradients.get(each) for each in stack.parameters)
 
 

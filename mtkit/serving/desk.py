@@ -11,7 +11,7 @@ from mtkit.errors import MtkitError
 from mtkit.serving.batcher import Batcher, Job, QueueFullError
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.metrics import ServingMetrics
-from mtkit.serving.service import Look, Service, Strings
+from mtkit.serving.service import LINE_END, Look, Service, Strings
 
 
 class TranslateBody(BaseModel):
@@ -58,7 +58,7 @@ class Desk:
     async def attention(self, body: LookBody) -> dict[str, Any]:
         """Hypotheses of a line with scores, pieces, and attention weights of one of them."""
         direction, n_best = self._checked([body.q], body)
-        if len(body.q.splitlines()) > 1 or is_blank(body.q):
+        if LINE_END.search(body.q.strip()) or is_blank(body.q):
             raise HTTPException(400, "attention is that of one line that is not blank")
         if body.hypothesis >= n_best:
             raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")

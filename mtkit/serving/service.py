@@ -18,7 +18,7 @@ from mtkit.languages import languages_of
 MOST_WEIGHTS = 1_000_000
 """Attention weights in an answer; a role of attention that would exceed it is left out."""
 
-_LINE_END = re.compile(r"(\r\n|\n|\r)")
+LINE_END = re.compile(r"(\r\n|\n|\r)")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Service:
 
     def size(self, strings: Sequence[str]) -> int:
         """Source pieces of the strings, the end mark of each line counted."""
-        lines = [line for each in strings for line in _LINE_END.split(each)[::2]]
+        lines = [line for each in strings for line in LINE_END.split(each)[::2]]
         return sum(len(pieces) + 1 for pieces in self._translator.tokenizers.source.encode_lines(lines, threads=1))
 
     def work(self, jobs: Sequence[Strings | Look]) -> list[Any]:
@@ -107,7 +107,7 @@ class Service:
     def _translated(self, jobs: Sequence[Strings]) -> list[list[list[str]]]:
         """For each job and string the best hypotheses, as many as asked for; line ends stay as they are."""
         strings = [(string, self.directions.index(job.direction)) for job in jobs for string in job.strings]
-        split = [_LINE_END.split(string) for string, _ in strings]
+        split = [LINE_END.split(string) for string, _ in strings]
         lines = [line for parts in split for line in parts[::2]]
         tasks = [task for (_, task), parts in zip(strings, split, strict=True) for _ in parts[::2]]
         owner = [number for number, parts in enumerate(split) for _ in parts[::2]]

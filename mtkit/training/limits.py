@@ -26,6 +26,10 @@ class Outcome:
     """The signal that stopped the training; None where a limit did."""
 
 
+ENDLESS = 1 << 62
+"""Updates of a training that no limit ends."""
+
+
 class Limits:
     """The limits of a recipe, over a training whose epochs have this many updates."""
 
@@ -69,11 +73,17 @@ class Limits:
         return min(max(shares), 1.0)
 
     def total_updates(self, progress: Progress) -> int:
-        """How many updates training has, so far as the limits say; those done where they do not."""
-        settings = self._settings
-        known = [progress.update] if settings.max_updates is None else [settings.max_updates]
+        """How many updates training has, so far as the limits say: in the minutes left, as many per second as before.
+
+        `ENDLESS` where they do not say.
+        """
+        settings, known = self._settings, [ENDLESS]
+        if settings.max_updates is not None:
+            known.append(settings.max_updates)
         if settings.max_epochs is not None:
-            known = [*([settings.max_updates] if settings.max_updates else []), self._by_epochs(settings.max_epochs)]
+            known.append(self._by_epochs(settings.max_epochs))
+        if settings.max_minutes is not None and progress.seconds:
+            known.append(round(progress.update * settings.max_minutes * 60 / progress.seconds))
         return max(min(known), progress.update)
 
     def seconds_left(self, progress: Progress, seconds_per_update: float) -> float | None:

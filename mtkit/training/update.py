@@ -93,9 +93,9 @@ class Updater:
         made = norm.isfinite()
         self._sums += torch.cat([totals, torch.stack([norm.where(made, 0.0), made])])
         self.baseline.follow(totals[REWARD], totals[SEGMENTS])
+        self.model.after_update(number, total_updates)
         if self.average is not None:
             self.average.follow(number)
-        self.model.after_update(number, total_updates)
 
     def rehearse(self, batches: Sequence[Batch]) -> None:
         """Try what takes the most memory, before the first update: nothing is changed by it but `room`.

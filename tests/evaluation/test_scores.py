@@ -105,6 +105,14 @@ def test_metrics_and_tokenizers_are_chosen_by_name() -> None:
         score_corpus(HYPOTHESES, [REFERENCES], tokenize="chars")
 
 
+@pytest.mark.parametrize("language", ["de", "zh", "th"])
+def test_where_most_references_are_empty_there_are_intervals_all_the_same(language: str) -> None:
+    """Some resamples have empty references alone."""
+    for score in score_corpus(["a b", "", "c"], [["a d", "", ""]], languages=[language] * 3):
+        assert score.low is not None
+        assert score.low <= score.value
+
+
 def test_a_perfect_translation_gets_all() -> None:
     bleu, chrf, ter = score_corpus(REFERENCES, [OTHERS, REFERENCES], bootstrap=0)
     assert bleu.value == pytest.approx(100)

@@ -93,6 +93,20 @@ def test_gradients_are_those_of_the_ordinary_form(name: str, options: dict[str, 
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize(("name", "options"), [("hard-coded", {}), ("synthesizer", {"variant": "random"})])
+def test_an_attention_that_reads_its_query_s_length_alone_has_the_gradients(name: str, options: dict[str, Any]) -> None:
+    chosen = make_recipe({**recipe().model_dump(), "attention": {"cross": name, "options": options}})
+    model = build_model(chosen, source_vocabulary=24, target_vocabulary=24).double().train()
+    inputs, weight = batch(), torch.randn(3, 8, 32).double()
+    results = []
+    for run in (lambda: model(**inputs), lambda: ordinary(model, inputs)):
+        torch.manual_seed(9)
+        output = run()
+        results.append([output.hidden, *gradients(model, output, weight)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [("full", {}), ("reformer", {"lsh_buckets": 1, "chunk": 3}), ("luna", {"memory": "local"})]
 )

@@ -127,6 +127,7 @@ def test_the_attention_of_a_hypothesis(client: TestClient) -> None:
                 assert all(len(row) == len(shown[across]) for row in head)
                 assert all(sum(row) == pytest.approx(1, abs=0.01) for row in head)
     assert client.post("/attention", json={**body, "q": "two\nlines"}).status_code == 400
+    assert client.post("/attention", json={**body, "q": "one\u2028line\x0bof\x85text\n"}).status_code == 200
     assert client.post("/attention", json={**body, "hypothesis": 3}).status_code == 400
 
 

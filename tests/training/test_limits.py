@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
+from mtkit.attention.contract import Site
+from mtkit.attention.heads.guided import Guided
 from mtkit.recipe import TrainingSettings
 from mtkit.training.checkpoint import Progress
-from mtkit.training.limits import Interruption, Limits
+from mtkit.training.limits import ENDLESS, Interruption, Limits
 
 
 def limits(**settings: object) -> Limits:
@@ -45,7 +47,19 @@ def test_the_nearest_limit_says_how_much_is_done_and_left() -> None:
 def test_total_updates_follow_from_the_limits() -> None:
     assert limits(max_updates=100, max_epochs=3).total_updates(Progress()) == 30
     assert limits(max_updates=20, max_epochs=3).total_updates(Progress()) == 20
-    assert limits(max_minutes=1).total_updates(Progress(update=7)) == 7
+    assert limits(max_minutes=1).total_updates(Progress(update=7, seconds=20.0)) == 21
+    assert limits(max_minutes=1, max_updates=20).total_updates(Progress(update=7, seconds=20.0)) == 20
+    assert limits(max_minutes=1).total_updates(Progress(update=25, seconds=61.0)) == 25
+    assert limits(patience=2).total_updates(Progress(update=7)) == ENDLESS
+    assert limits(max_minutes=1).total_updates(Progress()) == ENDLESS
+
+
+@pytest.mark.parametrize("settings", [{"max_minutes": 60}, {"patience": 3}, {"max_updates": 30_000}])
+def test_guided_heads_are_guided_at_full_weight_as_long_as_their_options_say(settings: dict[str, float]) -> None:
+    guided = Guided(Site("encoder", 32, 4), hold=20_000)
+    progress = Progress(update=5_000, seconds=900.0)
+    guided.after_update(5_001, limits(**settings).total_updates(progress))
+    assert guided.factor == 1.0
 
 
 def test_all_limits_are_described() -> None:
