@@ -2,6 +2,7 @@
 
 import platform
 from dataclasses import asdict
+from math import isfinite
 from textwrap import indent
 from typing import Any
 
@@ -126,7 +127,9 @@ def _section(benchmark: Benchmark, work: str, form: str, metric: str) -> str:
 
 
 def _cell(ratio: float | None) -> str:
-    return f"{'×' + format(ratio, '.3g'):>6}" if ratio is not None and ratio < 1000 else f"{'×-':>6}"
+    if ratio is None or not isfinite(ratio):
+        return f"{'×-':>6}"
+    return f"{'×' + format(ratio, '.3g' if ratio < 1000 else ',.0f'):>6}"
 
 
 def aligned(rows: list[list[str]]) -> str:

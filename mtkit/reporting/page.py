@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from mtkit.data.progress import ProgressBar, silent
@@ -94,14 +95,14 @@ def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> 
         peak = max((row.get("peak_bytes", 0) for row in metrics), default=0)
         last = train[-1] if train else {}
         scores = [f"{each.value:.2f}" for each in side.overall.scores[number]]
-        rates = sorted(row["tokens_per_second"] for row in train if row.get("tokens_per_second"))
+        rates = [row["tokens_per_second"] for row in train if row.get("tokens_per_second")]
         rows.append(
             [
                 run_name(system, number),
                 *scores,
                 f"{last['update']:,}" if last else "",
                 f"{last['seconds'] / 60:,.1f}" if last.get("seconds") else "",
-                f"{rates[len(rates) // 2]:,.0f}" if rates else "",
+                f"{median(rates):,.0f}" if rates else "",
                 f"{record['tokens_per_second']:,.0f}" if record.get("tokens_per_second") else "",
                 f"{peak / 2**20:,.1f}" if peak else "",
                 f"{run.weights().stat().st_size / 2**20:,.1f}",
