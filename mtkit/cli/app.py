@@ -61,6 +61,10 @@ def _mtkit(
     # PyTorch reads this when it is first imported: large tensors on the CPU get large pages. The C library maps each of
     # them anew, and to fault one in by pages of 4 KB takes longer than much of the arithmetic on it
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # and libgomp this: threads that wait for each other sleep after so many looks, not after 300,000. Where other
+        # work wants the core as well, such a thread takes it from the one that it waits for
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     keep_freed_memory()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -100,6 +100,23 @@ def test_large_tensors_get_large_pages() -> None:
     assert faults(told=True) < faults(told=False) / 10
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is that of PyTorch on Linux")
+@pytest.mark.parametrize(
+    ("theirs", "looks"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+)
+def test_threads_that_wait_soon_sleep(theirs: dict[str, str], looks: str) -> None:
+    kept = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    run = subprocess.run(
+        [sys.executable, "-c", FAULTS.format(told=True)],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={**kept, "OMP_DISPLAY_ENV": "VERBOSE", **theirs},
+    )
+    assert f"GOMP_SPINCOUNT = '{looks}'" in run.stderr
+
+
 def test_a_name_that_is_no_utf_8_is_one_line(tmp_path: Path) -> None:
     command = [os.fsencode(sys.executable), b"-m", b"mtkit", b"prepare", b"--data", b"d\xff"]
     result = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
