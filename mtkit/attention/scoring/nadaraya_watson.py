@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.contract import Attended, Site
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import scores_of, spread, weights_of, widened
+from mtkit.attention.engines.softmax.dot_product import scores_of, spread, widened
 from mtkit.attention.options import OneOf, refused
 from mtkit.attention.positions import Rotary
 from mtkit.attention.slots import OWN_VECTORS
@@ -72,34 +72,9 @@ class NadarayaWatson(ScoreAttention):
         norms = pairs.columns["norms"].transpose(2, 3).flatten(1, 2).unsqueeze(2)  # (B, H, 1, S)
         return widened(scores_of(q, pairs.keys, 1.0)) - norms
 
-    def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
-        """The weights, with those of the queries' own tokens zero if so asked."""
-        if not self.exclude_self:
-            return super().softmax(logits, pairs)
-        others = pairs.query_position.unsqueeze(-1) != pairs.key_position
-        return weights_of(
-            logits,
-            pairs.q,
-            scale=self.scale,
-            visible=others if pairs.visible is None else others & pairs.visible,
-            positions=self.positions,
-            query_position=pairs.query_position,
-            key_position=pairs.key_position,
-        )
-
-    def losses(
-        self,
-        heads: Tensor,
-        values: Tensor,
-        weights: Tensor | None,
-        query_valid: Tensor | None,
-        memory_valid: Tensor | None = None,
-        visible: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Those of the regularizer, which is told where a query does not see itself."""
-        if self.exclude_self and weights is not None:
-            visible = ~torch.eye(weights.shape[-1], dtype=torch.bool, device=weights.device)
-        return super().losses(heads, values, weights, query_valid, memory_valid, visible)
+    def shown(self, pairs: Pairs) -> Tensor | None:
+        """All tokens but the query's own, if so asked."""
+        return pairs.query_position.unsqueeze(-1) != pairs.key_position if self.exclude_self else None
 
     def naive(
         self,

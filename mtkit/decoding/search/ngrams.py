@@ -9,8 +9,8 @@ from mtkit.data.tokenizer import BREAK
 def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
     """Sets to -inf, in place, the score of each piece that would repeat an n-gram of `size` pieces of the same line.
 
-    Lines that are translated together have a break piece between them. scores (B, N, V) for the next
-    piece; pieces (B, N, t), those generated so far.
+    Lines that are translated together have a break piece between them. scores (B, N, V) for the next piece;
+    pieces (B, N, t), those generated so far.
     """
     if pieces.shape[-1] < size:
         return

@@ -126,13 +126,18 @@ class ScoreAttention(HeadAttention):
         """The weights of the `weighed_heads` alone, where that is cheaper than weights from `attended`, or None."""
         return None
 
+    def shown(self, pairs: Pairs) -> Tensor | None:
+        """Which keys each query may see besides padding and the future, (T, S), or None where that is all."""
+        return None
+
     def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """The weights from logits and positions, in float32 at least."""
+        shown, visible = self.shown(pairs), pairs.visible
         return weights_of(
             logits,
             pairs.q,
             scale=self.scale,
-            visible=pairs.visible,
+            visible=visible if shown is None else shown if visible is None else shown & visible,
             positions=self.positions,
             query_position=pairs.query_position,
             key_position=pairs.key_position,
@@ -176,7 +181,8 @@ class ScoreAttention(HeadAttention):
         read = self.weights_to_regularize(pairs) if self.regularizes_weights and not need_weights else None
         weighing = need_weights or (self.regularizes_weights and read is None)
         heads, weights, carried = self.attended(pairs, carry, weighing)
-        losses = self.losses(heads, pairs.values, weights if read is None else read, query_valid, memory_valid)
+        weighed = weights if read is None else read
+        losses = self.losses(heads, pairs.values, weighed, query_valid, memory_valid, self.shown(pairs))
         return Attended(self.joined(heads), carried, weights if need_weights else None, losses)
 
     def start(
