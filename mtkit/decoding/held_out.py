@@ -141,9 +141,10 @@ def timed(
     first: int = 0,
     on_progress: OnProgress | None = None,
 ) -> tuple[list[list[Translation]], Speed]:
-    """The result of `translate_lines` for a side with the same arguments, and its speed."""
+    """The result of `translate_lines` for a side whose first segment has the number `first`, and its speed."""
     begin, how = monotonic(), side.how(engine.settings, joined=joined)
-    how |= {"trained_on": trained_on, "first": first, "on_progress": on_progress}
+    numbers = range(first, first + len(side.sources))
+    how |= {"trained_on": trained_on, "numbers": numbers, "on_progress": on_progress}
     found = translate_lines(engine, tokenizers, side.sources, **how)
     tokens = sum(len(translations[0].pieces) for translations in found)
     return found, Speed(monotonic() - begin, len(side.sources), tokens)

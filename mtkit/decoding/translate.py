@@ -60,7 +60,6 @@ def translate_lines(
     directions: Directions | None = None,
     documents: Documents | None = None,
     trained_on: TrainedOn | None = None,
-    first: int = 0,
     numbers: Sequence[int] | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[Translation]]:
@@ -75,8 +74,8 @@ def translate_lines(
     Lines of `documents` are the exception: they are translated together. Where a joint translation does not separate
     into as many lines, each line is translated alone (`Translation.fell_back`).
 
-    `directions` are required for a model trained on several. `first` is the number of the first line among all that are
-    translated, from 0, and `numbers` are those of all lines where they do not follow each other; they seed sampling.
+    `directions` are required for a model trained on several. `numbers` are those of the lines among all that are
+    translated, from 0, which seed sampling; None: the lines are all.
 
     Raises: MtkitError for settings that the engine does not support, and for several translations of lines that are
     translated together.
@@ -89,7 +88,7 @@ def translate_lines(
             "set it to 1, or translate without documents (--sentences)"
         )
     trained_on = trained_on or TrainedOn()
-    numbers = range(first, first + len(lines)) if numbers is None else numbers
+    numbers = range(len(lines)) if numbers is None else numbers
     work = _Work(engine, tokenizers.target, trained_on, numbers, on_progress or (lambda lines: None))
     source = Source(tokenizers.source, engine.longest_source, directions, trained_on)
     encoded = source.encode(lines)

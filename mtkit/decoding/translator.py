@@ -165,7 +165,7 @@ class Translator:
             directions=direction if isinstance(direction, Directions) else self.directions(direction, len(lines)),
             documents=None if documents is None or pieces is None else Documents(documents, pieces),
             trained_on=self._trained_on,
-            first=first,
+            numbers=range(first, first + len(lines)),
             on_progress=on_progress,
         )
 

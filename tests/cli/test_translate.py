@@ -249,11 +249,11 @@ def test_a_killed_translation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     translate = translator.translate_lines
     firsts: list[int] = []
 
-    def dying(*arguments: object, first: int, **rest: object) -> object:
-        firsts.append(first)
+    def dying(*arguments: object, numbers: range, **rest: object) -> object:
+        firsts.append(numbers[0])
         if len(firsts) == 2:
             raise KeyboardInterrupt
-        return translate(*arguments, first=first, **rest)  # type: ignore[arg-type]
+        return translate(*arguments, numbers=numbers, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(translator, "translate_lines", dying)
     assert CliRunner().invoke(app, ["translate", *command, "killed.txt"]).exit_code != 0

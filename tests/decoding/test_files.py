@@ -48,11 +48,11 @@ def test_a_killed_call_goes_on_where_it_was(
     monkeypatch.setattr(stream, "CHUNK", 3)
     translate, firsts, said = module.translate_lines, list[int](), list[str]()
 
-    def dying(*arguments: object, first: int, **rest: object) -> object:
-        firsts.append(first)
+    def dying(*arguments: object, numbers: range, **rest: object) -> object:
+        firsts.append(numbers[0])
         if firsts == [0, 3, 6]:
             raise KeyboardInterrupt
-        return translate(*arguments, first=first, **rest)  # type: ignore[arg-type]
+        return translate(*arguments, numbers=numbers, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "translate_lines", dying)
     with pytest.raises(KeyboardInterrupt):

@@ -136,11 +136,11 @@ def test_a_kill_and_the_same_again(trained: Trained, tmp_path: Path, monkeypatch
     aligned.unlink()
     original, firsts = module.translate_lines, list[int]()
 
-    def dying(*arguments: Any, first: int, **rest: Any) -> Any:
-        firsts.append(first)
+    def dying(*arguments: Any, numbers: range, **rest: Any) -> Any:
+        firsts.append(numbers[0])
         if firsts == [0, 3, 6]:
             raise KeyboardInterrupt
-        return original(*arguments, first=first, **rest)
+        return original(*arguments, numbers=numbers, **rest)
 
     monkeypatch.setattr(module, "translate_lines", dying)
     with pytest.raises(KeyboardInterrupt):
