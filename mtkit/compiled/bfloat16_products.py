@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.compiled.machine_code import Floats, bits_of, compiled
-from mtkit.compiled.tiles import BFLOAT16, MOST_ROWS, OUTPUTS, sums_by
+from mtkit.compiled.tiles import BFLOAT16, MOST_ROWS, sums_by
 
-write_sums = sums_by(BFLOAT16)
+write_sums, OUTPUTS = sums_by(BFLOAT16), BFLOAT16.outputs
 
 Halves = NDArray[np.int16]
 

@@ -5,9 +5,9 @@ from numpy.typing import NDArray
 
 from mtkit.compiled.machine_code import Floats, compiled
 from mtkit.compiled.rounding import round_rows
-from mtkit.compiled.tiles import BYTES, MOST_ROWS, OUTPUTS, sums_by
+from mtkit.compiled.tiles import BYTES, MOST_ROWS, sums_by
 
-write_sums = sums_by(BYTES)
+write_sums, OUTPUTS = sums_by(BYTES), BYTES.outputs
 
 Bytes = NDArray[np.uint8]
 Weights = NDArray[np.int8]

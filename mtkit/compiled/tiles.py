@@ -1,4 +1,4 @@
-"""Tiles of a product: a few rows by 64 outputs, whose sums stay in the processor's registers.
+"""Tiles of a product: a few rows by 16 or 64 outputs, whose sums stay in the processor's registers.
 
 Numba has no vectors of its own, and the instructions that multiply bytes or numbers in bfloat16 have no operator. So
 this loop alone is written in the instructions of LLVM, which compiles it with the loops that call it.
@@ -17,57 +17,102 @@ from numpy.typing import NDArray
 
 from mtkit.compiled.machine_code import part
 
-OUTPUTS = 64
-"""Outputs of a tile."""
-
 MOST_ROWS = 6
-"""Rows of a tile: their sums take 24 of 32 registers, and the weights 4."""
-
-LANES, LINE = 16, 64
-"""Numbers of 32 bits in a register, and its bytes."""
+"""Rows of a tile: their sums take 24 of 32 registers of 512 bits, and the weights 4; 12 of 16 of 256 bits, and 2."""
 
 Numbers = NDArray[Any]
 Sums = Callable[[Numbers, Numbers, Numbers, int, int, int], None]
+Add = Callable[[Any, Any, Any, Any], Any]
+"""(builder, a register of sums, one of numbers, one of weights): the sums with the products added, in LLVM's words."""
+
+WORD = ir.IntType(32)
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """Adds the products of numbers of fewer bits to 16 sums of 32 bits: to each those of the numbers at its place."""
+    """Adds the products of numbers of 32 bits or fewer to sums of 32 bits: to each those of the numbers at its place.
 
-    name: str
-    """In LLVM."""
-    feature: str
+    It is one instruction of the processor, or the few that stand for it.
+    """
+
+    features: tuple[str, ...]
     """Of the processor that has it, in LLVM's words."""
+    lanes: int
+    """Sums in a register."""
+    registers: int
+    """Of the sums of a row in a tile."""
     together: int
     """Numbers in 32 bits."""
     sums: ir.Type
     """The type of a sum."""
+    add: Add
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a tile."""
+        return self.lanes * self.registers
 
 
-BYTES = Instruction("llvm.x86.avx512.vpdpbusd.512", "avx512vnni", 4, ir.IntType(32))
-"""Unsigned bytes times signed ones."""
+def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    form = ir.FunctionType(result, [each.type for each in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, form, name), args)
 
-BFLOAT16 = Instruction("llvm.x86.avx512bf16.dpbf16ps.512", "avx512bf16", 2, ir.FloatType())
-"""Sums are in float32."""
+
+def _named(name: str) -> Add:
+    """One instruction of the processor."""
+    return lambda builder, total, numbers, weights: _call(builder, name, total.type, total, numbers, weights)
+
+
+def _add_pairs(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
+    """Products of bytes are summed by twos in 16 bits, which hold 2 * 255 * 63, then these by twos in 32."""
+    small, middle = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(16), 16)
+    both = [builder.bitcast(each, small) for each in (numbers, weights)]
+    twos = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", middle, *both)
+    return builder.add(total, _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, twos, middle([1] * 16)))
+
+
+def _add_floats(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
+    """Products and sums are rounded once."""
+    both = [builder.bitcast(each, total.type) for each in (numbers, weights)]
+    return _call(builder, f"llvm.fma.v{total.type.count}f32", total.type, *both, total)
+
+
+VNNI = Instruction(("avx512vnni",), 16, 4, 4, WORD, _named("llvm.x86.avx512.vpdpbusd.512"))
+"""Unsigned bytes times signed ones, in registers of 512 bits."""
+
+PAIRS = Instruction(("avx2",), 8, 2, 4, WORD, _add_pairs)
+"""The same in registers of 256 bits, for weights of seven bits."""
+
+BFLOAT16 = Instruction(("avx512bf16",), 16, 4, 2, ir.FloatType(), _named("llvm.x86.avx512bf16.dpbf16ps.512"))
+"""Numbers in bfloat16; sums are in float32."""
+
+FLOATS = Instruction(("avx2", "fma"), 8, 2, 1, ir.FloatType(), _add_floats)
+"""Numbers in float32."""
 
 
 def has(instruction: Instruction) -> bool:
     """Whether loops are compiled for a processor that has the instruction."""
     chosen = config.CPU_NAME is not None or config.CPU_FEATURES is not None  # by who set NUMBA_CPU_NAME
-    return not chosen and bool(binding.get_host_cpu_features().get(instruction.feature))
+    features = binding.get_host_cpu_features()
+    return not chosen and all(features.get(each) for each in instruction.features)
 
 
-def laid_out(weights: torch.Tensor, together: int) -> torch.Tensor:
-    """Weights (O, I) as tiles read them: (O / `OUTPUTS`, I / together, `OUTPUTS`, together), with zeros at the ends."""
+BYTES = VNNI if has(VNNI) else PAIRS
+"""How this processor multiplies bytes, where it `has` it."""
+
+
+def laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
+    """Weights (O, I) as tiles read them, P outputs and `together` T: (O / P, I / T, P, T), with zeros at the ends."""
     outputs, inputs = weights.shape
-    blocks, steps = -(-outputs // OUTPUTS), -(-inputs // together)
-    whole = weights.new_zeros(blocks * OUTPUTS, steps * together)
+    tile, together = instruction.outputs, instruction.together
+    blocks, steps = -(-outputs // tile), -(-inputs // together)
+    whole = weights.new_zeros(blocks * tile, steps * together)
     whole[:outputs, :inputs] = weights
-    return whole.view(blocks, OUTPUTS, steps, together).transpose(1, 2).contiguous()
+    return whole.view(blocks, tile, steps, together).transpose(1, 2).contiguous()
 
 
 def sums_by(instruction: Instruction) -> Sums:
-    """A function for loops: (numbers (M, I), weights as `laid_out`, sums (R, `OUTPUTS`), the first row, R, the block).
+    """A function for loops: (numbers (M, I), weights as `laid_out`, sums (R, P), the first row, R, the block).
 
     It writes the sums of products of 1 to `MOST_ROWS` rows with the weights of a block. All are whole in memory;
     numbers behind the last input meet weights of zero, and may be anything finite.
@@ -94,9 +139,9 @@ def sums_by(instruction: Instruction) -> Sums:
 
 def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:
     """The same for so many rows."""
-    sum_of, word, place, byte = instruction.sums, ir.IntType(32), ir.IntType(64), ir.IntType(8)
-    vector, whole = ir.VectorType(sum_of, LANES), ir.VectorType(word, LANES)
-    registers = range(OUTPUTS // LANES)
+    place, byte, line = ir.IntType(64), ir.IntType(8), 4 * instruction.lanes
+    vector, whole = (ir.VectorType(each, instruction.lanes) for each in (instruction.sums, WORD))
+    registers = range(instruction.registers)
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def at(start: Any, offset: Any, form: Any = byte) -> Any:
@@ -118,20 +163,18 @@ def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Nu
         of_rows = [at(numbers.data, builder.mul(builder.add(first, place(row)), row_bytes)) for row in range(rows)]
         # what is stored here in the loop, LLVM keeps in registers
         totals = [[cgutils.alloca_once_value(builder, vector(None)) for _ in registers] for _ in range(rows)]
-        form = ir.FunctionType(vector, [vector, whole, whole])
-        add_products = cgutils.get_or_insert_function(builder.module, form, instruction.name)
         with cgutils.for_range(builder, steps) as loop:
             step = builder.mul(loop.index, step_bytes)
-            columns = [load(of_block, builder.add(step, place(LINE * each)), whole) for each in registers]
+            columns = [load(of_block, builder.add(step, place(line * each)), whole) for each in registers]
             for row, of_row in zip(of_rows, totals, strict=True):
-                few = load(row, builder.mul(loop.index, place(4)), word)
-                once = builder.insert_element(whole(ir.Undefined), few, word(0))
+                few = load(row, builder.mul(loop.index, place(4)), WORD)
+                once = builder.insert_element(whole(ir.Undefined), few, WORD(0))
                 same = builder.shuffle_vector(once, whole(ir.Undefined), whole(None))
                 for total, column in zip(of_row, columns, strict=True):
-                    builder.store(builder.call(add_products, [builder.load(total), same, column]), total)
+                    builder.store(instruction.add(builder, builder.load(total), same, column), total)
         for row, of_row in enumerate(totals):
             for each, total in enumerate(of_row):
-                to = at(sums.data, place(LINE * (row * len(registers) + each)), vector)
+                to = at(sums.data, place(line * (row * len(registers) + each)), vector)
                 builder.store(builder.load(total), to, align=1)
         return context.get_dummy_value()
 

@@ -6,24 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 
 from mtkit.compiled import tiles
 from mtkit.compiled.rounding import ZERO, round_rows
+from mtkit.model.products.tiled import Float32Tiles
 
 COUNTS = [*range(1, 14), 50]
 SHAPES = [(1, 1), (3, 63), (5, 64), (4, 65), (63, 130), (256, 64), (257, 200)]
 """Inputs and outputs."""
 
-by_bytes = pytest.mark.skipif(not tiles.has(tiles.BYTES), reason="this processor has no such instruction")
-by_bfloat16 = pytest.mark.skipif(not tiles.has(tiles.BFLOAT16), reason="this processor has no such instruction")
+LACKING = "this processor has no such instruction"
+
+by_bytes = pytest.mark.skipif(not tiles.has(tiles.BYTES), reason=LACKING)
+by_bfloat16 = pytest.mark.skipif(not tiles.has(tiles.BFLOAT16), reason=LACKING)
+by_floats = pytest.mark.skipif(not tiles.has(tiles.FLOATS), reason=LACKING)
 
 
 def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, in_units: bool) -> tuple[Tensor, Tensor]:
     """The product and the units of the rows."""
     from mtkit.compiled.byte_products import multiply_bytes
 
-    blocks, surplus = tiles.laid_out(integers, 4), ZERO * integers.sum(1, dtype=torch.int32)
+    blocks, surplus = tiles.laid_out(integers, tiles.BYTES), ZERO * integers.sum(1, dtype=torch.int32)
     whole = torch.randint(0, 256, (len(rows), blocks.shape[1] * 4)).to(torch.uint8)
     units, out = torch.empty(len(rows)), torch.full((len(rows), len(integers)), torch.nan)
     weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
@@ -32,15 +37,66 @@ def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, i
     return out, units
 
 
+@pytest.mark.parametrize(
+    ("instruction", "size", "together"),
+    [(tiles.VNNI, 64, 4), (tiles.PAIRS, 16, 4), (tiles.BFLOAT16, 64, 2), (tiles.FLOATS, 16, 1)],
+)
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 3), (4, 64), (7, 130)])
-def test_blocks_hold_each_weight_once(inputs: int, outputs: int) -> None:
+def test_blocks_hold_each_weight_once(
+    instruction: tiles.Instruction, size: int, together: int, inputs: int, outputs: int
+) -> None:
     weights = torch.arange(1, inputs * outputs + 1).view(outputs, inputs)
-    blocks = tiles.laid_out(weights, 4)
-    assert blocks.shape == (-(-outputs // 64), -(-inputs // 4), 64, 4)
+    blocks = tiles.laid_out(weights, instruction)
+    assert blocks.shape == (-(-outputs // size), -(-inputs // together), size, together)
     for o in range(outputs):
         for i in range(inputs):
-            assert blocks[o // 64, i // 4, o % 64, i % 4] == weights[o, i]
+            assert blocks[o // size, i // together, o % size, i % together] == weights[o, i]
     assert blocks.count_nonzero() == inputs * outputs
+
+
+@pytest.mark.parametrize("instruction", [tiles.VNNI, tiles.PAIRS])
+@pytest.mark.parametrize("rows", range(1, tiles.MOST_ROWS + 1))
+def test_bytes_are_multiplied_alike_by_every_instruction(instruction: tiles.Instruction, rows: int) -> None:
+    """Also by the one that this processor does not take where it has both."""
+    if not tiles.has(instruction):
+        pytest.skip(LACKING)
+    write_sums = tiles.sums_by(instruction)
+
+    @njit
+    def multiply(whole: Any, weights: Any, sums: Any) -> None:
+        for block in range(len(weights)):
+            write_sums(whole, weights, sums[block], 1, rows, block)
+
+    integers = torch.randint(-63, 64, (130, 44)).to(torch.int8)
+    integers[5], whole = 63, torch.randint(0, 256, (rows + 1, 44)).to(torch.uint8)
+    whole[1] = 255  # pairs of these and 63 are the largest numbers of 16 bits that there can be
+    blocks = tiles.laid_out(integers, instruction)
+    sums = torch.full((len(blocks), rows, instruction.outputs), 7, dtype=torch.int32)
+    multiply(whole.numpy(), blocks.numpy(), sums.numpy())
+    found = sums.transpose(0, 1).flatten(1)[:, :130]
+    assert torch.equal(found.long(), whole[1:].long() @ integers.long().t())
+
+
+@by_floats
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_sums_of_float32_are_in_float32(inputs: int, outputs: int) -> None:
+    weight, bias, x = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(50, inputs)
+    product, whole = Float32Tiles(weight, bias), torch.full((50, outputs), torch.nan)
+    assert product(x, whole) is whole
+    torch.testing.assert_close(whole.double(), x.double() @ weight.double().t() + bias, rtol=1e-6, atol=2e-5)
+    torch.testing.assert_close(Float32Tiles(weight, None)(x), whole - bias, rtol=1e-6, atol=2e-5)
+    for count in COUNTS:
+        assert torch.equal(product(x[:count]), whole[:count])
+
+
+@by_floats
+def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
+    x = torch.randn(4, 20)
+    x[1, 3], x[2, 5] = torch.inf, torch.nan
+    found = Float32Tiles(torch.ones(17, 20), None)(x)
+    assert found.isfinite().all(1).tolist() == [True, False, False, True]
+    assert found[1].eq(torch.inf).all()
+    assert found[2].isnan().all()
 
 
 @by_bytes
@@ -73,7 +129,7 @@ def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor) -> tuple[Tensor, T
     """The product, and the rounded rows."""
     from mtkit.compiled.bfloat16_products import multiply_bfloat16
 
-    blocks = tiles.laid_out(weights.bfloat16(), 2)
+    blocks = tiles.laid_out(weights.bfloat16(), tiles.BFLOAT16)
     low = torch.zeros(len(rows), blocks.shape[1] * 2, dtype=torch.bfloat16)
     out = torch.full((len(rows), len(weights)), torch.nan)
     multiply_bfloat16(
@@ -110,8 +166,7 @@ def test_rows_are_rounded_as_pytorch_rounds_them() -> None:
 
 def test_a_processor_that_was_chosen_by_hand_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.config.CPU_NAME", "generic")
-    assert not tiles.has(tiles.BYTES)
-    assert not tiles.has(tiles.BFLOAT16)
+    assert not any(map(tiles.has, (tiles.VNNI, tiles.PAIRS, tiles.BFLOAT16, tiles.FLOATS)))
 
 
 @by_bytes

@@ -20,13 +20,13 @@ from mtkit.attention.contract import unrounded_parts
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.model.network import Network
 from mtkit.model.products.int8 import Int8, check_int8
-from mtkit.model.products.product import Float32, Low, Plain, Product, packs_float32
+from mtkit.model.products.product import Float32, Low, Plain, Product, Tiled, packs_float32, tiles_float32
 
 
 @contextmanager
 def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Inside, the model computes with prepared weights, without gradients: int8 and, on the CPU, bfloat16 in all linear
-    layers and the output projection, float32 so where oneDNN is faster, and other types in joint products alone.
+    layers and the output projection, float32 so where oneDNN or tiles are faster, and other types in joint products.
 
     Raises: MtkitError for int8 where the model is not on the CPU, or the processor has no such products.
     """
@@ -43,7 +43,7 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for each in model.modules():
             if isinstance(each, HeadAttention) and each not in unrounded:
                 replace(each, "projected", partial(_projected, kept))
-            if dtype == torch.int8 or is_low(dtype, device) or _is_packed(dtype, device):
+            if dtype == torch.int8 or is_low(dtype, device) or _float32(dtype, device) is not None:
                 if type(each) is nn.Linear and each not in unrounded:
                     replace(each, "forward", kept.of(each))
                 if isinstance(each, Network):
@@ -61,8 +61,11 @@ def is_low(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and device.type == "cpu"
 
 
-def _is_packed(dtype: torch.dtype, device: torch.device) -> bool:
-    return dtype == torch.float32 and device.type == "cpu" and packs_float32()
+def _float32(dtype: torch.dtype, device: torch.device) -> type[Float32 | Tiled] | None:
+    """What multiplies faster than PyTorch in float32, where there is such a thing."""
+    if dtype != torch.float32 or device.type != "cpu":
+        return None
+    return Float32 if packs_float32() else Tiled if tiles_float32() else None
 
 
 class _Kept:
@@ -123,8 +126,9 @@ def _preparation(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, 
         return Int8.rounded
     if is_low(dtype, device):
         return Low
-    if _is_packed(dtype, device):
-        return Float32
+    faster = _float32(dtype, device)
+    if faster is not None:
+        return faster
     return lambda weight, bias: Plain(weight.to(dtype), None if bias is None else bias.to(dtype))
 
 

@@ -1,4 +1,4 @@
-"""Products with prepared weights: the contract, in the type of the weights, and by oneDNN on the CPU."""
+"""Products with prepared weights: the contract, in the type of the weights, by oneDNN and in tiles on the CPU."""
 
 import platform
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.engines.softmax.fused import has_low_products
-from mtkit.model.products.tiled import Bfloat16Tiles, tiles_pay
+from mtkit.model.products.tiled import Bfloat16Tiles, Float32Tiles, tiles_pay
 
 
 class Product(Protocol):
@@ -55,6 +55,25 @@ class Float32:
     def of(self, rows: Tensor) -> "Float32":
         """The product with these rows (K,) of W and b alone."""
         return Float32(self._weight[rows], None if self._bias is None else self._bias[rows])
+
+
+class Tiled:
+    """The product in float32 in tiles; of many rows that threads share, by PyTorch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._plain = Plain(weight.float(), None if bias is None else bias.float())
+        self._tiles = Float32Tiles(self._plain.weight, self._plain.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., I) to (..., O)."""
+        if not tiles_pay(x.numel() // max(x.shape[-1], 1)):
+            return self._plain(x)
+        return in_blocks(self._tiles, x, len(self._plain.weight))
+
+    def of(self, rows: Tensor) -> "Tiled":
+        """The product with these rows (K,) of W and b alone."""
+        some = self._plain.of(rows)
+        return Tiled(some.weight, some.bias)
 
 
 class Low:
@@ -149,6 +168,17 @@ def packs_float32() -> bool:
     """
     capable = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
     return capable and torch.backends.mkldnn.is_available() and _vendor() == "AuthenticAMD"
+
+
+@cache
+def tiles_float32() -> bool:
+    """Whether tiles multiply faster in float32 than PyTorch, which was measured with AVX2 alone: there a few rows are
+    multiplied twice as fast as by MKL, many as fast."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return False
+    from mtkit.compiled.tiles import FLOATS, has
+
+    return has(FLOATS)
 
 
 def _vendor() -> str:

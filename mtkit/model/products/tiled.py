@@ -1,4 +1,4 @@
-"""Products in tiles (`mtkit.compiled.tiles`), for decoding on processors with AVX-512.
+"""Products in tiles (`mtkit.compiled.tiles`), for decoding on processors with AVX2 or AVX-512.
 
 They need no kernel for each number of rows, and no pass before or behind them: few rows take a quarter of the time of
 the operations they replace, many about as long.
@@ -31,14 +31,14 @@ class Int8Tiles:
         from mtkit.compiled.rounding import ZERO
         from mtkit.compiled.tiles import BYTES, laid_out
 
-        blocks, surplus = laid_out(integers, BYTES.together), ZERO * integers.sum(1, dtype=torch.int32)
+        blocks, surplus = laid_out(integers, BYTES), ZERO * integers.sum(1, dtype=torch.int32)
         self._width, self._outputs = blocks.shape[1] * BYTES.together, len(scales)
         weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
         self._multiply: Callable[..., None] = partial(multiply_bytes, *weights)
 
     @classmethod
     def where_possible(cls, integers: Tensor, scales: Tensor, added: Tensor) -> Self | None:
-        """None where the processor does not multiply bytes in registers of 512 bits."""
+        """None where the processor has neither AVX2 nor AVX-512 with VNNI."""
         from mtkit.compiled.tiles import BYTES, has
 
         return cls(integers, scales, added) if has(BYTES) else None
@@ -57,6 +57,26 @@ class Int8Tiles:
         return out, units
 
 
+class Float32Tiles:
+    """Rows x to x W^T + b in float32. A row's result does not depend on the rows beside it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """W (O, I) and b (O,) in float32."""
+        from mtkit.compiled.float_products import multiply_floats
+        from mtkit.compiled.tiles import FLOATS, laid_out
+
+        self._outputs = len(weight)
+        added = torch.zeros(self._outputs) if bias is None else bias.contiguous()
+        weights: list[Any] = [each.numpy() for each in (laid_out(weight, FLOATS), added)]
+        self._multiply: Callable[..., None] = partial(multiply_floats, *weights)
+
+    def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows (M, I) to the product (M, O), written to `out` where it is given."""
+        out = torch.empty(rows.shape[0], self._outputs) if out is None else out
+        self._multiply(rows.float().contiguous().numpy(), out.numpy())
+        return out
+
+
 class Bfloat16Tiles:
     """Rows x, rounded to bfloat16, to x W^T + b in float32, with W in bfloat16."""
 
@@ -65,7 +85,7 @@ class Bfloat16Tiles:
         from mtkit.compiled.bfloat16_products import multiply_bfloat16
         from mtkit.compiled.tiles import BFLOAT16, laid_out
 
-        blocks, self._outputs = laid_out(weight, BFLOAT16.together), len(weight)
+        blocks, self._outputs = laid_out(weight, BFLOAT16), len(weight)
         added = torch.zeros(self._outputs) if bias is None else bias.float()
         self._width = blocks.shape[1] * BFLOAT16.together
         weights: list[Any] = [each.numpy() for each in (blocks.view(torch.int16), added)]

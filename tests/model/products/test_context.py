@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mtkit.compiled.tiles import FLOATS, has
 from mtkit.model.build import build_model
 from mtkit.model.products import context, product, products
-from mtkit.model.products.product import Float32, in_few_counts
+from mtkit.model.products.product import Float32, Tiled, in_few_counts
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 
@@ -58,7 +59,8 @@ class _Products(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_a_step_multiplies_a_layers_tokens_by_queries_keys_and_values_at_once() -> None:
+def test_a_step_multiplies_a_layers_tokens_by_queries_keys_and_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "tiles_float32", lambda: False)  # tiles are no operations of PyTorch's
     net = network()
     token, state = torch.full((6, 2), 5), net.start(net.encode(torch.full((6, 9), 7)), hypotheses=2)
     with _Products() as plain:
@@ -180,14 +182,25 @@ def test_many_rows_are_multiplied_in_blocks(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("packs", [True, False])
-def test_float32_is_float32_by_either_library(packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "packs_float32", lambda: packs)
+@pytest.mark.parametrize("by", [Float32, Tiled, type(None)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_float32_is_float32_however_it_is_multiplied(by: type, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by is Tiled and not has(FLOATS):
+        pytest.skip("this processor has no such instruction")
+    monkeypatch.setattr(context, "packs_float32", lambda: by is Float32)
+    monkeypatch.setattr(context, "tiles_float32", lambda: by is Tiled)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     linear, x = nn.Linear(200, 24), torch.randn(37, 200)
     with products(nn.Sequential(linear), torch.float32):
-        assert isinstance(linear.__dict__.get("forward"), Float32) is packs
+        assert isinstance(linear.__dict__.get("forward"), by)
         found = linear(x)
     torch.testing.assert_close(found.double(), linear.double()(x.double()), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512", "DEFAULT"])
+def test_tiles_multiply_float32_where_that_was_measured(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert product.tiles_float32.__wrapped__() is (capability == "AVX2" and has(FLOATS))
 
 
 @torch.no_grad()
