@@ -90,6 +90,9 @@ class Attention(nn.Module):
     unrounded: ClassVar[bool] = False
     """Whether rounded weights are too rough for it: it makes choices by its products, or keeps only what they leave
     over. 8-bit products leave its layers out, and no copies of its weights are rounded."""
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    """Parameters of more than one dimension that weight decay leaves alone, as it does vectors: numbers of each head
+    that are added, or that scale distances. Any module of a model may name such ones."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
     """The slots it takes, each with the names it can combine with; None stands for every name."""
 

@@ -50,6 +50,7 @@ class MemoryCompressed(HeadAttention):
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
     }
+    undecayed = ("value_bias",)
     small: ClassVar[dict[str, Any]] = {"factor": 2}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"factor": 1},

@@ -34,6 +34,7 @@ class RandomFeatureAttention(FeatureAttention):
     paper = "Peng et al. 2021, arXiv 2103.02143"
     complexity = "O(T D)"
     growth = 1
+    undecayed = ("sigma",)
     small: ClassVar[dict[str, Any]] = {"features": 100, "pool": 3, "chunk": 3}  # fewer would divide by noise
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "arc-cosine"},)
 

@@ -43,6 +43,8 @@ class FactorizedRandomScores(nn.Module):
 class DenseScores(nn.Module):
     """W2 relu(W1 x + b1) + b2: M scores of each head from the token, through a hidden layer of its width."""
 
+    undecayed = ("bias",)
+
     def __init__(self, d_model: int, heads: int, keys: int) -> None:
         super().__init__()
         width = d_model // heads

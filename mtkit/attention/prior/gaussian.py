@@ -34,6 +34,7 @@ class Gaussian(ScoreAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
+    undecayed = ("raw_w", "raw_b")
 
     def __init__(
         self,

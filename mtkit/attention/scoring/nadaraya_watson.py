@@ -38,6 +38,7 @@ class NadarayaWatson(ScoreAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
+    undecayed = ("width",)
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {**ScoreAttention.slots, "projection": OWN_VECTORS}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"width": "scalar"}, {"width": "per-dim"})
 

@@ -17,6 +17,8 @@ class RelativeLabels(Positions):
     for all further ones; behind these come two for pairs that do not belong together and pairs that do.
     """
 
+    undecayed = ("biases",)
+
     def __init__(self, site: Site, width: int, *, clip: int) -> None:
         super().__init__(site, width)
         self.clip = clip

@@ -68,14 +68,17 @@ def best_precision(device: torch.device) -> str:
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2019) over the trainable parameters; matrices decay, vectors and scalars do not.
+    """AdamW (Loshchilov and Hutter, 2019) over the trainable parameters; matrices decay, vectors and scalars do not,
+    nor does what a module names as `undecayed` (`mtkit.attention.contract`).
 
     Fused: one pass over parameters, gradients and moments, on the CPU too.
     """
+    kept = {getattr(module, name, None) for module in model.modules() for name in getattr(module, "undecayed", ())}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [each for each in trained if each.dim() >= 2 and each not in kept]
     groups = [
-        {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": [each for each in trained if each.dim() < 2 or each in kept], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

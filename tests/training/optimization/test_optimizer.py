@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from mtkit.attention import build
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
 from mtkit.training.optimization.optimizer import (
@@ -47,6 +48,26 @@ def test_only_matrices_decay() -> None:
     for old, new in zip(before, weights(model), strict=True):
         expected = old * (1 - 0.1 * 0.5) if old.dim() == 2 else old
         torch.testing.assert_close(new, expected)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "names"),
+    [
+        ("gaussian", {}, {"raw_w", "raw_b"}),
+        ("nadaraya-watson", {"width": "per-dim"}, {"width"}),
+        ("rfa", {}, {"sigma"}),
+        ("rfa", {"learn_sigma": False}, set()),
+        ("etc", {}, {"biases"}),
+        ("synthesizer", {"variant": "dense"}, {"bias"}),
+        ("memory-compressed", {}, {"value_bias"}),
+        ("full", {}, set()),
+    ],
+)
+def test_numbers_of_each_head_do_not_decay(mechanism: str, options: dict[str, object], names: set[str]) -> None:
+    model = build(mechanism, role="encoder", d_model=16, heads=2, **options)
+    _, others = build_optimizer(model, TrainingSettings(weight_decay=0.5)).param_groups
+    named = {id(parameter): name for name, parameter in model.named_parameters() if parameter.dim() >= 2}
+    assert {named[id(each)].rpartition(".")[2] for each in others["params"] if id(each) in named} == names
 
 
 def test_the_optimizer_is_fused() -> None:
