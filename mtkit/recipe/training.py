@@ -52,6 +52,12 @@ class TrainingSettings(Settings):
     """Maximum minutes of training, including those before a resume."""
     patience: PositiveInt | None = None
     """Maximum validations without a better BLEU."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Optimiser. muon gives the updates of the layers' matrices equal singular values (Jordan et al., 2024); AdamW
+    updates embeddings, output projection and vectors then."""
+    muon_rate: PositiveFloat = 0.02
+    """Peak rate of muon's matrices; it rises and falls as the learning rate. An update of a matrix of R rows and C
+    columns has singular values near this rate times sqrt(max(1, R / C))."""
     peak_rate: PositiveFloat = 1.5e-3
     """Peak learning rate."""
     schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
@@ -65,7 +71,7 @@ class TrainingSettings(Settings):
     eps: PositiveFloat = 1e-9
     """Adam's epsilon."""
     weight_decay: NonNegativeFloat = 0.0
-    """AdamW's decay of matrices; vectors and scalars are not decayed."""
+    """Decay of matrices per update, in learning rates; vectors and scalars are not decayed."""
     clip_norm: NonNegativeFloat = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
@@ -113,6 +119,9 @@ class TrainingSettings(Settings):
             raise ValueError("training.lora freezes all but its adapters; leave training.freeze out")
         if self.lora is not None and self.init_from is None:
             raise ValueError("training.lora adapts a trained model; name it: --init-from RUN (training.init_from)")
+        if self.optimizer == "muon" and (self.lora is not None or self.shard):
+            other = "lora" if self.lora is not None else "shard"
+            raise ValueError(f"training.optimizer = muon updates whole matrices; leave training.{other} out")
         if self.lora is not None and self.shard:
             raise ValueError("training.shard does not split adapters, which are small; leave training.shard out")
         return self

@@ -17,7 +17,7 @@ from mtkit.decoding.translate import translate_lines
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import score_corpus
 from mtkit.model.transformer import Transformer
-from mtkit.recipe import load_recipe
+from mtkit.recipe import load_recipe, merged
 from mtkit.runs import Run
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, verified_tensors
@@ -179,9 +179,18 @@ def test_a_resumed_run_draws_the_pieces_that_an_unbroken_one_does(
     assert whole.progress.batch == plain.batch, "of the same batches"
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_a_resumed_recurrent_model_is_the_unbroken_one(prepared: Prepared, tmp_path: Path, cell: str) -> None:
-    recipe = tiny(model={"architecture": "rnn", "cell": cell}, training={"validate_segments": 1})
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"model": {"architecture": "rnn", "cell": "gru"}},
+        {"model": {"architecture": "rnn", "cell": "lstm"}},
+        {"training": {"optimizer": "muon", "weight_decay": 0.1}},
+    ],
+)
+def test_other_models_and_optimizers_resume_bit_for_bit(
+    prepared: Prepared, tmp_path: Path, groups: dict[str, dict[str, Any]]
+) -> None:
+    recipe = tiny(**merged({"training": {"validate_segments": 1}}, groups))
     run(recipe, prepared, tmp_path / "whole")
 
     def say(line: str) -> None:

@@ -1,7 +1,7 @@
 """Products in tiles (`mtkit.compiled.tiles`), for decoding on processors with AVX2 or AVX-512.
 
-They need no kernel for each number of rows, and no pass before or behind them: few rows take a quarter of the time of
-the operations they replace, many about as long.
+They need no kernel for each number of rows, and no pass before or behind them: few rows take a half (float32, AVX2) to
+a tenth (int8, AVX2) of the time of the operations they replace, many about as long or less.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""AdamW and the arithmetic it is fed by: precision, loss scaling, clipping, and a step that can be refused."""
+"""The optimiser and the arithmetic it is fed by: precision, loss scaling, clipping, and a step that can be refused."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
 from mtkit.training.distributed.split import split_like
+from mtkit.training.optimization.muon import Muon, matrices_of
 
 LEAST_SCALE = 2.0**-10
 """Loss scale of float16 below which overflows are not the scale's fault."""
@@ -67,30 +68,35 @@ def best_precision(device: torch.device) -> str:
     return "float32"
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2019) over the trainable parameters; matrices decay, vectors and scalars do not,
-    nor does what a module names as `undecayed` (`mtkit.attention.contract`).
+def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW | Muon:
+    """AdamW (Loshchilov and Hutter, 2019) over the trainable parameters, all or those that Muon leaves.
 
-    Fused: one pass over parameters, gradients and moments, on the CPU too.
+    Matrices decay; vectors and scalars do not, nor does what a module names as `undecayed`
+    (`mtkit.attention.contract`). Fused: one pass over parameters, gradients and moments, on the CPU too.
     """
     kept = {getattr(module, name, None) for module in model.modules() for name in getattr(module, "undecayed", ())}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = matrices_of(model) if settings.optimizer == "muon" else []
+    apart = set(map(id, matrices))
+    trained = [each for each in model.parameters() if each.requires_grad and id(each) not in apart]
     decayed = [each for each in trained if each.dim() >= 2 and each not in kept]
     groups = [
         {"params": decayed, "weight_decay": settings.weight_decay},
         {"params": [each for each in trained if each.dim() < 2 or each in kept], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.peak_rate,
         betas=settings.betas,
         eps=settings.eps,
         fused=True,
     )
+    if not matrices:
+        return adamw
+    return Muon(matrices, adamw, rate=settings.muon_rate / settings.peak_rate, decay=settings.weight_decay)
 
 
 def apply(
-    optimizer: torch.optim.AdamW, precision: Precision, *, rate: float, clip_norm: float, finite: Tensor
+    optimizer: torch.optim.AdamW | Muon, precision: Precision, *, rate: float, clip_norm: float, finite: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One update at this learning rate: unscale, clip, step. Gives the gradient norm before clipping, and `applied`.
 
@@ -110,12 +116,14 @@ def apply(
     if isinstance(norm, DTensor):  # of gradients that are split over processes
         norm = norm.full_tensor()
     if precision.scaler is not None:
-        precision.scaler.step(optimizer)
+        with precision.autocast():
+            precision.scaler.step(optimizer)
         precision.scaler.update()
         return norm, finite
     finite = finite & norm.isfinite()
-    optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
-    optimizer.step()
+    optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[union-attr]
+    with precision.autocast():  # for the products of matrices
+        optimizer.step()
     return norm, finite
 
 
