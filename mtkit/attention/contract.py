@@ -21,7 +21,8 @@ State = dict[str, Any]
 class Site:
     """The place of one attention in a model: all that a mechanism may know besides its own options.
 
-    `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options.
+    `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options. What is drawn by it,
+    such as a random pattern, is the same in runs that another mechanism parts.
     `memory_length` and `memory_width` are the memory's own maximum length and width (those of the query if left out).
     `positions`, `projection`, `merge` and `regularizer` name what stands in the four slots, None for the plain one; a
     slot with options of its own is a mapping, {"name": "grouped-query", "kv_heads": 2}.
