@@ -140,6 +140,12 @@ class Checkpoints:
         every = self.all()
         return every[-1] if every else None
 
+    @property
+    def validated(self) -> bool:
+        """Whether the last one was validated, by whatever settings."""
+        last = self.last()
+        return last is not None and read_state(last).get("bleu") is not None
+
     def averaged(self) -> int | None:
         """The update at which the last checkpoints were averaged and that judged as is done now, or None."""
         average = self.folder / "average"

@@ -139,8 +139,8 @@ class Training:
         self._restore()
         self._introduce()
         begin, before = monotonic(), self.progress.seconds
-        first, validated = self.progress.update, self.progress.validated
-        self.metrics = Metrics(self.folder, first, validated=validated) if self.world.first else None
+        first = self.progress.update
+        self.metrics = Metrics(self.folder, first, validated=self.checkpoints.validated) if self.world.first else None
         self.line = ProgressLine(self.say, update=first, total=self.recipe.training.max_updates, shown=self.world.first)
         self.interval = Interval()
         work = self.feed.updates(self.progress.epoch, self.progress.batch)

@@ -49,13 +49,13 @@ class Metrics:
     A number that is not finite is null, as the gradient norm of updates all of which float16 skipped.
     """
 
-    def __init__(self, folder: Path, update: int, *, validated: int) -> None:
-        """Goes on after `update`, or with its validation where the update `validated` last is another.
+    def __init__(self, folder: Path, update: int, *, validated: bool) -> None:
+        """Goes on after `update`, or with its validation where it is not `validated`.
 
         Lines of what comes again, from before a kill, are dropped.
         """
         self._path = folder / "metrics.jsonl"
-        last = {"train": update, "validation": update if validated == update else update - 1}
+        last = {"train": update, "validation": update if validated else update - 1}
         kept = [row for row in read_metrics(self._path) if row["update"] <= last[row["kind"]]]
         write_text(self._path, "".join(json_text(row) + "\n" for row in kept))
         self._board = _tensorboard(folder / "tensorboard", update)

@@ -15,7 +15,7 @@ def test_lines_after_the_checkpoint_and_half_lines_are_dropped(tmp_path: Path) -
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"kind": "train", "update": update, "loss": 1.0}) for update in (1, 2, 3)]
     path.write_text("\n".join([*lines, '{"kind": "train", "upd']))
-    metrics = Metrics(tmp_path, update=2, validated=1)
+    metrics = Metrics(tmp_path, update=2, validated=False)
     metrics.write("validation", 2, bleu=3.5, signature="s")
     metrics.close()
     assert [(row["kind"], row["update"]) for row in read_metrics(path)] == [
@@ -26,20 +26,20 @@ def test_lines_after_the_checkpoint_and_half_lines_are_dropped(tmp_path: Path) -
     assert path.read_text().endswith("\n")
 
 
-@pytest.mark.parametrize("validated", [2, 4])
-def test_a_validation_that_no_checkpoint_kept_is_written_once(tmp_path: Path, validated: int) -> None:
+@pytest.mark.parametrize("validated", [False, True])
+def test_a_validation_that_no_checkpoint_kept_is_written_once(tmp_path: Path, validated: bool) -> None:
     path = tmp_path / "metrics.jsonl"
     rows = [{"kind": kind, "update": update} for update in (2, 4) for kind in ("train", "validation")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = Metrics(tmp_path, update=4, validated=validated)
-    if validated < 4:
+    if not validated:
         metrics.write("validation", 4)
     metrics.close()
     assert read_metrics(path) == rows
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, update=0, validated=-1)
+    metrics = Metrics(tmp_path, update=0, validated=False)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(MtkitError, match=r"cannot write .*metrics\.jsonl"):
@@ -48,7 +48,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
 
 def test_a_number_that_is_not_finite_is_null_and_no_scalar_of_tensorboard(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 1, "gradient_norm": Infinity}\n')
-    metrics = Metrics(tmp_path, update=1, validated=-1)
+    metrics = Metrics(tmp_path, update=1, validated=False)
     shown: list[str] = []
     metrics._board = SimpleNamespace(add_scalar=lambda name, *_: shown.append(name), close=lambda: None)
     metrics.write("train", 2, loss=1.5, gradient_norm=math.nan)
