@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.compiled.machine_code import Floats, bits_of, compiled
-from mtkit.compiled.tiles import BFLOAT16, MOST_ROWS, sums_by
+from mtkit.compiled.tiles import BFLOAT16, products_by
 
-write_sums, OUTPUTS = sums_by(BFLOAT16), BFLOAT16.outputs
+write_products = products_by(BFLOAT16)
 
 Halves = NDArray[np.int16]
 
@@ -17,21 +17,11 @@ def multiply_bfloat16(weights: Halves, added: Floats, rows: Floats, low: Halves,
 
     low (M, I or one more), where zeros stand behind the rows, gets the bits of the rounded rows.
     """
-    (count, width), outputs = rows.shape, out.shape[1]
+    count, width = rows.shape
     for i in range(count):
         for j in range(width):
             bits = bits_of(rows[i, j])
             nearest = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16)
             is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
             low[i, j] = np.int16(0x7FC0) if is_nan else np.int16(nearest)
-    sums = np.empty((MOST_ROWS, OUTPUTS), np.float32)
-    for block in range(len(weights)):
-        before = block * OUTPUTS
-        here = min(OUTPUTS, outputs - before)
-        for first in range(0, count, MOST_ROWS):
-            left = min(count - first, MOST_ROWS)
-            write_sums(low, weights, sums, first, left, block)
-            for r in range(left):
-                of_row = sums[r]
-                for o in range(here):
-                    out[first + r, before + o] = of_row[o] + added[before + o]
+    write_products(low, weights, added, out)

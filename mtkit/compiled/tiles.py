@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from llvmlite import binding, ir
 from numba import config, int64, void
@@ -135,6 +136,31 @@ def sums_by(instruction: Instruction) -> Sums:
             one(numbers, weights, sums, first, block)
 
     return write_sums
+
+
+def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, Numbers], None]:
+    """A function for loops whose sums are in float32: (numbers (M, I), weights as `laid_out`, added (O,), out (M, O)).
+
+    It writes the product, plus what is `added`.
+    """
+    write_sums, size = sums_by(instruction), instruction.outputs
+
+    @part
+    def write_products(numbers: Numbers, weights: Numbers, added: Numbers, out: Numbers) -> None:
+        count, outputs = out.shape
+        sums = np.empty((MOST_ROWS, size), np.float32)
+        for block in range(len(weights)):
+            before = block * size
+            here = min(size, outputs - before)
+            for first in range(0, count, MOST_ROWS):
+                left = min(count - first, MOST_ROWS)
+                write_sums(numbers, weights, sums, first, left, block)
+                for r in range(left):
+                    of_row = sums[r]
+                    for o in range(here):
+                        out[first + r, before + o] = of_row[o] + added[before + o]
+
+    return write_products
 
 
 def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:

@@ -143,8 +143,7 @@ class Checkpoints:
     @property
     def validated(self) -> bool:
         """Whether the last one was validated, by whatever settings."""
-        last = self.last()
-        return last is not None and read_state(last).get("bleu") is not None
+        return self.last() in self._validated()
 
     def averaged(self) -> int | None:
         """The update at which the last checkpoints were averaged and that judged as is done now, or None."""

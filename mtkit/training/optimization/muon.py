@@ -8,7 +8,6 @@ the matrix.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ class Muon(torch.optim.Optimizer):
         others.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """One update; not made, nor counted, where `found_inf` says so. Nothing waits for the device."""
         self._others.grad_scale, self._others.found_inf = self.grad_scale, self.found_inf  # type: ignore[attr-defined]
         self._others.step()
@@ -52,7 +51,7 @@ class Muon(torch.optim.Optimizer):
         made, rate, decay = self.found_inf == 0, self._matrices["lr"], self._matrices["decay"]
         trained = [each for each in self._matrices["params"] if each.grad is not None]
         for alike in _by_shape(trained):
-            momenta = [self.state[each].setdefault("momentum", torch.zeros_like(each)) for each in alike]
+            momenta = [self._momentum(each) for each in alike]
             pairs = zip(alike, momenta, strict=True)
             gradients = [torch.where(made, each.grad, momentum) for each, momentum in pairs if each.grad is not None]
             torch._foreach_lerp_(momenta, gradients, 1.0 - MOMENTUM)
@@ -63,6 +62,12 @@ class Muon(torch.optim.Optimizer):
             step = made * (-rate * self._rate * max(1.0, rows / columns) ** 0.5)
             torch._foreach_add_(alike, list((orthogonal(ahead).to(alike[0].dtype) * step).unbind()))
 
+    def _momentum(self, matrix: Tensor) -> Tensor:
+        state: dict[str, Tensor] = self.state[matrix]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(matrix)
+        return state["momentum"]
+
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """U p(p(... S)) V^T, near U V^T, of matrices U S V^T (N, A, B), each divided by its norm before.
@@ -71,12 +76,13 @@ def orthogonal(matrices: Tensor) -> Tensor:
     run in its type.
     """
     one, three, five = COEFFICIENTS
-    wide = matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if tall else matrices
     x = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(STEPS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=three, alpha=five), x, beta=one)
-    return x.mT if matrices.shape[1] > matrices.shape[2] else x
+    return x.mT if tall else x
 
 
 def matrices_of(model: nn.Module) -> list[Tensor]:

@@ -74,14 +74,15 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     Matrices decay; vectors and scalars do not, nor does what a module names as `undecayed`
     (`mtkit.attention.contract`). Fused: one pass over parameters, gradients and moments, on the CPU too.
     """
-    kept = {getattr(module, name, None) for module in model.modules() for name in getattr(module, "undecayed", ())}
+    named = ((module, name) for module in model.modules() for name in getattr(module, "undecayed", ()))
+    kept = {id(getattr(module, name, None)) for module, name in named}
     matrices = matrices_of(model) if settings.optimizer == "muon" else []
     apart = set(map(id, matrices))
     trained = [each for each in model.parameters() if each.requires_grad and id(each) not in apart]
-    decayed = [each for each in trained if each.dim() >= 2 and each not in kept]
+    kept |= {id(each) for each in trained if each.dim() < 2}
     groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": [each for each in trained if each.dim() < 2 or each in kept], "weight_decay": 0.0},
+        {"params": [each for each in trained if id(each) not in kept], "weight_decay": settings.weight_decay},
+        {"params": [each for each in trained if id(each) in kept], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]],
