@@ -1,0 +1,61 @@
+"""Several processes at once, with what torchrun tells them, and without what an interpreter takes to begin."""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+Found = TypeVar("Found")
+
+PATIENCE = 240.0
+"""Seconds after which processes that wait for one another have failed."""
+
+
+def together(processes: int, work: Callable[..., Found], *arguments: Any) -> list[Found]:
+    """What `work(*arguments)` gives in each of so many processes, by rank; a `World` in it is theirs.
+
+    They are forked: torch and mtkit, whose import takes longer than most tests, are there already, and what `work`
+    changes in modules stays in its process. Raises: AssertionError with the trace of the first that failed.
+    """
+    context = multiprocessing.get_context("fork")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
+    told = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    told["TORCHELASTIC_USE_AGENT_STORE"] = True
+    pipes, children = [], []
+    for rank in range(processes):
+        receive, send = context.Pipe(duplex=False)
+        mine = {"RANK": rank, "LOCAL_RANK": rank} | told
+        child = context.Process(target=_child, args=(send, mine, work, arguments))
+        child.start()
+        send.close()
+        pipes.append(receive)
+        children.append(child)
+    found: dict[int, Found] = {}
+    deadline = monotonic() + PATIENCE
+    try:
+        while missing := [pipe for rank, pipe in enumerate(pipes) if rank not in found]:
+            ready = wait(missing, timeout=deadline - monotonic())
+            assert ready, f"{len(missing)} of {processes} processes gave nothing in {PATIENCE:.0f} seconds"
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                result, trace = pipe.recv()
+                assert trace is None, trace
+                found[pipes.index(pipe)] = result
+    finally:
+        for child in children:
+            child.kill() if len(found) < processes else child.join()
+    return [found[rank] for rank in range(processes)]
+
+
+def _child(send: Connection, told: dict[str, object], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update({name: str(value) for name, value in told.items()})
+    try:
+        send.send((work(*arguments), None))
+    except BaseException:
+        send.send((None, traceback.format_exc()))
