@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -44,7 +45,7 @@ def together(processes: int, work: Callable[..., Found], *arguments: Any) -> lis
             assert ready, f"{len(missing)} of {processes} processes gave nothing in {PATIENCE:.0f} seconds"
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                result, trace = pipe.recv()
+                result, trace = pickle.loads(pipe.recv_bytes())
                 assert trace is None, trace
                 found[pipes.index(pipe)] = result
     finally:
@@ -56,6 +57,8 @@ def together(processes: int, work: Callable[..., Found], *arguments: Any) -> lis
 def _child(send: Connection, told: dict[str, object], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ.update({name: str(value) for name, value in told.items()})
     try:
-        send.send((work(*arguments), None))
+        found = work(*arguments), None
     except BaseException:
-        send.send((None, traceback.format_exc()))
+        found = None, traceback.format_exc()
+    # tensors by value: those that `send` takes are in memory that ends with this process
+    send.send_bytes(pickle.dumps(found))

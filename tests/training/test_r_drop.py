@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from mtkit.model.build import build_model
 from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.distributed.world import World
-from mtkit.training.feed import Inputs
+from mtkit.training.feed import Feed, Inputs
 from mtkit.training.loop import train
 from mtkit.training.loss import token_loss
 from mtkit.training.optimization.optimizer import Precision
@@ -25,6 +22,7 @@ from mtkit.training.r_drop import token_loss_twice, twice
 from mtkit.training.report import read_metrics
 from mtkit.training.update import DIVERGENCE, LOSS, NLL, REWARD, SEGMENTS, Updater
 from mtkit.training.validation import validation_loss
+from tests.processes import together
 from tests.training.conftest import tiny
 from tests.training.test_loss import Largest
 from tests.training.test_update import CPU, Output, StandIn, gradients, updater, work_of
@@ -231,51 +229,22 @@ def test_without_dropout_it_is_refused_and_zero_is_none() -> None:
     assert tiny(model={"dropout": 0.0, "attention_dropout": 0.1}, training={"r_drop": 5.0}).training.r_drop == 5.0
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from mtkit.data.prepared import open_prepared
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.update import Updater
-from tests.training.conftest import tiny
-from tests.training.test_r_drop import Differing
-
-torch.set_num_threads(1)
-prepared = open_prepared(Path(sys.argv[1]))
-recipe = tiny(training={"r_drop": 5.0, "clip_norm": 0.0, "ema": 0.0, "batch_tokens": 60, "accumulate": 2})
-with World("cpu") as world:
-    model = Differing(prepared.tokenizers.target.size)
-    updater = Updater(model, recipe, world, Precision("float32", world.device))
-    updates = Feed(recipe, prepared, 1024, world).updates(0, 0)
-    for number in (1, 2, 3):
-        updater.run(next(updates), number, rate=0.01, total_updates=3)
-    updates.close()
-    if world.first:
-        torch.save((model.state_dict(), updater.read()), sys.argv[2])
-"""
+def three_updates(prepared: Prepared) -> tuple[dict[str, Tensor], list[float]]:
+    """The weights after them, and what they came to."""
+    recipe = tiny(training={"r_drop": 5.0, "clip_norm": 0.0, "ema": 0.0, "batch_tokens": 60, "accumulate": 2})
+    with World("cpu") as world:
+        model = Differing(prepared.tokenizers.target.size)
+        updater = Updater(model, recipe, world, Precision("float32", world.device))
+        updates = Feed(recipe, prepared, 1024, world).updates(0, 0)
+        for number in (1, 2, 3):
+            updater.run(next(updates), number, rate=0.01, total_updates=3)
+        updates.close()
+        return {name: each.detach() for name, each in model.state_dict().items()}, updater.read()
 
 
-def test_two_processes_give_what_one_gives(prepared: Prepared, tmp_path: Path) -> None:
-    script, root = tmp_path / "script.py", Path(__file__).parent.parent.parent
-    script.write_text(SCRIPT)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    found = []
-    for name, before in (("one", []), ("two", torchrun)):
-        done = subprocess.run(
-            [sys.executable, *before, str(script), str(prepared.folder), str(tmp_path / name)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(torch.load(tmp_path / name))
-    (one, sums), (two, sums_of_two) = found
+def test_two_processes_give_what_one_gives(prepared: Prepared) -> None:
+    one, sums = three_updates(prepared)
+    two, sums_of_two = together(2, three_updates, prepared)[0]
     assert sums[DIVERGENCE] > 0
     assert sums_of_two == pytest.approx(sums, rel=1e-4)
     torch.testing.assert_close(two["table.weight"], one["table.weight"], rtol=0.0, atol=1e-5)

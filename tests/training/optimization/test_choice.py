@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from mtkit.training.optimization import choice
 from mtkit.training.optimization.choice import LIMIT, measured
 from mtkit.training.optimization.optimizer import precisions
 from mtkit.training.update import Updater
+from tests.processes import together
 from tests.training.conftest import prepared, prepared_folder, tiny
 
 __all__ = ["prepared", "prepared_folder"]
@@ -232,51 +230,24 @@ def test_measuring_leaves_every_model_as_it_is(
     assert torch.equal(torch.get_rng_state(), random)
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from mtkit.data.prepared import open_prepared
-from mtkit.model.build import build_model
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed
-from mtkit.training.optimization import choice
-from mtkit.training.update import Updater
-from tests.training.conftest import tiny
+def measured_here(prepared: Prepared, seconds: list[dict[str, float]]) -> str:
+    """What is found where updates in each precision take this process, by rank, so many seconds."""
+    now, run, recipe = 0.0, Updater.run, tiny()
+    with World("cpu") as world:
 
-torch.set_num_threads(1)
-now, run = 0.0, Updater.run
-with World("cpu") as world:
-    seconds = [{"float32": 0.1, "bfloat16": 0.2}, {"float32": 0.5, "bfloat16": 0.3}][world.rank]
+        def timed(self: Updater, *given: Any, **more: Any) -> None:
+            nonlocal now
+            run(self, *given, **more)
+            now += seconds[world.rank][self.precision.name]
 
-    def timed(self, *given, **more):
-        global now
-        run(self, *given, **more)
-        now += seconds[self.precision.name]
-
-    Updater.run, choice.monotonic = timed, lambda: now
-    prepared, recipe = open_prepared(Path(sys.argv[1])), tiny()
-    size = prepared.tokenizers.target.size
-    model = build_model(recipe, source_vocabulary=size, target_vocabulary=size)
-    batches = Feed(recipe, prepared, 1024, world).samples(3)
-    found = choice.measured(recipe, model, batches, world, ("float32", "bfloat16"))
-    Path(sys.argv[2], str(world.rank)).write_text(str(found))
-"""
+        Updater.run, choice.monotonic = timed, lambda: now  # type: ignore[assignment, method-assign]
+        batches = Feed(recipe, prepared, 1024, world).samples(3)
+        return str(measured(recipe, model_of(recipe, prepared), batches, world, NAMES))
 
 
-def test_processes_agree_by_the_slowest_of_them(prepared: Prepared, tmp_path: Path) -> None:
-    script, root = tmp_path / "script.py", Path(__file__).parent.parent.parent.parent
-    script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(script), str(prepared.folder), str(tmp_path)],
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+def test_processes_agree_by_the_slowest_of_them(prepared: Prepared) -> None:
+    seconds = [{"float32": 0.1, "bfloat16": 0.2}, {"float32": 0.5, "bfloat16": 0.3}]
+    assert (
+        together(2, measured_here, prepared, seconds)
+        == ["bfloat16: 1.67 times as fast as float32 here (4 updates of each)"] * 2
     )
-    assert done.returncode == 0, done.stderr
-    one, other = ((tmp_path / rank).read_text() for rank in "01")
-    assert one == other == "bfloat16: 1.67 times as fast as float32 here (4 updates of each)"
