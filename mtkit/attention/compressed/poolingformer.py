@@ -200,6 +200,13 @@ class Poolingformer(PatternAttention):
         logits = torch.zeros_like(taps[:, 0]) if not middle.shape[1] else torch.einsum("gk,gkt->gt", middle[:, 0], taps)
         return torch.einsum("gt,gtk->gk", logits[:, : rows.shape[1]].softmax(-1), rows)
 
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full` for the first level. A second level that none are for adds nothing yet."""
+        super().adopt(full_state)
+        if "pooled.out_proj.weight" not in full_state:
+            for parameter in self.pooled.out_proj.parameters():
+                nn.init.zeros_(parameter)
+
     def after_update(self, update: int, total_updates: int) -> None:
         """Tells the slots of both levels."""
         super().after_update(update, total_updates)

@@ -36,12 +36,23 @@ def second_alone(attention: Any) -> None:
 
 
 @each_role
-def test_without_a_second_level_and_a_wide_window_it_is_full_attention(role: str) -> None:
-    full, ours = make(role, "full"), make(role, window_radius=8)
+@each_pool
+def test_it_begins_as_the_full_attention_that_it_adopts_within_its_window(role: str, pool_type: str) -> None:
+    """The second level adds nothing at first, and learns: its output projection has a gradient."""
+    full, ours = make(role, "full"), make(role, window_radius=8, pool_type=pool_type)
     ours.adopt(full.state_dict())
-    torch.nn.init.zeros_(ours.pooled.out_proj.weight)
     x = torch.randn(2, 9, 32)
-    torch.testing.assert_close(ours(x).output, full(x).output, rtol=1e-5, atol=1e-5)
+    output = ours(x).output
+    torch.testing.assert_close(output, full(x).output, rtol=1e-5, atol=1e-5)
+    output.square().sum().backward()
+    assert ours.pooled.out_proj.weight.grad.abs().max() > 1e-3
+
+
+@each_role
+def test_it_adopts_both_levels_of_its_own_weights(role: str) -> None:
+    one, other = make(role), make(role)
+    other.adopt(one.state_dict())
+    assert all(torch.equal(each, other.state_dict()[name]) for name, each in one.state_dict().items())
 
 
 @each_role
