@@ -201,7 +201,7 @@ class Poolingformer(PatternAttention):
         return torch.einsum("gt,gtk->gk", logits[:, : rows.shape[1]].softmax(-1), rows)
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full` for the first level; a second one without weights adds nothing at first."""
+        """Take over the projections of `full` for the first level; a second one that has none adds nothing at first."""
         super().adopt(full_state)
         if "pooled.out_proj.weight" not in full_state:
             for parameter in self.pooled.out_proj.parameters():
