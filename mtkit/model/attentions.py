@@ -25,17 +25,19 @@ class Choice:
 def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 1) -> dict[str, list[Choice]]:
     """For each role the choice of each layer, from the recipe's names and options.
 
-    A mechanism with an option `tasks` gets the number of tasks where the recipe does not set that option.
+    What is set for one role holds there, whatever is set for all. A mechanism with an option `tasks` gets the number of
+    tasks where the recipe does not set that option.
 
-    Raises: MtkitError for a name, role or option that is not there, and for a list of another length than the layers.
+    Raises: MtkitError for a name, role or option that is not there, for a list of another length than the layers, and
+    for fewer tasks than there are.
     """
     names = {role: _names(settings, role, layers[role]) for role in ROLES}
     options: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
-    for key, value in settings.options.items():
+    for key, value in sorted(settings.options.items(), key=lambda item: "." in item[0]):
         role, dot, option = key.rpartition(".")
         if dot and role not in ROLES:
             raise MtkitError(f"no role '{role}' in attention option '{key}'{did_you_mean(role, list(ROLES))}")
-        for each in [role] if dot else _roles_for(option, names):
+        for each in _roles_for(option, {role: names[role]} if dot else names):
             options[each][option] = value
     return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
 
@@ -106,30 +108,29 @@ def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
 
 
 def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
-    """The roles that an option without a role is meant for."""
-    if option == "positions":
-        return ["encoder", "decoder"]
+    """The roles of `names` that an option is meant for: where a mechanism has it, or for a slot, all."""
     if option in SLOTS:
-        return list(ROLES)
-    roles = [role for role in ROLES if any(option in find(name).options for name in names[role])]
+        # places in the target are not places in the source: across, they are for who names that role
+        return [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
+    roles = [role for role in names if any(option in find(name).options for name in names[role])]
     if not roles:
-        used = {name: find(name) for role in ROLES for name in names[role]}
+        used = {name: find(name) for each in names.values() for name in each}
         known = sorted({*SLOTS, *(declared for each in used.values() for declared in each.options)})
-        hint = did_you_mean(option, known)
-        raise MtkitError(
-            f"none of {', '.join(used)} has an attention option '{option}'{hint}; known: {', '.join(known)}"
-        )
+        who = f"none of {', '.join(used)} has an" if len(used) > 1 else f"'{''.join(used)}' has no"
+        if not used:
+            who = f"there is no {' or '.join(names)} attention to have an"
+        raise MtkitError(f"{who} attention option '{option}'{did_you_mean(option, known)}; known: {', '.join(known)}")
     return roles
 
 
 def _choice(mechanism: Mechanism, options: Mapping[str, Any], tasks: int) -> Choice:
-    """The options that are this mechanism's; the layers of one role may differ in mechanism."""
+    """The options of a role that are this mechanism's; the layers of one role may differ in mechanism."""
     own = {key: value for key, value in options.items() if key in mechanism.options or key in SLOTS}
     slots = {key: value for key, value in own.items() if key in SLOTS}
-    check_options(mechanism, {key: own[key] for key in own.keys() - slots.keys()} if own else options)
+    check_options(mechanism, {key: own[key] for key in own.keys() - slots.keys()})
     check_slots(mechanism, slots)
-    if "tasks" in mechanism.options:
-        own.setdefault("tasks", tasks)
+    if "tasks" in mechanism.options and own.setdefault("tasks", tasks) < tasks:
+        raise MtkitError(f"attention '{mechanism.name}' has tasks = {own['tasks']}, and there are {tasks} directions")
     return Choice(mechanism.name, own)
 
 

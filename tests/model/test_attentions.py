@@ -39,11 +39,31 @@ def test_options_reach_the_roles_that_declare_them() -> None:
     assert [chosen[role][0].options for role in LAYERS] == [{"window_radius": 5}, {"window_radius": 3}, {}]
 
 
+@pytest.mark.parametrize("window", ["window_radius", "encoder.window_radius"])
+def test_layers_of_other_mechanisms_in_a_role_go_without_its_options(window: str) -> None:
+    chosen = choose(AttentionSettings(encoder=["full", "band", "full"], options={window: 5}), LAYERS)
+    assert [choice.options for choice in chosen["encoder"]] == [{}, {"window_radius": 5}, {}]
+
+
+@pytest.mark.parametrize(("option", "one", "all_"), [("window_radius", 3, 5), ("positions", "alibi", "rotary")])
+def test_what_is_set_for_one_role_holds_there_in_any_order(option: str, one: object, all_: object) -> None:
+    for given in ({f"decoder.{option}": one, option: all_}, {option: all_, f"decoder.{option}": one}):
+        chosen = choose(AttentionSettings(name="band", options=given), LAYERS)
+        assert [chosen[role][0].options.get(option) for role in LAYERS] == [all_, one, None]
+
+
+def test_positions_across_are_for_who_names_that_role() -> None:
+    chosen = choose(AttentionSettings(options={"positions": "rotary", "cross.positions": "shaw"}), LAYERS)
+    assert [chosen[role][0].options["positions"] for role in LAYERS] == ["rotary", "rotary", "shaw"]
+
+
 def test_the_number_of_tasks_reaches_those_that_are_conditioned_on_one_unless_the_recipe_sets_it() -> None:
     settings = AttentionSettings(name="camtl", options={"decoder.tasks": 5})
     chosen = choose(settings, LAYERS, tasks=3)
     assert [chosen[role][0].options for role in LAYERS] == [{"tasks": 3}, {"tasks": 5}, {}]
     assert choose(settings, LAYERS)["encoder"][0].options == {"tasks": 1}
+    with pytest.raises(MtkitError, match="'camtl' has tasks = 5, and there are 6 directions"):
+        choose(settings, LAYERS, tasks=6)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +75,11 @@ def test_the_number_of_tasks_reaches_those_that_are_conditioned_on_one_unless_th
         ({"name": "band", "options": {"window_radus": 3}}, ["window_radus", "did you mean 'window_radius'"]),
         ({"options": {"decodr.positions": "rotary"}}, ["decodr", "did you mean 'decoder'"]),
         ({"name": "band", "options": {"encoder.global_tokens": 3}}, ["band", "global_tokens", "window_radius"]),
+        (
+            {"name": "band", "options": {"encoder.window_radius": 3, "encoder.positons": "rotary"}},
+            ["'band' has no attention option 'positons'", "did you mean 'positions'"],
+        ),
+        ({"name": "band", "options": {"cross.window_radius": 3}}, ["'full' has no attention option 'window_radius'"]),
     ],
 )
 def test_mistakes_are_named(settings: dict, words: list[str]) -> None:

@@ -205,8 +205,9 @@ class FeatureAttention(HeadAttention):
 
     def _guards(self, keys: Callable[[], Tensor]) -> dict[str, Any]:
         """What guards the denominators, for the number of keys in each, (B or 1, G or 1, T or 1, 1)."""
-        # where nothing is to be seen the floor is above zero, so that the result is zero
-        return {"eps": self.eps, "floor": self.floor * keys().clamp(min=1e-30) if self.per_key else self.floor}
+        # where nothing is to be seen the floor is above zero, so that the result is zero; so far above that what is
+        # divided by it has a gradient in float32, whatever reads the result
+        return {"eps": self.eps, "floor": self.floor * keys().clamp(min=1e-20) if self.per_key else self.floor}
 
     def _keys(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> tuple[Keys, Tensor]:
         """Features of the keys, zero and of no scale at padding, and values."""
