@@ -180,6 +180,8 @@ class Option:
     def rule(self) -> str:
         """The allowed values, for people."""
         *rules, last = _rules(self.hint)
+        if last == TYPES[NoneType] and any(rule.endswith(f", {last}") for rule in rules):
+            *rules, last = rules  # the word is among the names already
         return f"{', '.join(rules)} or {last}" if rules else last
 
     @property

@@ -1,10 +1,11 @@
 """The `mtkit` command: its commands by name, and the one place where a user's mistake becomes one line."""
 
 import importlib
+import io
 import os
 import sys
 from keyword import iskeyword
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -30,8 +31,24 @@ COMMANDS = (
 """In the order of the work; each is the function, or the group of commands, of that name in the module of that name.
 A name that is a word of Python has an underscore behind it there."""
 
+
+class _EndedError(Exception):
+    """A command whose reader has left, or that was told to stop: the cause of this error."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands as a group. typer would end both of these itself, without a word and with a code of its own."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, KeyboardInterrupt) as error:
+            raise _EndedError from error
+
+
 app = typer.Typer(
     name="mtkit",
+    cls=_Commands,
     help="Train and evaluate translation models in which the attention mechanism is a choice.",
     epilog="Without arguments the commands use a built-in corpus: mtkit prepare && mtkit train --attention longformer "
     "&& mtkit translate && mtkit score",
@@ -81,17 +98,19 @@ for _command in COMMANDS:
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    _write_whole()
     try:
         _check_words(sys.argv)
         _leave(app(prog_name="mtkit", standalone_mode=False) or 0)
     except MtkitError as error:
         _say(" ".join(str(error).split()))
         _leave(2)
+    except _EndedError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            _leave(0)  # whoever read our output has had enough; nothing more can be said to them
+        _stopped()
     except (KeyboardInterrupt, typer.Abort):
-        _say("stopped")
-        _leave(130)
-    except BrokenPipeError:
-        _leave(0)  # whoever read our output has had enough; nothing more can be said to them
+        _stopped()
     except OSError as error:
         _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
         _leave(2)
@@ -104,6 +123,11 @@ def main() -> None:
         sys.exit(2)
 
 
+def _stopped() -> NoReturn:
+    _say("stopped")
+    _leave(130)
+
+
 def _leave(code: int) -> NoReturn:
     """Exit; output that nobody takes is let go of: the interpreter would try it again, complain, and exit with 120."""
     try:
@@ -112,6 +136,18 @@ def _leave(code: int) -> NoReturn:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _write_whole() -> None:
+    """Put a buffer before a stdout that has none, as PYTHONUNBUFFERED leaves it.
+
+    Such a file writes as much as there is room for, says how much in a number that nobody reads, and raises nothing.
+    """
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding=sys.stdout.encoding, errors=sys.stdout.errors, line_buffering=True
+        )
 
 
 def _check_words(words: list[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.decoding.links.words import begins, words
+from mtkit.errors import RunError
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
@@ -33,6 +34,7 @@ from mtkit.reporting.markup import (
     text,
 )
 from mtkit.runs import Run
+from mtkit.training.checkpoint import Progress, read_progress
 from mtkit.training.report import read_metrics
 
 SURE = 0.05
@@ -91,17 +93,16 @@ def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> 
     for number, (run, system) in enumerate(zip(runs, systems, strict=True)):
         record = json.loads((run.folder / "translations" / f"{side.name}.json").read_text(encoding="utf-8"))
         metrics = read_metrics(run.folder / "metrics.jsonl")
-        train = [row for row in metrics if row.get("kind") == "train"]
         peak = max((row.get("peak_bytes", 0) for row in metrics), default=0)
-        last = train[-1] if train else {}
+        done = _progress(run)
         scores = [f"{each.value:.2f}" for each in side.overall.scores[number]]
-        rates = [row["tokens_per_second"] for row in train if row.get("tokens_per_second")]
+        rates = [row["tokens_per_second"] for row in metrics if row.get("tokens_per_second")]
         rows.append(
             [
                 run_name(system, number),
                 *scores,
-                f"{last['update']:,}" if last else "",
-                f"{last['seconds'] / 60:,.1f}" if last.get("seconds") else "",
+                f"{done.update:,}" if done else "",
+                f"{done.seconds / 60:,.1f}" if done else "",
                 f"{median(rates):,.0f}" if rates else "",
                 f"{record['tokens_per_second']:,.0f}" if record.get("tokens_per_second") else "",
                 f"{peak / 2**20:,.1f}" if peak else "",
@@ -113,6 +114,17 @@ def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> 
     heads += ["peak memory of training, MiB", "weights, MiB"]
     about = f"Scores are those of {side.name}, {side.segments:,} segments. Training tokens/s are the median."
     return text(data_table(heads, rows), tag("p", about, class_="soft"))
+
+
+def _progress(run: Run) -> Progress | None:
+    """Where its training stood at its last checkpoint: metrics have a row for every so many updates only.
+
+    None for a run without that, such as an imported one.
+    """
+    try:
+        return read_progress(run.checkpoint("last"))
+    except RunError:
+        return None
 
 
 def _settings(runs: Sequence[Run], systems: Sequence[str]) -> Html:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.cli.app import COMMANDS
+from mtkit.cli.app import COMMANDS, main
 
 HEAVY = ["torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "numpy", "yaml"]
 
@@ -130,3 +130,45 @@ def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
         result = mtkit(*arguments, cwd=tmp_path)
         assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
         assert "loop" in result.stderr
+
+
+def test_a_reader_that_has_left_is_no_mistake() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "mtkit", "attentions"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of files are POSIX's")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_does_not_fit_is_one_line(tmp_path: Path, unbuffered: str) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
+    script = f"{limited}\nfrom mtkit.cli.app import main\nmain()"
+    with (tmp_path / "out").open("w") as out:
+        result = subprocess.run(
+            [sys.executable, "-c", script, "attentions"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            check=False,
+        )
+    assert (tmp_path / "out").stat().st_size == 1000
+    assert (result.returncode, result.stderr) == (2, "mtkit: File too large\n")
+
+
+def test_a_command_that_is_told_to_stop_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.core.TyperGroup.invoke", interrupted)
+    monkeypatch.setattr("sys.argv", ["mtkit", "attentions"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "mtkit: stopped\n"

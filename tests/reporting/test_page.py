@@ -1,6 +1,8 @@
 """The report: one page without assets, valid as a tree, with the numbers of `mtkit score`, and all text escaped."""
 
+import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from mtkit.errors import MtkitError
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, shown_segments
 from mtkit.reporting.markup import line_chart, tag
+from mtkit.runs import Run
+from mtkit.training.checkpoint import FORMAT, Progress
 from tests.decoding.trained import make_run
 
 VOID = {"meta", "link"}
@@ -130,3 +134,20 @@ def test_a_chart_holds_its_points() -> None:
     assert line_chart("x", {0: [(1, 2.0)], 1: [(1, 2.0), (3, -4.0)]}, dots=True).count("<circle") == 3
     assert line_chart("x", {0: [(0, 0.0), (0, 0.0)]}, dots=False).count("<polyline") == 1
     assert tag("p", "<&", title='"') == '<p title="&quot;">&lt;&amp;</p>'
+
+
+def test_updates_and_minutes_are_those_of_the_last_checkpoint(folder: Path) -> None:
+    """Metrics have a row for every so many updates."""
+    checkpoints = folder / "mtkit-runs/one/checkpoints"
+    last = Run(checkpoints.parent).checkpoint("last").rename(checkpoints / "update-00001234")
+    (last.parent.parent / "best.json").unlink(missing_ok=True)
+    state = {"format": FORMAT, "sha256": {}, **asdict(Progress(update=1234, seconds=7_500.0))}
+    (last / "state.json").write_text(json.dumps(state))
+    tree = Tree()
+    tree.feed(typed("one"))
+    table = tree.words[tree.words.index("training minutes") :]
+    assert {"1,234", "125.0"} <= set(table)
+    (last / "state.json").unlink()  # as an imported run has none
+    tree = Tree()
+    tree.feed(typed("one"))
+    assert "125.0" not in tree.words

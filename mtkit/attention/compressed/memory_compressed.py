@@ -64,13 +64,13 @@ class MemoryCompressed(HeadAttention):
         site: Site,
         *,
         factor: Positive = 3,
-        first: Annotated[str, OneOf(FIRST)] = "token",
+        first: Annotated[str, OneOf(FIRST)] | None = "token",  # YAML reads the word null as None
         groups: Annotated[str, OneOf(GROUPS)] = "heads",
     ) -> None:
         super().__init__(site)
         self.spans = Spans(factor, factor)
         self.full = groups == "full"
-        self.first = first if site.causal and factor > 1 else None
+        self.first = (first or "null") if site.causal and factor > 1 else None
         p = self.projection
         self.key_kernel = self._average(p.key_heads, p.key_width)
         self.value_kernel = self._average(p.value_heads, p.value_width)

@@ -50,7 +50,8 @@ class Centroids(nn.Module):
     def best(self, x: Tensor, most: int, valid: Tensor | None, own: bool = False) -> tuple[Tensor, Tensor]:
         """The positions (B, H, C, most) of the largest products with each centroid, and which of them are there.
 
-        Padding is not; nor, with `own`, a vector nearest to another centroid.
+        Padding is not; nor, with `own`, a vector nearest to another centroid. Of equal products the first come first:
+        `topk` takes any of them, which differ with the width of the batch.
         """
         scores = self.scores(x.detach())
         if own:
@@ -58,7 +59,7 @@ class Centroids(nn.Module):
             scores = scores.masked_fill(~mine, float("-inf"))
         if valid is not None:
             scores = scores.masked_fill(~valid[:, None, :, None], float("-inf"))
-        values, position = scores.topk(min(most, x.shape[2]), dim=2)
+        values, position = (each[:, :, :most] for each in scores.sort(dim=2, descending=True, stable=True))
         return position.transpose(2, 3), (values > float("-inf")).transpose(2, 3)
 
     def distance(self, x: Tensor, valid: Tensor | None) -> Tensor:

@@ -183,3 +183,12 @@ def test_it_agrees_with_memory_compressed_attention() -> None:
         theirs.to_out.load_state_dict(ours.out_proj.state_dict())
     x = torch.randn(2, 12, 32).double()
     torch.testing.assert_close(ours(x).output, theirs(x), rtol=1e-8, atol=1e-10)
+
+
+def test_the_learned_pair_is_named_by_the_word_as_yaml_reads_it() -> None:
+    by_word, by_none = (
+        build("memory-compressed", role="decoder", d_model=32, heads=4, first=x) for x in ("null", None)
+    )
+    assert by_none.null_key.shape == by_word.null_key.shape
+    with pytest.raises(MtkitError, match=r"first = 'tokn' must be one of token, null \(did you mean"):
+        build("memory-compressed", role="decoder", d_model=32, heads=4, first="tokn")

@@ -106,3 +106,17 @@ def test_processes_move_their_centroids_together(tmp_path: Path) -> None:
     one, other = (load_file(tmp_path / str(rank))["mean"] for rank in range(2))
     assert torch.equal(one, other)
     torch.testing.assert_close(one, moved(0.9, x).mean)
+
+
+def test_of_equal_products_the_first_come_first_whatever_the_width_of_the_batch() -> None:
+    centroids = Centroids(heads=2, clusters=3, width=4, decay=0.9)
+    words = torch.randn(4, 4)[torch.randint(4, (40,))].expand(1, 2, 40, 4)
+    alone, _ = centroids.best(words, 12, None)
+    for padding in (1, 3, 24, 100):
+        beside = torch.cat([words, torch.zeros(1, 2, padding, 4)], 2)
+        valid = torch.arange(40 + padding).unsqueeze(0) < 40
+        assert torch.equal(centroids.best(beside, 12, valid)[0], alone)
+    products = centroids.scores(words).take_along_dim(alone.transpose(2, 3), 2)
+    equal = products[:, :, 1:] == products[:, :, :-1]
+    assert equal.any()
+    assert (alone.transpose(2, 3).diff(dim=2)[equal] > 0).all()
