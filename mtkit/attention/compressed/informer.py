@@ -11,9 +11,9 @@ over the sample; the authors' code divides by S. Real tokens alone are ranked, s
 In the decoder the paper ranks over the whole sequence and samples later keys. There (an extension) a query samples keys
 up to its own, is active if fewer than c ceil(ln(i + 1)) of the queries before it have a larger M, and otherwise gets
 the mean over its prefix. (The authors' code sums there instead.) Ties: the encoder prefers the earlier token.
-Equal measures never keep a decoder's query from being active. Tokens that repeat, without positions, have measures that
-only rounding tells apart, which may choose another of them in another batch. Queries and keys are projected in float32, under autocast
-too, and a decoder's cache holds keys in float32, so that rounding changes no choice.
+Equal measures never keep a decoder's query from being active. Queries and keys are projected in float32, under autocast
+too, and a decoder's cache holds keys in float32, so that rounding changes no choice, but among tokens that repeat where
+positions do not tell them apart.
 Cost: O(T log T) time in the encoder. In the decoder about c ln² T / 2 queries are active where M has no trend, all
 where it rises throughout, and each sees O(T) keys; forward waits for their number. Memory O(T). A step costs O(U K), t
 comparisons, and O(t K) for each active head; an accelerator, which cannot branch without waiting, pays that for all.
