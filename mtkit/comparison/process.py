@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any, Self
 
 import mtkit
 from mtkit.comparison.folder import Folder
+from mtkit.training.limits import SAME_SECONDS
 
 LOOK_SECONDS = 0.5
 TAIL_BYTES = 4096
@@ -44,7 +46,8 @@ class Children:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The last signal that came, or None."""
+        """The first signal that came, or None."""
+        self._since = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -69,7 +72,7 @@ class Children:
         root = str(Path(mtkit.__file__).parent.parent)
         paths = [root, os.environ.get("PYTHONPATH", "")]
         with log.open("ab") as output:
-            # in a session of its own Ctrl-C reaches it once, from here: twice would cost it its last checkpoint
+            # in a session of its own Ctrl-C reaches it from here alone
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mtkit.comparison.worker", str(folder.path), name],
                 stdin=subprocess.PIPE,
@@ -91,7 +94,10 @@ class Children:
                 self._process.stdin.close()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
+        if self.signal is None:
+            self.signal, self._since = number, monotonic()
+        elif monotonic() - self._since < SAME_SECONDS:
+            return
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, json_text, write_json, writing
-from mtkit.runs import BASE, read_tensors
+from mtkit.runs import BASE, PICKLES, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
 
@@ -187,6 +187,8 @@ class Checkpoints:
         for path in self.folder.glob(".*"):
             if written := re.match(r"\.(average|base|update-\d+)\.", path.name):
                 clear(path, self.folder / written[1])
+        for path in self.folder.glob("update-*/.state.json.*.tmp"):
+            clear(path, path.parent / "state.json")
         if self.last() is None:
             self._best.unlink(missing_ok=True)
             if self.base.is_dir():
@@ -245,7 +247,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], st
 def read_state(path: Path) -> State:
     """The state of a checkpoint folder. Raises: RunError where it is missing, damaged or of another version."""
     if not (path / "state.json").exists():
-        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json")
+        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json; {_way_out(path)}")
     return read_stored(path / "state.json", State, _way_out(path), error=RunError, version=FORMAT)
 
 
@@ -270,6 +272,8 @@ def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
     state = read_state(path)
     if file.is_file() and state["sha256"].get(file.name) != digest(file):
         raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {_way_out(path)}")
+    if not file.is_file() and not any(each.suffix in PICKLES for each in path.iterdir()):  # which have their own error
+        raise RunError(f"{file} is missing; {_way_out(path)}")
     # copied out of the mapped file, which may be removed while training goes on
     return {key: value.clone() for key, value in read_tensors(file).items()}
 

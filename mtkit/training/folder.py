@@ -73,7 +73,7 @@ def open_folder(
     `too_long` is kept there, the segments of each side that have over the `longest` pieces that the model takes, and
     the lengths of the training pairs.
 
-    Raises: RunError listing what differs from the run that is there, and where only the average of one is.
+    Raises: RunError listing what differs from the run that is there, and where checkpoints lack its run.json.
     """
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -99,6 +99,11 @@ def open_folder(
         if "precision" in before.about:
             about["precision"] = before.about["precision"]
         commands = [*before.about.get("commands", []), shlex.join(command)]
+    elif any((folder / "checkpoints").glob("update-*")):
+        raise RunError(
+            f"{folder} has checkpoints, but no run.json with what they were trained on; put it back, "
+            f"choose another --name, or remove {folder / 'checkpoints'}"
+        )
     elif (average := folder / "checkpoints" / "average").is_dir():
         raise RunError(f"{average} is all that is left of an earlier training; choose another --name, or remove it")
     else:

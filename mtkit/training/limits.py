@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any, Self
 
@@ -101,12 +102,20 @@ class Limits:
         return epochs * self._updates_per_epoch
 
 
+SAME_SECONDS = 2.0
+"""Signals that come within this time after the first are taken for the same one.
+
+Schedulers and launchers signal a process and its group, or pass on what has reached the process as well.
+"""
+
+
 class Interruption:
-    """Turns SIGTERM and Ctrl-C into a wish to stop at the next update; the second signal acts as usual."""
+    """Turns SIGTERM and Ctrl-C into a wish to stop at the next update; a later signal acts as usual."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first signal received, or None."""
+        self._since = 0.0
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -122,5 +131,8 @@ class Interruption:
         self._before.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self.__exit__()
+        if self.signal is None:
+            self.signal, self._since = number, monotonic()
+        elif monotonic() - self._since >= SAME_SECONDS:
+            self.__exit__()
+            signal.raise_signal(number)

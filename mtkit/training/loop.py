@@ -51,9 +51,9 @@ def train(
     recorded; `init_from` is a run whose best weights a new run starts with; `say` takes lines for the user, and where
     it fails with OSError training goes on.
 
-    Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, or the loss is not finite;
-    DataError where there is nothing to train on; RecipeError and MtkitError where the model cannot be built, and where
-    there is no such device.
+    Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
+    a limit is reached before the first update; DataError where there is nothing to train on; RecipeError and MtkitError
+    where the model cannot be built, and where there is no such device.
     """
     # the data's own settings hold, whatever the recipe says of where the text comes from
     recipe = recipe.model_copy(update={"data": prepared.settings})
@@ -229,14 +229,9 @@ class Training:
         self.updater.run(batches, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
         self.interval.count(batches.tokens)
         self._recent[number] = (self.progress.epoch, batches.rows)
+        tokens = self.progress.tokens + batches.tokens
         self.progress = replace(
-            self.progress,
-            update=number,
-            epoch=batches.epoch,
-            batch=batches.batch,
-            tokens=self.progress.tokens + batches.tokens,
-            bleu=None,
-            nll=None,
+            self.progress, update=number, epoch=batches.epoch, batch=batches.batch, tokens=tokens, bleu=None, nll=None
         )
         self.line.advance()
         if self.world.device.type == "cpu" or number % settings.log_every == 0:
@@ -325,8 +320,13 @@ class Training:
         return Outcome(self.folder, self.progress, None, self.progress.update - first, number)
 
     def _finish(self, limit: str, first: int) -> Outcome:
-        """Stop at a limit: average the last checkpoints if asked to, and say what there is."""
+        """Stop at a limit: average the last checkpoints if asked to, and say what there is.
+
+        Raises: RunError where it comes before the first update.
+        """
         count, update = self.recipe.training.average_last, self.progress.update
+        if update == 0:
+            raise RunError(f"{limit} was reached before the first update; raise that limit and repeat the command")
         if count > 0 and self.checkpoints.averaged() != update:
             weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
             self.updater.average = None  # what is judged now is this average

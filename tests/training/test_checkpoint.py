@@ -149,12 +149,16 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
 
 def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
-    save(checkpoints, 1)
+    path = save(checkpoints, 1)
     half = checkpoints.folder / ".update-00000002.123.tmp"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
     (checkpoints.folder / ".mine").touch()
+    state = path / ".state.json.0123456789abcdef.tmp"
+    state.mkdir()
+    (state / "state.json").write_text("half")
     checkpoints.clean()
+    assert sorted(each.name for each in path.iterdir()) == ["model.safetensors", "state.json"]
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == [".mine", "update-00000001"]
 
 
@@ -205,9 +209,12 @@ def test_a_foreign_state_is_refused(saved: Path, content: str) -> None:
     assert "damaged" in refusal(saved)
 
 
-def test_a_folder_without_state_is_refused(saved: Path) -> None:
-    (saved / "state.json").unlink()
-    assert "not a checkpoint" in refusal(saved)
+@pytest.mark.parametrize("name", ["state.json", "model.safetensors"])
+def test_a_missing_file_is_refused_with_the_way_out(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    refused = refusal(saved)
+    assert name in refused
+    assert refused.endswith(f"remove {saved} and the same command resumes from the checkpoint before it")
 
 
 def test_damaged_states_are_named(tmp_path: Path) -> None:

@@ -75,12 +75,17 @@ def test_large_numbers_are_written_out() -> None:
     assert limits(max_updates=1_000_000).describe() == "1,000,000 updates"
 
 
-def test_the_first_signal_is_a_wish_and_the_second_acts_as_usual(request: pytest.FixtureRequest) -> None:
+def test_the_first_signal_is_a_wish_and_a_later_one_acts_as_usual(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)  # the same, once more
+        signal.raise_signal(signal.SIGINT)
         assert interruption.signal == signal.SIGINT
+        monkeypatch.setattr("mtkit.training.limits.SAME_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

@@ -251,7 +251,7 @@ def test_a_loss_that_is_not_finite_stops_keeps_the_checkpoint_and_names_the_line
     ("limits", "ended"),
     [
         ({"max_epochs": 2, "max_updates": None}, "max_epochs = 2"),
-        ({"max_minutes": 1e-9, "max_updates": None}, "max_minutes = 1e-09"),
+        ({"max_minutes": 0.02, "max_updates": None}, "max_minutes = 0.02"),
         ({"patience": 1, "validate_every": 1}, "patience = 1"),
     ],
 )

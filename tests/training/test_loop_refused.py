@@ -53,3 +53,25 @@ def test_a_damaged_last_checkpoint_is_refused_with_the_way_out(prepared: Prepare
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(RunError, match=r"damaged.*remove .*update-00000016 and the same command resumes"):
         run(recipe, prepared, tmp_path)
+
+
+def test_checkpoints_without_the_settings_they_were_trained_with_are_refused(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    run(tiny(training={"max_updates": 8}), prepared, tmp_path)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(
+        RunError, match=r"no run\.json .*; put it back, choose another --name, or remove .*/checkpoints$"
+    ):
+        run(tiny(training={"max_updates": 16, "peak_rate": 0.5}), prepared, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["update-00000008"]
+
+
+@pytest.mark.parametrize("average_last", [0, 2])
+def test_a_limit_before_the_first_update_is_one_clear_error(
+    prepared: Prepared, tmp_path: Path, average_last: int
+) -> None:
+    recipe = tiny(training={"max_minutes": 1e-9, "average_last": average_last})
+    with pytest.raises(RunError, match=r"max_minutes = 1e-09 was reached before the first update; raise that limit"):
+        run(recipe, prepared, tmp_path)
+    assert run(tiny(training={"max_updates": 1}), prepared, tmp_path).trained == 1
