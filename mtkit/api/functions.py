@@ -1,11 +1,12 @@
 """mtkit from Python: `mtkit.prepare`, `mtkit.train`, `mtkit.load` and `mtkit.score`, which do what the commands do."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mtkit.api.loaded import LoadedRun
+from mtkit.api.texts import lines_in
 from mtkit.data.encode import usable_cores
 from mtkit.data.prepare import Report
 from mtkit.data.prepare import prepare as prepare_data
@@ -25,8 +26,8 @@ from mtkit.training.loop import train as run_training
 Settings = Recipe | Mapping[str, Any] | Path | str | None
 """A recipe: nested settings as its file has them, the path of a file, the name of one that comes with mtkit, or None
 for the defaults."""
-Text = Path | Sequence[str]
-"""Lines: a file (.gz too), or a list of them."""
+Text = Path | Iterable[str]
+"""Lines: a file (.gz too), or a list or other iterable of them."""
 
 
 def load(
@@ -103,12 +104,13 @@ def score(
     `metrics` are among BLEU, chrF, TER and exact. `language` is the target language, which decides how BLEU and TER cut
     text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals, 0 for none.
 
-    Raises: as `mtkit.evaluation.scores.score_corpus`, and DataError for a file that cannot be read.
+    Raises: as `mtkit.evaluation.scores.score_corpus`; DataError for a file that cannot be read; MtkitError for a line
+    that is no text.
     """
-    found = _lines(hypotheses)
+    found = _lines(hypotheses, "the hypothesis")
     return score_corpus(
         found,
-        [_lines(each) for each in references],
+        [_lines(each, f"reference {number}") for number, each in enumerate(references, start=1)],
         metrics=metrics,
         bootstrap=bootstrap,
         tokenize=tokenize,
@@ -130,7 +132,7 @@ def _run(run: Path | str) -> Run:
     return find_run(Path(run)) if isinstance(run, Path) or Path(run).is_dir() or "/" in run else find_run(name=run)
 
 
-def _lines(text: Text) -> Sequence[str]:
+def _lines(text: Text, name: str) -> list[str]:
     if isinstance(text, str):
         raise MtkitError("give a list of lines, or a Path for a file, not one string")
-    return list(Lines(text)) if isinstance(text, Path) else text
+    return list(Lines(text)) if isinstance(text, Path) else lines_in(text, f" of {name}")

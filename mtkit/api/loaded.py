@@ -1,10 +1,11 @@
 """A loaded run for Python: lines in, an object for each translation out."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from mtkit.api.texts import lines_in
 from mtkit.data.tokenizer import EOS
 from mtkit.decoding.alignment import Alignment, align
 from mtkit.decoding.translate import Translation
@@ -31,15 +32,28 @@ class TranslatedLine:
     """Whether it has as many pieces as it may have, so that its end may be missing."""
     alternatives: "list[TranslatedLine]"
     """The other hypotheses, best first: `n_best` - 1 of them."""
-    _align: Callable[[], Alignment] = field(repr=False, compare=False)
+    _align: InitVar[Callable[[], Alignment] | None] = None
+
+    def __post_init__(self, _align: Callable[[], Alignment] | None) -> None:
+        # no field, and left out of copies: it holds the model
+        vars(self)["_align"] = _align
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_align"}
 
     @cached_property
     def alignment(self) -> Alignment:
         """The attention to the source when each piece was predicted; computed when first asked for.
 
-        Raises: MtkitError where the cross attention has no weights; DataError for a blank or too long line.
+        A copy, or what was pickled, has it if it was asked for before.
+
+        Raises: MtkitError where the cross attention has no weights, and for a copy without it; DataError for a blank or
+        too long line.
         """
-        return self._align()
+        align: Callable[[], Alignment] | None = vars(self).get("_align")
+        if align is None:
+            raise MtkitError("a copied or pickled line has no model to align with; ask for its alignment before that")
+        return align()
 
 
 class LoadedRun:
@@ -54,8 +68,8 @@ class LoadedRun:
         """The translation directions, as en-de; most runs have one."""
         return self.translator.runs[0].directions
 
-    def translate(self, lines: Sequence[str], *, direction: str | None = None, **settings: Any) -> list[TranslatedLine]:
-        """The translation of each line: N lines in, N objects out, in order.
+    def translate(self, lines: Iterable[str], *, direction: str | None = None, **settings: Any) -> list[TranslatedLine]:
+        """The translation of each line: N lines in, N objects out, in order. A line end at a line's end is left out.
 
         `direction` is required for a run with several. `settings` are those of `decoding` in a recipe, as `beam=5` and
         `n_best=2`; the others are as in the run's recipe.
@@ -63,11 +77,12 @@ class LoadedRun:
         Each line is translated by itself, also by a run that was trained on documents: `translate_file` of
         `run.translator` joins the lines of documents as the command does.
 
-        Raises: RecipeError for an unknown setting or a wrong value; MtkitError for an unknown direction, and for a
-        setting that says nothing to the method of decoding.
+        Raises: RecipeError for an unknown setting or a wrong value; MtkitError for an unknown direction, for a line
+        that is no text, and for a setting that says nothing to the method of decoding.
         """
         if isinstance(lines, str):
             raise MtkitError("translate takes a list of lines, not one string; write [text]")
+        lines = lines_in(lines)
         translator = self.translator
         if settings:
             chosen = make_recipe(merged(translator.runs[0].recipe.model_dump(), {"decoding": settings})).decoding

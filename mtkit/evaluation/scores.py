@@ -50,8 +50,8 @@ def score_corpus(
     translated into: BLEU and TER cut its text accordingly, by 13a where they are not known. `tokenize` names BLEU's
     tokenizer for all of them. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
 
-    Raises: DataError for unequal numbers of lines, or none; MtkitError for an unknown metric, and an unknown or missing
-    tokenizer.
+    Raises: DataError for unequal numbers of lines, or none, and without a reference; MtkitError for an unknown metric,
+    and an unknown or missing tokenizer.
     """
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
     check_counts(len(hypotheses), [len(each) for each in references], names)
@@ -132,11 +132,13 @@ def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
 
 def check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str]) -> None:
     """Raises: DataError where the hypotheses, whose name is the first, and their references cannot belong together."""
+    if not references:
+        raise DataError(f"{names[0]} has no reference to be scored against; give one or several")
     for name, count in zip(names[1:], references, strict=True):
         if count != hypotheses:
             raise DataError(
                 f"{names[0]} has {hypotheses:,} lines and {name} has {count:,}; "
                 "line N of one must translate line N of the other; give files that match"
             )
-    if not hypotheses or not references:
+    if not hypotheses:
         raise DataError(f"{names[0]} has no lines; give a file with translations")

@@ -41,7 +41,7 @@ def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
 
     # the pages of documentation that fastapi brings load scripts from the network
     app = FastAPI(title="mtkit", version=__version__, lifespan=at_work, docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit, most=limits.bytes)
+    app.add_middleware(BodyLimit, limits=limits)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(AnyHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
@@ -86,21 +86,29 @@ def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
 
 
 class BodyLimit:
-    """Refuses (413) a body of more than `most` bytes before it is in memory."""
+    """Refuses a body that is too large before it is in memory (413), and one that is not whole in time (408)."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp, limits: ServingLimits) -> None:
+        self._app, self._limits = app, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, and counts its bytes as they come."""
-        taken = 0
+        most, seconds = self._limits.bytes, self._limits.seconds
+        taken, until = 0, asyncio.get_running_loop().time() + seconds if scope["type"] == "http" else None
 
         async def counted() -> Message:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, until
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError as error:
+                late = f"the request did not arrive whole within {seconds:g} seconds"
+                raise HTTPException(408, late, {"Connection": "close"}) from error
+            if not message.get("more_body"):
+                until = None  # only the client's end follows, whenever it comes
             taken += len(message.get("body", b""))
-            if taken > self._most:
-                raise HTTPException(413, f"the request is larger than {self._most:,} bytes")
+            if taken > most:
+                raise HTTPException(413, f"the request is larger than {most:,} bytes")
             return message
 
         await self._app(scope, counted if scope["type"] == "http" else receive, send)

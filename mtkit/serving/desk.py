@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 from fastapi import HTTPException
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from mtkit.decoding.lines.segments import is_blank
 from mtkit.errors import MtkitError
@@ -14,7 +15,21 @@ from mtkit.serving.metrics import ServingMetrics
 from mtkit.serving.service import LINE_END, Look, Service, Strings
 
 
-class TranslateBody(BaseModel):
+class _Body(BaseModel):
+    """A request whose text is of characters: JSON can escape half of a surrogate pair, which no answer can hold."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_characters(cls, value: Any) -> Any:
+        try:
+            for each in value if isinstance(value, list) else [value]:
+                str(each).encode()
+        except UnicodeEncodeError as error:
+            raise PydanticCustomError("surrogate", "half of a surrogate pair is no character") from error
+        return value
+
+
+class TranslateBody(_Body):
     """A request of LibreTranslate; other fields, as its api_key, are not read."""
 
     q: str | list[str]
@@ -24,7 +39,7 @@ class TranslateBody(BaseModel):
     alternatives: int = Field(default=0, ge=0)
 
 
-class LookBody(BaseModel):
+class LookBody(_Body):
     """A request of the page: a line, how many hypotheses, and which of them the attention is of."""
 
     q: str
@@ -58,12 +73,13 @@ class Desk:
     async def attention(self, body: LookBody) -> dict[str, Any]:
         """Hypotheses of a line with scores, pieces, and attention weights of one of them."""
         direction, n_best = self._checked([body.q], body)
-        if LINE_END.search(body.q.strip()) or is_blank(body.q):
+        lines = [line for line in LINE_END.split(body.q) if not is_blank(line)]
+        if len(lines) != 1:
             raise HTTPException(400, "attention is that of one line that is not blank")
         if body.hypothesis >= n_best:
             raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")
-        size = self._service.size([body.q])
-        shown: dict[str, Any] = await self._done(Look(body.q, direction, n_best, body.hypothesis, size))
+        size = self._service.size(lines)
+        shown: dict[str, Any] = await self._done(Look(lines[0], direction, n_best, body.hypothesis, size))
         return shown
 
     def _checked(self, strings: list[str], body: TranslateBody | LookBody) -> tuple[str, int]:
@@ -78,11 +94,7 @@ class Desk:
                 400, f"alternatives is {body.alternatives}; this server has {self._service.most - 1} at most"
             )
         try:
-            for each in strings:
-                each.encode()
             return self._service.direction(body.source, body.target), body.alternatives + 1
-        except UnicodeEncodeError as error:
-            raise HTTPException(400, "q holds half of a surrogate pair, which is no character") from error
         except MtkitError as error:
             raise HTTPException(400, str(error)) from error
 

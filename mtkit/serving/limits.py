@@ -18,7 +18,7 @@ class ServingLimits:
     characters: int = 20_000
     """Characters of all strings of a request."""
     seconds: float = 60.0
-    """Seconds until a request that has no answer is given up (504)."""
+    """Seconds until a request is given up that is not whole (408), and after that one that has no answer (504)."""
 
     @property
     def bytes(self) -> int:

@@ -1,5 +1,6 @@
 """The process: a socket, uvicorn, and a clean end on Ctrl-C and SIGTERM."""
 
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def serve(service: Service, limits: ServingLimits, *, host: str, port: int, say:
             make_app(service, limits),
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=int(limits.seconds) + 1,
+            timeout_graceful_shutdown=math.ceil(2 * limits.seconds) + 1,  # the request to arrive, and to be answered
         )
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {', '.join(service.directions)} at http://{shown}:{taken.getsockname()[1]}/ (Ctrl-C stops it)")

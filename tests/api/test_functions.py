@@ -1,11 +1,19 @@
 """mtkit from Python: the page's examples run, and what the functions give is what the rooms below them give."""
 
+import copy
+import dataclasses
 import doctest
+import io
+import json
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +60,56 @@ def test_translations_are_the_translators(folder: Path) -> None:
         with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
             loaded.translate(LINES, **idle)
     assert len(loaded.translate(LINES, method="greedy", coverage_penalty=0)) == len(LINES)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (line for line in LINES),
+        lambda: io.StringIO("\n".join(LINES)),
+        lambda: [f"{line}\r\n" for line in LINES],
+        lambda: dict.fromkeys(LINES).keys(),
+        lambda: np.array(LINES),
+    ],
+    ids=["generator", "open file", "line ends", "view", "array"],
+)
+def test_lines_are_taken_from_what_gives_them(folder: Path, given: Callable[[], Iterable[str]]) -> None:
+    loaded = mtkit.load(folder)
+    assert loaded.translate(given(), max_pieces=4) == loaded.translate(LINES, max_pieces=4)
+    assert mtkit.score(given(), given(), metrics=["exact"])[0].value == 100
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["a", "b", None], "line 3{of} is no text but NoneType; give str"),
+        (["a", 3], "line 2{of} is no text but int; give str"),
+        (b"Anna", "line 1{of} is no text but int; give str"),
+        (["a", "b\ud83d"], "line 2{of} holds half of a surrogate pair"),
+    ],
+)
+def test_a_line_that_is_no_text_is_said(folder: Path, lines: Any, said: str) -> None:
+    with pytest.raises(MtkitError, match=said.format(of="")):
+        mtkit.load(folder).translate(lines)
+    with pytest.raises(MtkitError, match=said.format(of=" of the hypothesis")):
+        mtkit.score(lines, ["a"])
+    with pytest.raises(MtkitError, match=said.format(of=" of reference 2")):
+        mtkit.score(["a"], ["a"], lines)
+
+
+def test_a_copy_of_a_line_leaves_the_model_behind(folder: Path) -> None:
+    line = mtkit.load(folder).translate(["a dog"], n_best=2, max_pieces=5)[0]
+    assert [each.name for each in dataclasses.fields(line)][-1] == "alternatives"
+    assert dataclasses.asdict(line)["alternatives"][0]["text"] == line.alternatives[0].text
+    assert json.loads(json.dumps(dataclasses.asdict(line)))["pieces"] == line.pieces
+    assert len(pickle.dumps(line)) < 2000
+    for copied in (pickle.loads(pickle.dumps(line)), copy.deepcopy(line)):
+        assert copied == line
+        with pytest.raises(MtkitError, match="a copied or pickled line has no model"):
+            _ = copied.alignment
+    wanted = line.alignment
+    for copied in (pickle.loads(pickle.dumps(line)), copy.deepcopy(line)):
+        torch.testing.assert_close(copied.alignment.weights, wanted.weights)
 
 
 def test_an_alignment_is_that_of_the_text(folder: Path) -> None:

@@ -174,7 +174,7 @@ def test_lines_are_answered_one_by_one_until_it_is_interrupted(folder: Path) -> 
                 assert partner.stdout.readline().endswith(b"\n")
             partner.send_signal(signal.SIGINT)  # while it waits for more
             assert partner.wait(30) == 130
-            assert partner.stderr.read() == b""
+            assert partner.stderr.read() == b"mtkit: stopped\n"
     finally:
         signal.signal(signal.SIGINT, heard)
 

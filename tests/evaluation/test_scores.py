@@ -126,6 +126,8 @@ def test_unequal_numbers_of_lines_are_refused_with_both(tmp_path: Path) -> None:
         score_files(short, [long])
     with pytest.raises(DataError, match="hypothesis has 3 lines and reference 2 has 5"):
         score_corpus(HYPOTHESES[:3], [REFERENCES[:3], REFERENCES])
+    with pytest.raises(DataError, match="the hypothesis has no reference"):
+        score_corpus(["a"], [])
     with pytest.raises(DataError, match="has no lines"):
         score_corpus([], [[]])
 

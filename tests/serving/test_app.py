@@ -1,5 +1,7 @@
 """The HTTP interface over a tiny run: LibreTranslate's form, its errors, batches, limits."""
 
+import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -85,12 +87,32 @@ def test_errors(client: TestClient, body: dict[str, Any], status: int, said: str
 
 def test_what_is_no_request(client: TestClient) -> None:
     headers = {"Content-Type": "application/json"}
-    for content in ("{", "[]", '{"q": "\\ud800", "target": "de"}'):
+    for content in ("{", "[]"):
         answer = client.post("/translate", content=content, headers=headers)
         assert (answer.status_code, set(answer.json())) == (400, {"error"})
     assert client.get("/nowhere").json() == {"error": "Not Found"}
     assert client.get("/translate").status_code == 405
     assert client.get("/docs").status_code == 404  # it would load scripts from the network
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/translate", "q", "a\ud83d"),
+        ("/translate", "q", ["a", "\ude00"]),
+        ("/translate", "source", "\ud83d"),
+        ("/translate", "target", "\ud83d"),
+        ("/translate", "format", "\ud83d"),
+        ("/attention", "q", "a\ud83d"),
+        ("/attention", "source", "\ud83d"),
+        ("/attention", "target", "\ud83d"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused(client: TestClient, path: str, field: str, value: Any) -> None:
+    content = json.dumps({"q": "a", "source": "en", "target": "de", field: value})  # escaped, as no bytes can hold it
+    answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json() == {"error": f"{field}: half of a surrogate pair is no character"}
 
 
 def test_languages_health_and_metrics(client: TestClient) -> None:
@@ -128,7 +150,18 @@ def test_the_attention_of_a_hypothesis(client: TestClient) -> None:
                 assert all(sum(row) == pytest.approx(1, abs=0.01) for row in head)
     assert client.post("/attention", json={**body, "q": "two\nlines"}).status_code == 400
     assert client.post("/attention", json={**body, "q": "one\u2028line\x0bof\x85text\n"}).status_code == 200
+    assert client.post("/attention", json={**body, "q": "\n \n"}).status_code == 400
     assert client.post("/attention", json={**body, "hypothesis": 3}).status_code == 400
+
+
+@pytest.mark.parametrize("text", ["A dog.\n", "\r\n \nA dog.\r\n", " \u2028A dog.\x0b", "A dog. \x85\n"])
+def test_attention_is_that_of_the_line_that_is_translated(client: TestClient, text: str) -> None:
+    (line,) = filter(str.strip, re.split("[\r\n]", text))
+    body = {"source": "en", "target": "de"}
+    shown, wanted = (client.post("/attention", json={**body, "q": each}).json() for each in (text, line))
+    assert shown == wanted
+    translated = client.post("/translate", json={**body, "q": text}).json()["translatedText"]
+    assert shown["hypotheses"][0]["text"] == translated.strip("\r\n")
 
 
 class Slow:

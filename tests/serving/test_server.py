@@ -5,8 +5,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +56,26 @@ def test_it_answers_and_ends_in_order(run: Path, stop: signal.Signals) -> None:
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert json.load(answer)["translatedText"][1] == ""
         process.send_signal(stop)
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "stopped\n"
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped meanwhile"])
+def test_a_body_that_does_not_arrive_is_given_up(run: Path, stopped: bool) -> None:
+    with served(run, "--timeout", "1.5") as (process, address):
+        port = int(re.findall(r"\d+", address)[-1])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            client.sendall(
+                b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            if stopped:
+                time.sleep(0.3)
+                process.send_signal(signal.SIGTERM)
+            answer = client.makefile("rb").read()  # to the end of the connection
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"did not arrive whole within 1.5 seconds" in answer
+        process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stdout is not None
         assert process.stdout.read() == "stopped\n"
