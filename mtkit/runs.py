@@ -169,17 +169,21 @@ class Run:
 
         Raises: RunError for a missing or damaged checkpoint.
         """
+        import torch
+
         from mtkit.model.build import build_model
 
         sizes = self.about["vocabularies"]
-        model = build_model(
-            self.recipe,
-            source_vocabulary=sizes["source"],
-            target_vocabulary=sizes["target"],
-            tasks=len(self.directions),
-        )
-        load_weights(model, self.tensors(checkpoint), self.weights(checkpoint))
-        return model.to(device).eval()
+        # weights made in inference mode have no count of their changes, which kept products are compared by
+        with torch.inference_mode(False):
+            model = build_model(
+                self.recipe,
+                source_vocabulary=sizes["source"],
+                target_vocabulary=sizes["target"],
+                tasks=len(self.directions),
+            )
+            load_weights(model, self.tensors(checkpoint), self.weights(checkpoint))
+            return model.to(device).eval()
 
     def tensors(self, checkpoint: str = "best") -> "dict[str, Tensor]":
         """What `load_model` takes: all weights, adapters merged into those that they adapt. Raises: as `load_model`."""

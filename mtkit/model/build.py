@@ -3,6 +3,7 @@
 import torch
 
 from mtkit.attention import ROLES
+from mtkit.attention.registry import find
 from mtkit.errors import RecipeError
 from mtkit.memory.allocation import in_words, machine_bytes
 from mtkit.model.attentions import Choice, choose, describe, label
@@ -67,6 +68,8 @@ def _check_memory(model: ModelSettings, vocabulary: int) -> None:
 def _attention(recipe: Recipe) -> AttentionSettings:
     """The recipe's attentions, the default name filled in; those of the rnn are all in the cross role."""
     settings = recipe.attention
+    if settings.name:
+        find(settings.name)  # also where every role names its own
     if recipe.model.architecture == "transformer":
         return settings if settings.name else settings.model_copy(update={"name": "full"})
     for role in ("encoder", "decoder"):

@@ -208,6 +208,8 @@ class DataSettings(Settings):
                 "training text needs validation text, some hundred other lines: give --valid SRC TGT "
                 "(data.valid in a recipe)"
             )
+        if empty := [name for name, corpora in self.test.items() if not corpora]:
+            raise ValueError(f"the test side {empty[0]} has no text; leave it out of data.test")
         if taken := {"train", "valid"} & set(self.test):
             raise ValueError(f"a test side cannot be named {taken.pop()}; choose another name in data.test")
         if taken := {name for name in self.test if Path(name).suffix in BESIDE}:

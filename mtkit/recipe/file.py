@@ -99,6 +99,6 @@ def _filled(given: Any, value_of: Callable[[str], str]) -> Any:
     if isinstance(given, list):
         return [_filled(each, value_of) for each in given]
     if isinstance(given, dict):
-        columns = ("source", "target") if "file" in given or "dataset" in given else ()
+        columns = ("source", "target", "documents") if "file" in given or "dataset" in given else ()
         return {key: each if key in columns else _filled(each, value_of) for key, each in given.items()}
     return given

@@ -90,8 +90,9 @@ class ModelSettings(Settings):
             return self
         if self.reversible:
             raise ValueError("model.reversible = true needs model.architecture = transformer")
-        if self.attention_dropout:
-            raise ValueError("the rnn has no dropout of attention weights: leave model.attention_dropout out")
+        for option in ("attention_dropout", "activation_dropout"):
+            if getattr(self, option):
+                raise ValueError(f"the rnn has no such dropout: leave model.{option} out, and set model.dropout")
         if self.form == "textbook" and self.encoder_layers != self.decoder_layers:
             raise ValueError(
                 "model.form = textbook needs model.encoder_layers = model.decoder_layers: each layer of the decoder "

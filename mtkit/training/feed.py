@@ -134,6 +134,11 @@ class Feed:
         self.batches_per_epoch = self._epoch(0).plan.batches
         """Global batches of the first epoch; others may differ by some."""
         self.updates_per_epoch = -(-self.batches_per_epoch // self._accumulate)
+        if not self.batches_per_epoch and self._side.too_long(longest) < len(self._side):
+            raise DataError(
+                f"the weights of the corpora in {prepared.folder} leave an epoch without a pair; raise the weight in "
+                "data.train, and prepare again"
+            )
         if not self.batches_per_epoch:
             raise DataError(
                 f"no training segment in {prepared.folder} fits the model: all {len(self._side):,} of them have more "

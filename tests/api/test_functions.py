@@ -112,6 +112,14 @@ def test_a_copy_of_a_line_leaves_the_model_behind(folder: Path) -> None:
         torch.testing.assert_close(copied.alignment.weights, wanted.weights)
 
 
+def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:
+    wanted = [line.text for line in mtkit.load(folder).translate(LINES)]
+    with torch.inference_mode():
+        loaded = mtkit.load(folder)
+        assert [line.text for line in loaded.translate(LINES)] == wanted
+    assert [line.text for line in loaded.translate(LINES)] == wanted
+
+
 def test_an_alignment_is_that_of_the_text(folder: Path) -> None:
     loaded = mtkit.load(folder)
     first, blank = loaded.translate(["a dog", ""], max_pieces=5)

@@ -315,3 +315,25 @@ def test_training_text_is_read_once_besides_what_trains_the_tokenizer(
     readings.clear()
     assert prepare(settings).unchanged
     assert [corpus for corpus in readings if corpus in settings.train] == once
+
+
+def test_chunks_of_which_nothing_is_kept_are_read_back(
+    settings: DataSettings, write_pair: WritePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chunk of the text, all of another corpus, and a held-out side of blank lines."""
+    monkeypatch.setattr(chunks, "_PAIRS", 20)
+    blank, again = write_pair("blank", SOURCE + b"\n", TARGET + b"\n"), write_pair("again", SOURCE, TARGET)
+    prepare(
+        settings.model_copy(
+            update={
+                "train": (blank, again),
+                "test": {"nothing": (write_pair("nothing", b"\n\n", b"\n\n"),)},
+                "cleaning": Cleaning(duplicates=True),
+            }
+        )
+    )
+    prepared = open_prepared(settings.folder)
+    assert len(prepared.train) == 60
+    pieces = prepared.tokenizers.source
+    assert pieces.decode(prepared.train.source[59].tolist()) == "the 59 dogs see a house"
+    assert len(prepared.tests["nothing"]) == 2

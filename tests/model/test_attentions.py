@@ -67,6 +67,20 @@ def test_the_number_of_tasks_reaches_those_that_are_conditioned_on_one_unless_th
 
 
 @pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("positions", "there is no encoder or decoder attention to have an attention option 'positions'"),
+        ("encoder.projection", "there is no encoder attention to have an attention option 'projection'"),
+        ("decoder.window_radius", "there is no decoder attention to have an attention option 'window_radius'"),
+        ("window_radius", "'full' has no attention option 'window_radius'"),
+    ],
+)
+def test_where_a_role_has_no_layers_its_options_are_refused(option: str, words: str) -> None:
+    with pytest.raises(MtkitError, match=words):
+        choose(AttentionSettings(options={option: "rotary"}), {"encoder": 0, "decoder": 0, "cross": 1})
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"name": "bandd"}, ["bandd", "did you mean 'band'"]),

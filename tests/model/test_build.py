@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtkit.errors import RecipeError
+from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 
@@ -39,3 +39,11 @@ def test_building_leaves_the_generators_alone_and_touches_no_gpu(monkeypatch: py
 def test_weights_beyond_the_memory_are_refused_before_they_are_made(model: dict[str, int]) -> None:
     with pytest.raises(RecipeError, match=r"would take [\d.]+ \w+ of memory or more, and this machine has [\d.]+ \w+:"):
         build_model(make_recipe({"model": model}), source_vocabulary=1_000, target_vocabulary=1_000)
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "rnn"])
+def test_a_name_that_no_role_takes_is_checked_too(architecture: str) -> None:
+    roles = {"cross": "full"} | ({"encoder": "full", "decoder": "full"} if architecture == "transformer" else {})
+    recipe = make_recipe({"model": {"architecture": architecture}, "attention": {"name": "bannd", **roles}})
+    with pytest.raises(MtkitError, match="did you mean 'band'"):
+        build_model(recipe, source_vocabulary=32, target_vocabulary=32)

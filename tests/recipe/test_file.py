@@ -36,7 +36,7 @@ def test_a_variable_that_is_not_set_is_named_with_the_file(written: Path, monkey
 
 def test_columns_keep_their_dollars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPORA", "/corpora")
-    corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de"}
+    corpus = {"file": "$CORPORA/all.jsonl", "source": "$en", "target": "$de", "documents": "$id"}
     found = with_variables({"data": {"train": [corpus]}, "seed": 1}, tmp_path)
     assert found == {"data": {"train": [{**corpus, "file": "/corpora/all.jsonl"}]}, "seed": 1}
 

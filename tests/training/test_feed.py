@@ -1,5 +1,6 @@
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared, Tokens
-from mtkit.recipe.data import DocumentSettings
+from mtkit.errors import DataError
+from mtkit.recipe.data import Corpus, DocumentSettings
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Inputs, Work
 from tests.training.conftest import tiny
@@ -162,3 +164,10 @@ def test_inputs_hold_the_real_target_tokens_and_masks_only_where_there_is_paddin
     single = Inputs.of(make_batch(prepared.train, ragged[:1]), CPU)
     assert single.source_valid is None
     assert single.target_valid is None
+
+
+def test_weights_that_leave_no_pair_are_said(prepared: Prepared) -> None:
+    little = [Corpus(source=Path("a.en"), target=Path("a.de"), weight=1e-6)]
+    settings = prepared.settings.model_copy(update={"train": little})
+    with pytest.raises(DataError, match=r"the weights of the corpora in .* leave an epoch without a pair"):
+        feed(replace(prepared, settings=settings))

@@ -205,8 +205,8 @@ def _places(chunks: list[pa.ListArray], whole: pa.Buffer, flat: np.ndarray, brea
     for chunk, count in zip(chunks, rows, strict=True):
         offsets = chunk.offsets.to_numpy()
         values = chunk.values.buffers()[1]
-        # Arrow aligns buffers to 8 bytes, so distances are whole numbers of int32; no values, no buffer
-        added.append(0 if values is None else _distance(values, whole) // 4 + chunk.values.offset)
+        # Arrow aligns buffers to 8 bytes, so distances are whole numbers of int32; that of no values lies anywhere
+        added.append(_distance(values, whole) // 4 + chunk.values.offset if len(chunk.values) else 0)
         places.append(_distance(chunk.buffers()[1], whole) // 4 + chunk.offset if count else 0)
         own = np.diff(offsets) - np.int32(breaks)
         if own.min(initial=0) < 0:

@@ -2,9 +2,9 @@
 
 While the context `products` is open, the linear layers of a model and its output projection multiply by weights that
 have been rounded and laid out for the processor, and attentions compute queries, keys and values in one product. What
-was prepared is kept as long as the weights stay the same, because text comes in chunks. Attention itself, norms,
-softmax and whatever is no linear layer are computed as without the context, and so are all products of attentions that
-must not round (`unrounded`).
+was prepared is kept as long as the weights stay the same, because text comes in chunks; a change through `.data`, which
+PyTorch does not count, goes unseen. Attention itself, norms, softmax and whatever is no linear layer are computed as
+without the context, and so are all products of attentions that must not round (`unrounded`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
