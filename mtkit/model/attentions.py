@@ -109,15 +109,9 @@ def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
 
 def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
     """The roles of `names` that an option is meant for: where a mechanism has it, or for a slot, those with layers."""
-    if option in SLOTS:
-        # places in the target are not places in the source: across, they are for who names that role
-        meant = [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
-        roles = [role for role in meant if names[role]]
-    else:
-        meant, roles = (
-            list(names),
-            [role for role in names if any(option in find(each).options for each in names[role])],
-        )
+    # places in the target are not places in the source: across, they are for who names that role
+    meant = [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
+    roles = [role for role in meant if any(option in SLOTS or option in find(name).options for name in names[role])]
     if not roles:
         used = {name: find(name) for each in names.values() for name in each}
         known = sorted({*SLOTS, *(declared for each in used.values() for declared in each.options)})
