@@ -45,6 +45,8 @@ def writing(path: Path) -> Iterator[Path]:
             _to_disk(place.parent)
     except BrokenPipeError:
         raise  # the block's, whose reader has left: nothing is wrong with this file
+    except IsADirectoryError as error:
+        raise MtkitError(f"{path} is a folder; give the name of a file to write") from error
     except OSError as error:
         raise MtkitError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"

@@ -145,3 +145,9 @@ def test_a_place_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
         check_writable(tmp_path / "file" / "out.txt")
     with pytest.raises(MtkitError, match="is a folder; give the name of a file"):
         check_writable(tmp_path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MtkitError, match=r"is a folder; give the name of a file to write"), writing(tmp_path) as file:
+        file.write_text("words")
+    assert list(tmp_path.iterdir()) == []

@@ -122,8 +122,7 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
     check_role(mechanism, site.role)
     check_options(mechanism, options)
     if mechanism.slot is not None:
-        if getattr(site, mechanism.slot) is not None:
-            raise MtkitError(f"attention '{mechanism.name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
+        _check_own_slot(mechanism, getattr(site, mechanism.slot))
         filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
         return _built(find("full"), replace(site, **filled), {})
     check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
@@ -173,6 +172,8 @@ def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
 def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
     """Raises: MtkitError for what cannot stand in a slot, or not in one of this mechanism, and for its options."""
     host = mechanism if mechanism.slot is None else find("full")
+    if mechanism.slot is not None:
+        _check_own_slot(mechanism, slots.get(mechanism.slot))
     for slot, value in slots.items():
         if value is None:
             continue
@@ -190,6 +191,11 @@ def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
         for other, value in held.items():
             if value in kind.apart_from:
                 raise MtkitError(f"{slot}={name} cannot combine with {other}={value}")
+
+
+def _check_own_slot(mechanism: Mechanism, value: Any) -> None:
+    if value is not None:
+        raise MtkitError(f"attention '{mechanism.name}' is itself a {mechanism.slot}: leave {mechanism.slot}= out")
 
 
 def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ def draw_comparison(results: Results, path: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     scored = [each for each in results if "bleu" in each]
     # a figure without pyplot: no window system, no state shared with the caller's own pictures
@@ -33,6 +34,7 @@ def draw_comparison(results: Results, path: Path) -> None:
     speeds = [each["training"]["tokens_per_second"] for each in scored]
     _bars(speed, names, speeds, SPEED, [f"{value:,.0f}" for value in speeds], [0.0] * len(speeds))
     speed.set_title("training speed, target tokens/s")
+    speed.xaxis.set_major_locator(MaxNLocator(4))
     speed.xaxis.set_major_formatter("{x:,.0f}")
     bleu.set_yticks(range(len(names)), names)
     bleu.set_ylim(max(len(names), 1) - 0.4, -0.6)

@@ -50,7 +50,8 @@ class Alignment:
 
     @property
     def weights(self) -> Tensor:
-        """(T, S): the mean over the heads of the last cross attention that has weights; rows sum to 1."""
+        """(T, S): the mean over the heads of the last cross attention that has weights; rows sum to 1, but for those
+        of `hard-coded`, whose densities stay as they are."""
         return [each for each in self.layers["cross"] if each is not None][-1].mean(0)
 
 

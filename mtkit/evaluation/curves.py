@@ -36,7 +36,7 @@ def draw_curves(rows: Rows, path: Path) -> None:
 
 def _losses(axes: Any, rows: Rows) -> None:
     axes.set_title("loss in nats per target token")
-    axes.plot(*_series(rows, "train", "nll"), color=TRAINING, label="training, with dropout")
+    _line(axes, _series(rows, "train", "nll"), color=TRAINING, label="training, with dropout")
     updates, values = _series(rows, "validation", "nll")
     axes.plot(updates, values, color=VALIDATION, marker="o", markersize=3, label="validation")
     if values:
@@ -57,16 +57,21 @@ def _bleus(axes: Any, rows: Rows) -> None:
 
 def _rates(axes: Any, rows: Rows) -> None:
     axes.set_title("learning rate and gradient norm")
-    (line,) = axes.plot(*_series(rows, "train", "rate"), color=RATE, label="learning rate (left)")
+    line = _line(axes, _series(rows, "train", "rate"), color=RATE, label="learning rate (left)")
     axes.set_ylim(bottom=0)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     other = axes.twinx()
-    (norm,) = other.plot(
-        *_series(rows, "train", "gradient_norm"), color=NORM, linewidth=0.8, label="gradient norm (right)"
-    )
+    norms = _series(rows, "train", "gradient_norm")
+    norm = _line(other, norms, color=NORM, linewidth=0.8, label="gradient norm (right)")
     other.set_ylim(bottom=0)
     other.spines["top"].set_visible(False)
     axes.legend(handles=[line, norm], frameon=False)
+
+
+def _line(axes: Any, series: tuple[list[int], list[float]], **style: Any) -> Any:
+    """A line without marks, which one point would not show; that is marked."""
+    (line,) = axes.plot(*series, marker="o" if len(series[0]) == 1 else None, markersize=3, **style)
+    return line
 
 
 def _series(rows: Rows, kind: str, name: str) -> tuple[list[int], list[float]]:

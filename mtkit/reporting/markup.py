@@ -75,7 +75,7 @@ def line_chart(title: str, series: Mapping[int, Points], *, dots: bool) -> Html:
     for number, each in series.items():
         places = [place(*point) for point in each]
         line = [tag("polyline", points=" ".join(f"{x},{y}" for x, y in places))]
-        line += [tag("circle", cx=x, cy=y, r=2.5) for x, y in places if dots]
+        line += [tag("circle", cx=x, cy=y, r=2.5) for x, y in places if dots or len(places) == 1]
         parts.append(tag("g", *line, style=colour(number)))
     label = f"{title}, by update"
     return tag(

@@ -33,6 +33,14 @@ def test_options_reach_those_that_have_them(tiny: Tiny) -> None:
     assert found["full"].attention.options == {"positions": "rotary"}
 
 
+def test_a_slot_is_left_out_for_what_is_its_filling(tiny: Tiny) -> None:
+    options = {"projection": "multi-query", "merge": "em-routing"}
+    found = entries(tiny(attention={"options": options}), ["full", "multi-query", "em-routing"], options)
+    assert found["full"].attention.options == options
+    assert found["multi-query"].attention.options == {"merge": "em-routing"}
+    assert found["em-routing"].attention.options == {"projection": "multi-query"}
+
+
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [

@@ -37,3 +37,16 @@ def test_the_picture_shows_the_numbers(tmp_path: Path) -> None:
     one, other, again = ((tmp_path / name).read_bytes() for name in ("one", "other", "again"))
     assert one == again
     assert one != other
+
+
+def test_one_row_of_training_shows(tmp_path: Path) -> None:
+    """Without a mark a line of one point is nothing: the picture would be that of no training."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.image import imread
+
+    draw_curves(rows(1), tmp_path / "one")
+    drawn = imread(tmp_path / "one")[..., :3]
+    blue = (drawn[..., 2] > drawn[..., 0] + 0.3) & (drawn[..., 2] > 0.5)
+    height, width = blue.shape
+    left = blue[height // 4 :, : width // 3]  # the losses, below their legend
+    assert left.any()
