@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 Found = TypeVar("Found")
@@ -21,10 +22,12 @@ PATIENCE = 240.0
 def together(processes: int, work: Callable[..., Found], *arguments: Any) -> list[Found]:
     """What `work(*arguments)` gives in each of so many processes, by rank; a `World` in it is theirs.
 
-    They are forked: torch and mtkit, whose import takes longer than most tests, are there already, and what `work`
-    changes in modules stays in its process. Raises: AssertionError with the trace of the first that failed.
+    A server forks them, which no test has run in: torch and mtkit, whose import takes longer than most tests, are there
+    already, and no thread holds a lock that they would wait for. `work` is a function of a module; what it is given and
+    gives can be pickled. Raises: AssertionError with the trace of the first that failed.
     """
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mtkit.training.loop", "torch._dynamo"])
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
     told = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
     told["TORCHELASTIC_USE_AGENT_STORE"] = True
@@ -56,6 +59,7 @@ def together(processes: int, work: Callable[..., Found], *arguments: Any) -> lis
 
 def _child(send: Connection, told: dict[str, object], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ.update({name: str(value) for name, value in told.items()})
+    torch.set_num_threads(1)
     try:
         found = work(*arguments), None
     except BaseException:

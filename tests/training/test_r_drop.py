@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.data.batches import make_batch
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.runs import Run
@@ -229,8 +229,9 @@ def test_without_dropout_it_is_refused_and_zero_is_none() -> None:
     assert tiny(model={"dropout": 0.0, "attention_dropout": 0.1}, training={"r_drop": 5.0}).training.r_drop == 5.0
 
 
-def three_updates(prepared: Prepared) -> tuple[dict[str, Tensor], list[float]]:
+def three_updates(folder: Path) -> tuple[dict[str, Tensor], list[float]]:
     """The weights after them, and what they came to."""
+    prepared = open_prepared(folder)
     recipe = tiny(training={"r_drop": 5.0, "clip_norm": 0.0, "ema": 0.0, "batch_tokens": 60, "accumulate": 2})
     with World("cpu") as world:
         model = Differing(prepared.tokenizers.target.size)
@@ -243,8 +244,8 @@ def three_updates(prepared: Prepared) -> tuple[dict[str, Tensor], list[float]]:
 
 
 def test_two_processes_give_what_one_gives(prepared: Prepared) -> None:
-    one, sums = three_updates(prepared)
-    two, sums_of_two = together(2, three_updates, prepared)[0]
+    one, sums = three_updates(prepared.folder)
+    two, sums_of_two = together(2, three_updates, prepared.folder)[0]
     assert sums[DIVERGENCE] > 0
     assert sums_of_two == pytest.approx(sums, rel=1e-4)
     torch.testing.assert_close(two["table.weight"], one["table.weight"], rtol=0.0, atol=1e-5)

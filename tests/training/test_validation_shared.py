@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import validation
@@ -18,9 +18,10 @@ from tests.processes import together
 from tests.training.conftest import TINY
 
 
-def found_together(recipe: Recipe, prepared: Prepared, run: Path) -> dict[str, Any] | None:
+def found_together(recipe: Recipe, run: Path) -> dict[str, Any] | None:
     """What these processes find, on the first of them."""
     torch.manual_seed(1)
+    prepared = open_prepared(recipe.data.folder)
     recipe = recipe.model_copy(update={"data": prepared.settings})
     sizes = {f"{side}_vocabulary": getattr(prepared.tokenizers, side).size for side in ("source", "target")}
     model = build_model(recipe, **sizes)
@@ -44,7 +45,7 @@ def test_three_processes_find_what_one_finds(
     settings = TINY | {"training": training, "data": {"folder": str(prepared.folder)}, "decoding": {"method": method}}
     recipe, run = make_recipe(settings), tmp_path / "run"
     train(recipe, prepared, run, command=["mtkit"], device="cpu")
-    one, three = (together(count, found_together, recipe, prepared, run)[0] for count in (1, 3))
+    one, three = (together(count, found_together, recipe, run)[0] for count in (1, 3))
     assert one is not None
     assert three is not None
     assert len(one["hypotheses"]) == (segments or len(prepared.valid))

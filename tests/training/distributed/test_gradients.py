@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.data.batches import plan
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import RunError
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training.checkpoint import read_progress, verified_tensors
@@ -20,12 +20,12 @@ from tests.processes import together
 from tests.training.conftest import TINY
 
 
-def trained(recipe: Recipe, prepared: Prepared, folder: Path, overlapped: bool = False) -> list[str]:
+def trained(recipe: Recipe, folder: Path, overlapped: bool = False) -> list[str]:
     """Trains, and gives what is said; where asked, sums overlap the backward pass as they do on GPUs."""
     if overlapped:
         gradients.OVERLAPPED = ("cpu",)
     said: list[str] = []
-    train(recipe, prepared, folder, command=["mtkit"], device="cpu", say=said.append)
+    train(recipe, open_prepared(recipe.data.folder), folder, command=["mtkit"], device="cpu", say=said.append)
     return said
 
 
@@ -51,10 +51,10 @@ def test_processes_give_what_one_gives_on_the_same_global_batches(
     recipe = make_recipe(TINY | {"training": training, "model": model, "data": {"folder": str(prepared.folder)}})
     sizes = [len(rows) for rows in plan(prepared.train, batch_tokens=40, max_length=1024, seed=1, epoch=0)[:24]]
     assert 1 in sizes
-    first, *others = together(processes, trained, recipe, prepared, tmp_path / "all", overlapped)
+    first, *others = together(processes, trained, recipe, tmp_path / "all", overlapped)
     assert sum("update 8: validation loss" in line for line in first) == 1
     assert not any(others), "only the first process speaks"
-    trained(recipe, prepared, tmp_path / "one")
+    trained(recipe, tmp_path / "one")
     name = "update-00000012"
     several, one = tmp_path / "all" / "checkpoints" / name, tmp_path / "one" / "checkpoints" / name
     assert read_progress(several).tokens == read_progress(one).tokens

@@ -32,7 +32,7 @@ def test_a_split_run_goes_on_in_one_process(prepared: Prepared, tmp_path: Path) 
     given = TINY | {"training": training, "model": TINY["model"] | {"dropout": 0.0}}
     given |= {"data": {"folder": str(prepared.folder)}}
     resumed, whole = tmp_path / "resumed", tmp_path / "whole"
-    together(2, trained, make_recipe(given), prepared, resumed)
+    together(2, trained, make_recipe(given), resumed)
     further = make_recipe(merged(given, {"training": {"max_updates": 12}}))
     outcome = train(further, prepared, resumed, command=["mtkit"], device="cpu")
     assert outcome.trained == 6

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtkit.attention import mechanisms
-from mtkit.data.prepared import Prepared
+from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
@@ -230,9 +230,9 @@ def test_measuring_leaves_every_model_as_it_is(
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def measured_here(prepared: Prepared, seconds: list[dict[str, float]]) -> str:
+def measured_here(folder: Path, seconds: list[dict[str, float]]) -> str:
     """What is found where updates in each precision take this process, by rank, so many seconds."""
-    now, run, recipe = 0.0, Updater.run, tiny()
+    now, run, recipe, prepared = 0.0, Updater.run, tiny(), open_prepared(folder)
     with World("cpu") as world:
 
         def timed(self: Updater, *given: Any, **more: Any) -> None:
@@ -248,6 +248,6 @@ def measured_here(prepared: Prepared, seconds: list[dict[str, float]]) -> str:
 def test_processes_agree_by_the_slowest_of_them(prepared: Prepared) -> None:
     seconds = [{"float32": 0.1, "bfloat16": 0.2}, {"float32": 0.5, "bfloat16": 0.3}]
     assert (
-        together(2, measured_here, prepared, seconds)
+        together(2, measured_here, prepared.folder, seconds)
         == ["bfloat16: 1.67 times as fast as float32 here (4 updates of each)"] * 2
     )
