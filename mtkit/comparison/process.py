@@ -6,13 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
 from types import FrameType
 from typing import Any, Self
 
 import mtkit
 from mtkit.comparison.folder import Folder
-from mtkit.training.limits import SAME_SECONDS
 
 LOOK_SECONDS = 0.5
 TAIL_BYTES = 4096
@@ -46,8 +44,7 @@ class Children:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first signal that came, or None."""
-        self._since = 0.0
+        """The last signal that came, or None."""
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -94,10 +91,7 @@ class Children:
                 self._process.stdin.close()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal, self._since = number, monotonic()
-        elif monotonic() - self._since < SAME_SECONDS:
-            return
+        self.signal = number
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock, call
 
 import pytest
 from filelock import FileLock, Timeout
@@ -76,19 +75,6 @@ def test_a_signal_goes_to_the_child_which_saves_and_leaves(tiny: Tiny, opened: O
     assert not folder.log("band").exists()
     assert len(list((folder.run("full") / "checkpoints").glob("update-*"))) == 1
     assert _nobody_works_on(folder.log("full"))
-
-
-def test_a_signal_that_comes_twice_is_passed_on_once_and_a_later_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with process.Children() as children:
-        child = Mock(poll=Mock(return_value=None))
-        monkeypatch.setattr(children, "_process", child)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-            signal.raise_signal(number)
-        assert child.send_signal.mock_calls == [call(signal.SIGINT)]
-        monkeypatch.setattr(process, "SAME_SECONDS", 0.0)
-        signal.raise_signal(signal.SIGTERM)
-        assert child.send_signal.mock_calls == [call(signal.SIGINT), call(signal.SIGTERM)]
-        assert children.signal == signal.SIGINT
 
 
 def test_a_signal_before_the_child_listens_stops_it_too(tiny: Tiny, opened: Opened) -> None:

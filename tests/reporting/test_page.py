@@ -133,6 +133,7 @@ def test_a_chart_holds_its_points() -> None:
     assert line_chart("x", {}, dots=True) == ""
     assert line_chart("x", {0: [(1, 2.0)], 1: [(1, 2.0), (3, -4.0)]}, dots=True).count("<circle") == 3
     assert line_chart("x", {0: [(0, 0.0), (0, 0.0)]}, dots=False).count("<polyline") == 1
+    assert line_chart("x", {0: [(1, 2.0)], 1: [(1, 2.0), (3, 4.0)]}, dots=False).count("<circle") == 1
     assert tag("p", "<&", title='"') == '<p title="&quot;">&lt;&amp;</p>'
 
 

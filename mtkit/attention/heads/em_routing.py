@@ -9,8 +9,8 @@ Wide capsules learn slowly: the density is a product over the width of a capsule
 8 capsules of width 16 takes 95% of its mean from one of 4 heads. 500 updates of the built-in corpus give 12 BLEU with
 them, 70 with capsules of width 2, 66 of width 1, and 70 with one iteration, where nothing is routed; 86 with `full`.
 The first paper takes many narrow capsules, as the default does.
-Each iteration enlarges what rounding leaves: with 16 of them in float32, a segment's result differs from batch to batch
-by some 1e-4.
+Each iteration enlarges what rounding leaves: in float32 a segment's result differed from batch to batch by up to 1e-7
+with 3 iterations, and 2e-3 with 16 (width 32, 4 heads, 40 seeds).
 Cost: the votes take O(T D^2) time, as another `out_proj`, and O(T H D) memory; each iteration takes O(T H D) time.
 """
 
