@@ -48,7 +48,7 @@ def gradient_sum(model: nn.Module, world: World, dtype: str) -> GradientSum:
     """The sum for this model on the world's devices; gradients travel in `dtype`, "float32" or "bfloat16"."""
     trained = [each for each in model.parameters() if each.requires_grad]
     if world.size > 1 and world.device.type in OVERLAPPED:
-        return OverlappedSum(trained, getattr(torch, dtype))
+        return OverlappedSum(trained, world, getattr(torch, dtype))
     return FlatSum(trained, world.size, getattr(torch, dtype))
 
 
@@ -80,10 +80,15 @@ class OverlappedSum:
     makes none.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        self._device = parameters[0].device
+    def __init__(self, parameters: Sequence[nn.Parameter], world: World, dtype: torch.dtype) -> None:
+        self._device = world.device
         self._together = DistributedDataParallel(_Through(parameters), init_sync=False, gradient_as_bucket_view=True)
         self._together.register_comm_hook(dtype, _summed)
+        world.close_at_end(self)
+
+    def close(self) -> None:
+        """Let go of the processes: no sum after this."""
+        del self._together
 
     def backward(self, objective: Tensor | None, *, last: bool) -> None:
         if objective is None:

@@ -4,7 +4,8 @@ import json
 import os
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, Protocol, Self
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,12 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Read error", "
 """What gloo says in a process when another has ended."""
 
 
+class Closed(Protocol):
+    """What is closed before the processes part."""
+
+    def close(self) -> None: ...
+
+
 class World:
     """The processes that train together; one alone where torchrun did not start several."""
 
@@ -41,6 +48,7 @@ class World:
             device = f"cuda:{local}"
             torch.cuda.set_device(torch.device(device))  # before anything allocates, which is on the first GPU else
         self.device = find_device(device)
+        self._closed: WeakSet[Closed] = WeakSet()
 
     def __enter__(self) -> Self:
         if self.size > 1:
@@ -64,12 +72,22 @@ class World:
         if self.size == 1:
             return
         self._heartbeat.stop()
+        for each in self._closed:
+            each.close()
         dist.destroy_process_group()
         if isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
             raise RunError(
                 f"process {self.rank} lost the connection to another process of this training, which ended; see what "
                 "that one said. The same command goes on from the last checkpoint"
             ) from error
+
+    def close_at_end(self, each: Closed) -> None:
+        """Close this, if it still exists, before the processes part.
+
+        Objects of PyTorch's that hold the group from C++ need it. The last one to let go of the group waits for gloo's
+        threads; these wait for Python's lock to let go of a tensor, and such an object holds the lock.
+        """
+        self._closed.add(each)
 
     @property
     def first(self) -> bool:

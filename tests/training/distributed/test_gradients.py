@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -126,13 +127,26 @@ class Full(torch.autograd.Function):
 
 
 def memory_gives_out() -> None:
-    with World("cpu"):
+    with World("cpu") as world:
         weight = nn.Parameter(torch.ones(2))
-        sum_of = OverlappedSum([weight], torch.float32)
+        sum_of = OverlappedSum([weight], world, torch.float32)
         with pytest.raises(torch.OutOfMemoryError):  # can be made again in halves
             sum_of.backward(Full.apply(weight.sum()), last=False)  # type: ignore[no-untyped-call]
         with pytest.raises(RunError, match="gave out in a backward pass while its gradients were being summed"):
             sum_of.backward(Full.apply(weight.sum()), last=True)  # type: ignore[no-untyped-call]
+
+
+def what_holds_the_group() -> bool:
+    """Whether what a sum holds of PyTorch's outlives the group; the sum itself does."""
+    with World("cpu") as world:
+        sum_of = OverlappedSum([nn.Parameter(torch.ones(2))], world, torch.float32)
+        held = ref(sum_of._together.reducer)
+    return held() is not None
+
+
+def test_a_sum_lets_go_of_the_processes_before_they_part() -> None:
+    # the last to let go waits for threads that wait for it: a training hung at its end
+    assert together(2, what_holds_the_group) == [False, False]
 
 
 def test_memory_that_gives_out_during_a_sum_is_one_clear_error() -> None:
