@@ -26,7 +26,7 @@ from mtkit.errors import RunError, did_you_mean
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
-from mtkit.recipe.settings import RUNS
+from mtkit.recipe.settings import RUNS, run_folder_of
 from mtkit.stored import read_stored, stored
 
 if TYPE_CHECKING:
@@ -231,11 +231,26 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     return run
 
 
-def beginning(recipe: Recipe) -> Run | None:
-    """The run that a recipe's training begins with, or None. Raises: RunError as `find_run`."""
-    named = recipe.training.init_from
+def is_begun(folder: Path) -> bool:
+    """Whether there is a run to go on with: one that has a checkpoint."""
+    return (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*"))
+
+
+def begun_folder(name: str | None) -> Path | None:
+    """The folder of the run of this name, where there is one to go on with. Raises: RunError as `run_folder`."""
+    folder = None if name is None else run_folder(name)
+    return folder if folder is not None and is_begun(folder) else None
+
+
+def beginning(named: Path | None, folder: Path) -> Run | None:
+    """The run that the training in `folder` begins with, by its folder or name; None without one.
+
+    Raises: RunError as `find_run`, unless that training has begun. It does not need the other run any more.
+    """
     if named is None:
         return None
+    if is_begun(folder):
+        return Run(run_folder_of(named))
     return find_run(named) if named.is_dir() or named.name != str(named) else find_run(name=str(named))
 
 

@@ -19,7 +19,7 @@ from mtkit.evaluation.metrics import METRICS
 from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, merged
-from mtkit.runs import Run, beginning, find_run, run_folder
+from mtkit.runs import Run, beginning, begun_folder, find_run, run_folder
 from mtkit.training.limits import Outcome
 from mtkit.training.loop import train as run_training
 
@@ -82,9 +82,9 @@ def train(
 
     Raises: as `mtkit.training.loop.train`, and DataError where the data is not prepared.
     """
-    settings = _recipe(recipe, init_from)
+    settings = _recipe(recipe, init_from, begun_folder(name))
     folder = run_folder(label_attention(settings) if name is None else name)
-    source = beginning(settings) if init_from is None else _run(init_from)
+    source = beginning(settings.training.init_from if init_from is None else Path(init_from), folder)
     prepared = open_prepared(settings.data.folder)
     command = ["python", *sys.argv]
     return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
@@ -119,13 +119,13 @@ def score(
     )
 
 
-def _recipe(given: Settings, init_from: Path | str | None = None) -> Recipe:
+def _recipe(given: Settings, init_from: Path | str | None = None, begun: Path | None = None) -> Recipe:
     if isinstance(given, Recipe):
         return given
-    begun = {} if init_from is None else {"training": {"init_from": _run(init_from).folder}}
+    more = {} if init_from is None else {"training": {"init_from": Path(init_from)}}
     if isinstance(given, Mapping):
-        return load_recipe(None, merged(given, begun))
-    return load_recipe(None if given is None else Path(given), begun)
+        return load_recipe(None, merged(given, more), begun)
+    return load_recipe(None if given is None else Path(given), more, begun)
 
 
 def _run(run: Path | str) -> Run:

@@ -87,6 +87,7 @@ def train(
       torchrun --nproc-per-node 8 -m mtkit train --preset base
     """
     from mtkit.recipe import load_recipe
+    from mtkit.runs import beginning, begun_folder, run_folder
 
     settings = load_recipe(
         recipe,
@@ -114,13 +115,13 @@ def train(
             ),
             scoring=_given(tokenize=tokenize),
         ),
+        begun_folder(name),
     )
 
     import torch
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
-    from mtkit.runs import beginning, run_folder
     from mtkit.training.loop import train as run_training
     from mtkit.training.report import heard_or_not
 
@@ -129,7 +130,7 @@ def train(
     folder = run_folder(label if name is None else name)
     if threads is not None:
         torch.set_num_threads(threads)
-    source = beginning(settings)
+    source = beginning(settings.training.init_from, folder)
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks

@@ -10,15 +10,16 @@ from mtkit.recipe.settings import run_folder_of
 ROLES = ("name", "encoder", "decoder", "cross")
 
 
-def with_beginning(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_beginning(given: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
     """Nested settings over those of the run that `training.init_from` names, as far as they are taken over.
 
+    A training that goes on in the folder `begun` has taken them over: it needs the other run no more.
     The model is, unless a preset is named: otherwise the weights would not fit. The attentions are where none is named.
     Without such a run the settings stay as they are.
     """
     settings, training = dict(given), given.get("training")
     named = training.get("init_from") if isinstance(training, Mapping) else None
-    path = run_folder_of(Path(str(named))) / "recipe.yaml"
+    path = (begun or run_folder_of(Path(str(named)))) / "recipe.yaml"
     if named is None or not path.is_file():
         return settings  # said where the run is opened
     model, attention = given.get("model") or {}, given.get("attention") or {}

@@ -166,20 +166,22 @@ class Recipe(Settings):
         return self
 
 
-def load_recipe(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None, begun: Path | None = None
+) -> Recipe:
     """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.
 
     `path` may be the name of a recipe that comes with mtkit. Environment variables in its paths are expanded. Relative
     paths start at the current folder, as on the command line. With `training.init_from`, the model and the attentions
-    are those of that run by default.
+    are those of that run by default, or of the one in the folder `begun`, where a training goes on.
 
     Raises: RecipeError naming the file, the setting, the value and the rule.
     """
     if path is None:
-        return make_recipe(with_beginning(overrides or {}))
+        return make_recipe(with_beginning(overrides or {}, begun))
     path = find_recipe(path)
     given = merged(with_variables(read_settings(path), path), overrides or {})
-    return make_recipe(with_beginning(given), origin=str(path))
+    return make_recipe(with_beginning(given, begun), origin=str(path))
 
 
 def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:

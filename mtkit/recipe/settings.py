@@ -1,9 +1,10 @@
 """What all groups of settings in a recipe are, and the bounds of their numbers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 RUNS = Path("mtkit-runs")
 """Default folder of runs."""
@@ -33,3 +34,15 @@ class Settings(BaseModel):
     """A frozen group of settings; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _booleans_are_no_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes false for 0: `ema: false` would be an average that forgets everything."""
+        if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+            raise PydanticCustomError("boolean", "should not be true or false")
+        return value
+
+
+def _takes_bool(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_takes_bool, get_args(annotation)))

@@ -12,7 +12,7 @@ best.json                   the checkpoint with the highest validation BLEU, of 
 import math
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -97,6 +97,7 @@ class State(TypedDict):
     bleu: NotRequired[float | None]
     nll: NotRequired[float | None]
     judged_by: NotRequired[str]
+    averaged: NotRequired[list[Count]]
 
 
 class Checkpoints:
@@ -145,11 +146,15 @@ class Checkpoints:
         """Whether the last one was validated, by whatever settings."""
         return self.last() in self._validated()
 
-    def averaged(self) -> int | None:
-        """The update at which the last checkpoints were averaged and that judged as is done now, or None."""
+    def is_averaged(self, count: int) -> bool:
+        """Whether the last `count` validated checkpoints were averaged, and the average judged as is done now."""
         average = self.folder / "average"
         state = read_state(average) if average.is_dir() else None
-        return state["update"] if state is not None and state.get("judged_by") == self._judged_by else None
+        if state is None or state.get("judged_by") != self._judged_by:
+            return False
+        wanted = _updates(self._validated()[-count:])
+        # earlier versions kept the last update alone
+        return state["update"] == wanted[-1] and state.get("averaged", wanted) == wanted
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
         """The mean of the weights of the last `count` validated checkpoints, averaged ones where kept; their updates.
@@ -160,11 +165,11 @@ class Checkpoints:
         last = self._validated()[-count:]
         files = ["ema" if (path / "ema.safetensors").exists() else "model" for path in last]
         mean = mean_weights((verified_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
-        return mean, [int(path.name.partition("-")[2]) for path in last]
+        return mean, _updates(last)
 
-    def save_average(self, weights: Mapping[str, Tensor], *, update: int, bleu: float, nll: float) -> None:
-        """Write the average made at `update`; with the highest BLEU it is the best checkpoint."""
-        state = {"update": update, "bleu": bleu, "nll": nll, "judged_by": self._judged_by}
+    def save_average(self, weights: Mapping[str, Tensor], *, updates: list[int], bleu: float, nll: float) -> None:
+        """Write the average of the checkpoints of these updates; with the highest BLEU it is the best checkpoint."""
+        state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "judged_by": self._judged_by}
         write_checkpoint(self.folder / "average", {"model": weights}, state)
         self.mark_best()
 
@@ -218,6 +223,11 @@ class Checkpoints:
                 # renamed first: a kill in between leaves no half of a checkpoint under its name
                 doomed = path.rename(path.with_name(f".{path.name}.old"))
                 shutil.rmtree(doomed)
+
+
+def _updates(paths: Sequence[Path]) -> list[int]:
+    """The updates of checkpoint folders."""
+    return [int(path.name.partition("-")[2]) for path in paths]
 
 
 def rank(bleu: float, nll: float | None) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import locked, write_json, write_text, writing
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
-from mtkit.runs import FORMAT, Run
+from mtkit.runs import FORMAT, Run, is_begun
 from mtkit.training.report import Say
 from mtkit.yaml_text import dump_yaml
 
@@ -129,11 +129,6 @@ def begin(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
     if left := model.adopt(run.load_model().state_dict()):
         more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
         say(f"of {run.folder} do not fit and are not copied: {', '.join(left[:3])}{more}")
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether there is a run to go on with: one that has a checkpoint."""
-    return (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*"))
 
 
 def keep_precision(folder: Path, name: str) -> None:

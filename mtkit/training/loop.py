@@ -17,12 +17,12 @@ from mtkit.model.adaptation.freezing import frozen_state, train_in_part, trained
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, beginning
+from mtkit.runs import Run, beginning, is_begun
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, Progress, read_progress, verified_tensors
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Work
-from mtkit.training.folder import alone_in, begin, is_begun, open_folder
+from mtkit.training.folder import alone_in, begin, open_folder
 from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.choice import settle
 from mtkit.training.optimization.optimizer import Precision
@@ -73,7 +73,7 @@ def train(
             target_vocabulary=tokenizers.target.size,
             tasks=len(prepared.directions),
         )
-        init_from = beginning(recipe) if init_from is None else init_from
+        init_from = beginning(recipe.training.init_from, folder) if init_from is None else init_from
         if init_from is not None and not is_begun(folder):
             begin(model, init_from, prepared, say)
         train_in_part(model, recipe.training, recipe.seed)
@@ -327,14 +327,14 @@ class Training:
         count, update = self.recipe.training.average_last, self.progress.update
         if update == 0:
             raise RunError(f"{limit} was reached before the first update; raise that limit and repeat the command")
-        if count > 0 and self.checkpoints.averaged() != update:
+        if count > 0 and not self.checkpoints.is_averaged(count):
             weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
             self.updater.average = None  # what is judged now is this average
             self.updater.load({**frozen_state(self.model), **weights}, self.folder)
             result = self._validation()
             if result is not None:
                 better = self.progress.is_bettered_by(result.bleu, result.nll)
-                self.checkpoints.save_average(weights, update=update, bleu=result.bleu, nll=result.nll)
+                self.checkpoints.save_average(weights, updates=updates, bleu=result.bleu, nll=result.nll)
                 for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
                     self.line.say(line)
             missing, signal = self.world.agree(self.world.first and result is None, self.interruption.signal or 0)

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -177,3 +178,20 @@ def test_training_begins_with_the_model_of_a_run(folder: Path, tmp_path: Path, m
     outcome = mtkit.train(recipe, name="tuned", init_from=folder, device="cpu")
     assert Run(outcome.folder).recipe.model == Run(folder).recipe.model
     assert Run(outcome.folder).about["init_from"] == folder.name
+
+
+def test_training_goes_on_when_the_run_that_it_began_with_is_gone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = Path(shutil.copytree(folder, tmp_path / "mtkit-runs" / "base"))
+    few = {"max_updates": 1, "validate_every": 1, "validate_segments": 1, "precision": "float32"}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+    mtkit.train(recipe, name="tuned", init_from="base", device="cpu")
+    base.rename(tmp_path / "gone")
+    more = {**recipe, "training": {**few, "max_updates": 2}}
+    assert mtkit.train(more, name="tuned", init_from="base", device="cpu").progress.update == 2
+    with pytest.raises(RunError, match="init_from: base -> another"):
+        mtkit.train(more, name="tuned", init_from="another", device="cpu")
+    with pytest.raises(RunError, match="no run"):
+        mtkit.train(more, name="new", init_from="base", device="cpu")

@@ -13,7 +13,7 @@ from mtkit.interchange.exports import export_run
 from mtkit.interchange.imports import import_marian
 from mtkit.recipe import load_recipe
 from mtkit.recipe.data import DataSettings
-from mtkit.runs import Run, beginning
+from mtkit.runs import Run
 from mtkit.training.loop import train
 
 pytest.importorskip("transformers")
@@ -45,7 +45,7 @@ def tuned(place: Path, run: Run, prepared: Prepared, attention: str | None = Non
     }
     recipe = load_recipe(None, given | ({"attention": {"name": attention}} if attention else {}))
     assert recipe.model == run.recipe.model
-    train(recipe, prepared, place / "tuned", command=["mtkit"], device="cpu", init_from=beginning(recipe))
+    train(recipe, prepared, place / "tuned", command=["mtkit"], device="cpu")
     return Run(place / "tuned")
 
 

@@ -27,6 +27,7 @@ PAIR = {"source": "a", "target": "b"}
         ({"training": {"max_update": 3}}, ["training.max_update", "max_updates"]),
         ({"data": {"tokenizer": {"vocab": 3}}}, ["data.tokenizer.vocab"]),
         ({"seed": -1}, ["seed = -1", "greater than or equal to 0"]),
+        ({"training": {"ema": False}}, ["training.ema = False", "should not be true or false"]),
         ({"seed": 2**63}, ["seed = 9223372036854775808", "less than"]),
         ({"decoding": {"seed": -1}}, ["decoding.seed = -1"]),
         ({"data": {"builtin": {"seed": 10**30}}}, ["data.builtin.seed"]),

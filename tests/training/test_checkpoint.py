@@ -68,7 +68,7 @@ def test_of_equal_bleu_the_lowest_loss_is_the_best_and_of_equal_losses_the_first
         save(checkpoints, update, bleu=0.0, nll=nll)
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "update-00000003"
     assert kept(checkpoints) == [3, 5, 6, 7]
-    checkpoints.save_average({"w": torch.ones(3)}, update=7, bleu=0.0, nll=2.0)
+    checkpoints.save_average({"w": torch.ones(3)}, updates=[6, 7], bleu=0.0, nll=2.0)
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
 
@@ -99,12 +99,12 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=3, keep_best=1)
     for update in (1, 2, 6):
         save(checkpoints, update, bleu=float(update))
-    assert checkpoints.averaged() is None
+    assert not checkpoints.is_averaged(2)
     weights, updates = checkpoints.mean_of_last(2, {"w"})
     assert updates == [2, 6]
     assert torch.equal(weights["w"], torch.full((3,), 4.0))
-    checkpoints.save_average(weights, update=6, bleu=9.0, nll=1.0)
-    assert checkpoints.averaged() == 6
+    checkpoints.save_average(weights, updates=updates, bleu=9.0, nll=1.0)
+    assert [checkpoints.is_averaged(count) for count in (1, 2, 3)] == [False, True, False]
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
 
@@ -122,13 +122,13 @@ def test_what_a_signal_left_is_gone_on_from_and_counts_for_nothing_else(tmp_path
 def test_cleaning_puts_back_an_average_whose_successor_never_came_and_finds_the_best(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     save(checkpoints, 1, bleu=1.0)
-    checkpoints.save_average({"w": torch.ones(3)}, update=1, bleu=9.0, nll=1.0)
+    checkpoints.save_average({"w": torch.ones(3)}, updates=[1], bleu=9.0, nll=1.0)
     left = tmp_path / "checkpoints" / ".average.0123456789abcdef.tmp"
     left.mkdir()
     (tmp_path / "checkpoints" / "average").rename(left / "average.replaced")
     (tmp_path / "best.json").unlink()
     checkpoints.clean()
-    assert checkpoints.averaged() == 1
+    assert checkpoints.is_averaged(1)
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
     assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")] == []
 

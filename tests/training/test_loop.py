@@ -285,6 +285,9 @@ def test_the_average_of_the_last_checkpoints_is_validated(prepared: Prepared, tm
     name = "target_embedding.tokens.weight"
     torch.testing.assert_close(average[name], (states[0][name] + states[1][name]) / 2)
     assert Run(tmp_path).load_model("average").output_weight.equal(average[name])
+    said.clear()
+    run(tiny(training={"average_last": 1, "keep_last": 1}), prepared, tmp_path, say=said.append)
+    assert any(line.startswith("average of updates 24: validation loss") for line in said), "another average is wanted"
 
 
 def test_a_new_run_can_begin_with_the_weights_of_another(finished: Path, prepared: Prepared, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import torch
 from mtkit.memory.peak import forget_peak
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.runs import Run
+from mtkit.runs import Run, is_begun
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Work
-from mtkit.training.folder import is_begun, keep_precision
+from mtkit.training.folder import keep_precision
 from mtkit.training.optimization.optimizer import Precision, precisions
 from mtkit.training.report import Say
 from mtkit.training.update import Updater
