@@ -6,7 +6,7 @@ which omits keys that earlier parts have seen. The softmaxes of the parts are jo
 members see whole blocks of one size, some of them picked, no parts are needed (`picked_blocks`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -80,31 +80,7 @@ def sparse_attend(
         heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown, dropout=dropout)
     else:
         heads = _attend_parts(q, k, v, pattern, scale, causal, shown, positions, dropout)
-    [heads] = _with_rows([heads], q, k, v, pattern, scale, causal, valid, positions, dropout)
-    return heads, None
-
-
-def sparse_attend_part(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern,
-    *,
-    scale: float,
-    causal: bool = False,
-    valid: Tensor | None = None,
-    positions: Positions | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """The result of `attend_part` where each query sees only the keys of the pattern, to be joined with other keys.
-
-    Arguments are those of `sparse_attend`; gives outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) for
-    `join_parts`.
-    """
-    parts = _parts(pattern, q.shape[2], causal, None if causal else valid, positions is not None)
-    attended = _joined_parts(parts, *_alike(q, k, v), scale, positions, dropout)
-    heads, log_sum = _with_rows(attended, q, k, v, pattern, scale, causal, valid, positions, dropout)
-    return heads, log_sum
+    return _with_rows(heads, q, k, v, pattern, scale, causal, valid, positions, dropout), None
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
@@ -177,25 +153,21 @@ def _attend_streams(
 
 
 def _with_rows(
-    attended: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
-) -> list[Tensor]:
-    """Outputs, or outputs and log-sum-exp, (B, H, T, ...), with those of the queries that see all keys in place."""
+    heads: Tensor, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
+) -> Tensor:
+    """The heads' outputs (B, H, T, V), with those of the queries that see all keys in place."""
     given = k, v, scale, causal, *how
     if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
-        own = _attend_rows(q[:, :, :rows], *given)
-        attended = [torch.cat([one, every[:, :, rows:]], 2) for one, every in zip(own, attended, strict=False)]
+        heads = torch.cat([_attend_rows(q[:, :, :rows], *given), heads[:, :, rows:]], 2)
     for member in pattern.members:
         if isinstance(member, LastRows):
             assert not causal, "the last rows of a causal segment are unknown before its end"
             place = member.rows(q.shape[2])[:, None, None].expand(len(q), -1, -1, -1)  # (B, 1, 1, rows)
             own, column = _attend_rows(rows_at(q, place).squeeze(2), *given), place.transpose(-1, -2)
-            here = column >= member.first.view(-1, 1, 1, 1)
-            others = [rows_at(every, place).squeeze(2) for every in attended]
-            attended = [
-                every.scatter(2, column.expand_as(one), one.where(here, other))
-                for one, other, every in zip(own, others, attended, strict=False)
-            ]
-    return list(attended)
+            others = rows_at(heads, place).squeeze(2)
+            own = own.where(column >= member.first.view(-1, 1, 1, 1), others)
+            heads = heads.scatter(2, column.expand_as(own), own)
+    return heads
 
 
 def _attend_rows(
@@ -207,8 +179,8 @@ def _attend_rows(
     valid: Tensor | None,
     positions: Positions | None,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """The first queries q (B, H, rows, K) over all keys: outputs and log-sum-exp; the fused kernel is slow for few."""
+) -> Tensor:
+    """The outputs of the queries q (B, H, rows, K), the first, over all keys; the fused kernel is slow for few."""
     if causal:  # no key behind the last row is seen by any of them
         k, v = (x[:, :, : q.shape[2]] for x in (k, v))
     i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
@@ -216,8 +188,7 @@ def _attend_rows(
     visible = visible_pairs(seen, causal, valid).expand(1 if causal or valid is None else len(q), 1, -1, -1)
     q, k, v, visible = (x[:, :, None, None] for x in (q, k, v, visible))  # one block
     tile = Tiles(q, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))
-    heads, log_sum = _attend_part(tile, scale, positions, dropout)
-    return heads[:, :, 0, 0], log_sum[:, :, 0, 0]
+    return _attend_part(tile, scale, positions, dropout)[0][:, :, 0, 0]
 
 
 def _attend_parts(
@@ -232,7 +203,9 @@ def _attend_parts(
     dropout: float,
 ) -> Tensor:
     """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
-    given = _alike(q, k, v)
+    if k.shape[1] != v.shape[1]:
+        k, v = (spread(x, q.shape[1]) for x in (k, v))
+    given = q, k, v
     parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
     fusable = positions is None and not dropout and can_fuse(q, v)
     if len(parts) == 1:
@@ -242,12 +215,11 @@ def _attend_parts(
         return layout.joined([_attend(each, scale, positions, dropout) for each in lay(*given)])
     if fusable:
         return attend_fused(*given, [partial(_fused_part, *part) for part in parts], scale=scale)
-    return _joined_parts(parts, *given, scale, positions, dropout)[0]
-
-
-def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of as many heads."""
-    return (q, k, v) if k.shape[1] == v.shape[1] else (q, spread(k, q.shape[1]), spread(v, q.shape[1]))
+    attended = []
+    for layout, lay in parts:
+        heads, sums = zip(*[_attend_part(each, scale, positions, dropout) for each in lay(*given)], strict=True)
+        attended.append((layout.joined(list(heads)), layout.joined(list(sums))))
+    return join_parts(attended)[0]
 
 
 def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, relative: bool) -> list[Part]:
@@ -271,18 +243,6 @@ def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, re
             parts.append((drawn, partial(drawn.tiles, valid=valid, earlier=earlier)))
             earlier = earlier | member
     return parts
-
-
-def _joined_parts(
-    parts: list[Part], q: Tensor, k: Tensor, v: Tensor, scale: float, positions: Positions | None, dropout: float
-) -> tuple[Tensor, Tensor]:
-    """The heads' outputs (B, H, T, V) and the log-sum-exp (B, H, T, 1) over the keys of all parts."""
-    attended = []
-    for layout, lay in parts:
-        outputs = [_attend_part(each, scale, positions, dropout) for each in lay(q, k, v)]
-        heads, sums = zip(*outputs, strict=True)
-        attended.append((layout.joined(list(heads)), layout.joined(list(sums))))
-    return join_parts(attended)
 
 
 def _fused_part(

@@ -11,9 +11,8 @@ from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band, Blocks, Columns, Comb, Flanked, Pattern, Rows, global_tokens
 from mtkit.attention.engines.blocks.picked_tiles import block_size
 from mtkit.attention.engines.blocks.random_pattern import LastBlocks, LastRows, Random, RandomBlocks
-from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend, sparse_attend_part
+from mtkit.attention.engines.blocks.sparse import dense_attend, sparse_attend
 from mtkit.attention.engines.softmax.dot_product import attend
-from mtkit.attention.engines.softmax.joining import attend_part, join_parts
 from mtkit.attention.positions import POSITIONS
 from tests.contract.counting import count, exponent
 
@@ -157,31 +156,6 @@ def test_last_blocks_are_those_of_each_segment() -> None:
         assert torch.equal(rows[segment, 0, real], keys[: len(real), None].expand(-1, 24))
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_part_is_joined_with_keys_from_elsewhere(seed: int) -> None:
-    """One softmax over the pattern's keys and others, forward and backward, also where the pattern shows nothing."""
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    length, causal = draw.choice(LENGTHS), draw.random() < 0.5
-    lengths = torch.tensor([length, max(length - 3, 1)])
-    valid = torch.arange(length) < lengths.unsqueeze(1)
-    pattern = random_pattern(draw, causal, lengths)
-    q, k, v = inputs(2, 2, length)
-    _, other_k, other_v = inputs(2, HEADS, 3)
-    part = sparse_attend_part(q, k, v, pattern, scale=0.3, causal=causal, valid=valid)
-    heads, _ = join_parts([part, attend_part(q, other_k, other_v, scale=0.3)])
-    seen = dense(pattern, length, causal, valid).expand(2, HEADS, -1, -1)
-    visible = torch.cat([seen, torch.ones(2, HEADS, length, 3, dtype=torch.bool)], dim=-1)
-    both = [torch.cat([x.repeat_interleave(2, 1), y], dim=2) for x, y in ((k, other_k), (v, other_v))]
-    wanted, _ = dense_attend(q, *both, visible, 0.3)
-    weight = torch.randn_like(heads) * valid[:, None, :, None]
-    given = [q, k, v, other_k, other_v]
-    gradients = (torch.autograd.grad((each * weight).sum(), given) for each in (heads, wanted))
-    torch.testing.assert_close(heads * weight, wanted * weight, atol=1e-10, rtol=0)
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
-
-
 def test_drawn_keys_may_be_those_of_another_sequence() -> None:
     lengths = torch.tensor([17, 6])
     valid = torch.arange(17) < lengths.unsqueeze(1)
@@ -237,8 +211,6 @@ def test_relative_positions_are_those_of_the_tokens(name: str, causal: bool, pat
     wanted, _ = dense_attend(q, k, v, dense(pattern, 150, causal, valid), 0.3, positions)
     torch.testing.assert_close(heads[0], wanted[0])
     torch.testing.assert_close(heads[1, :, :113], wanted[1, :, :113])
-    part, _ = sparse_attend_part(q, k, v, pattern, scale=0.3, causal=causal, valid=valid, positions=positions)
-    torch.testing.assert_close(part[0], wanted[0])
 
 
 def test_weights_are_those_of_the_outputs() -> None:
