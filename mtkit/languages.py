@@ -49,6 +49,11 @@ def has_spaces(language: str | None) -> bool:
     return known is None or known in _SPACED
 
 
+def seam(language: str | None) -> str:
+    """What stands between two sentences: a space, which ends those of Thai and Lao, nothing in Chinese and Japanese."""
+    return "" if listed(language) in ("zh", "ja") else " "
+
+
 def bleu_tokenizer(language: str | None) -> str:
     """sacrebleu's tokenizer for text in the language."""
     return _TOKENIZERS.get(listed(language) or "", "13a")

@@ -13,6 +13,7 @@ metrics.jsonl, curves.png, translations/
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,10 +154,10 @@ class Run:
         Raises: RunError where the run has none such.
         """
         folder = self.folder / "checkpoints"
-        there = sorted(each.name for each in folder.glob("update-*") if each.is_dir())
         if which == "best":
             best, advice = self.folder / "best.json", "use --checkpoint last"
             which = read_stored(best, Best, advice, error=RunError)["checkpoint"] if best.exists() else "last"
+        there = sorted(each.name for each in folder.glob("update-*") if each.is_dir())  # a training may add to them
         if which == "last":
             which = there[-1] if there else "last"
         if which not in there and not (which == "average" and (folder / which).is_dir()):
@@ -302,7 +303,10 @@ def _latest(manifests: list[Path]) -> Path:
     """The run whose last checkpoint, or else beginning, is the youngest."""
 
     def age(manifest: Path) -> int:
-        checkpoints = manifest.parent.glob("checkpoints/*")
-        return max([manifest.stat().st_mtime_ns, *(each.stat().st_mtime_ns for each in checkpoints)])
+        ages = [manifest.stat().st_mtime_ns]
+        for each in manifest.parent.glob("checkpoints/[!.]*"):
+            with suppress(FileNotFoundError):  # a training at work has let go of it
+                ages.append(each.stat().st_mtime_ns)
+        return max(ages)
 
     return max(manifests, key=age).parent

@@ -1,6 +1,6 @@
 import pytest
 
-from mtkit.languages import bleu_tokenizer, has_spaces, languages_of, listed
+from mtkit.languages import bleu_tokenizer, has_spaces, languages_of, listed, seam
 
 
 @pytest.mark.parametrize("language", ["zh", "ZH", "zh-cn", "zh_Hant", "zh-Hant-TW", "cmn", "yue", "zho_Hans", " zh "])
@@ -27,6 +27,10 @@ def test_every_name_of_chinese_is_chinese(language: str) -> None:
 )
 def test_tokenizer_and_spaces(language: str | None, tokenizer: str, spaces: bool) -> None:
     assert (bleu_tokenizer(language), has_spaces(language)) == (tokenizer, spaces)
+
+
+def test_a_space_stands_between_sentences_but_in_chinese_and_japanese() -> None:
+    assert [seam(language) for language in ("zh-TW", "jpn", "th", "km", "my", "ko", "de", None)] == ["", ""] + [" "] * 6
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,11 @@ def test_the_model_comes_back(run: Path) -> None:
     assert model.encode(torch.tensor([[4, 3]])).memory.shape == (1, 2, 16)
 
 
+def test_the_latest_run_is_found_while_a_training_drops_checkpoints(run: Path) -> None:
+    (run / "checkpoints" / "update-00000001").symlink_to("gone")  # listed, and no longer there
+    assert find_run().folder == run
+
+
 @pytest.mark.parametrize("damage", ["truncated", "pickle", "missing", "other model"])
 def test_damaged_weights_are_refused_in_one_line(run: Path, damage: str) -> None:
     path = run / "checkpoints" / "update-00000010" / "model.safetensors"

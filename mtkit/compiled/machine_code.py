@@ -36,7 +36,7 @@ def compiled(
     def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
         try:
             code: Callable[Arguments, None] = njit(f"void({types})", cache=True, **how)(loop)
-        except RuntimeError:  # no folder can be written in which to keep it
+        except (RuntimeError, OSError):  # no folder can be written in which to keep it, or the disk is full
             code = njit(f"void({types})", **how)(loop)
         return code
 

@@ -16,7 +16,7 @@ from mtkit.decoding.lines.segments import Directions, Segment, Source
 from mtkit.decoding.search import Hypotheses
 from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
-from mtkit.languages import has_spaces
+from mtkit.languages import seam
 from mtkit.memory.out_of_memory import Halving
 from mtkit.recipe import DecodingSettings
 
@@ -67,12 +67,12 @@ def translate_lines(
 
     Blank lines never reach the engine. A line too long for the engine, or longer than the lines it was `trained_on`, is
     split at sentence ends (the rule is in `mtkit.decoding.lines.splitting.parted`). The translations of its parts are
-    joined by a space, or directly where the target language has no spaces (`Translation.parts` gives their number).
+    joined by what stands between sentences of the target language (`Translation.parts` gives their number).
     `trained_on` also limits the length of a translation.
 
     The result of a line is independent of other lines if the hypotheses of the engine are independent of the batch.
-    Lines of `documents` are the exception: they are translated together. Where a joint translation does not separate
-    into as many lines, each line is translated alone (`Translation.fell_back`).
+    Lines of `documents` are the exception: they are translated together, but for those that are split. Where a joint
+    translation does not separate into as many lines, each line is translated alone (`Translation.fell_back`).
 
     `directions` are required for a model trained on several. `numbers` are those of the lines among all that are
     translated, from 0, which seed sampling; None: the lines are all.
@@ -92,7 +92,7 @@ def translate_lines(
     work = _Work(engine, tokenizers.target, trained_on, numbers, on_progress or (lambda lines: None))
     source = Source(tokenizers.source, engine.longest_source, directions, trained_on)
     encoded = source.encode(lines)
-    groups = [] if documents is None else list(documents.groups(source, encoded))
+    groups = [] if documents is None else list(documents.groups(source, source.whole(lines, encoded)))
     found = {number: [BLANK] * settings.n_best for number, pieces in enumerate(encoded) if not pieces}
     work.on_progress(len(found))
     with engine.ready() as device:
@@ -101,7 +101,7 @@ def translate_lines(
         alone = work.alone(list(source.segments(lines, encoded, rest)), device)
     seams = [" "] * len(lines)
     if directions is not None:
-        seams = [" " if has_spaces(language) else "" for language in directions.targets_of_lines()]
+        seams = [seam(language) for language in directions.targets_of_lines()]
     sizes = {number: len(group) for group in groups for number in group}
     for number in rest:
         whole = _line(alone.get(number, []), settings, seams[number])
@@ -194,17 +194,17 @@ def _texts(found: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_bes
         ]
 
 
-def _line(parts: list[list[Translation]], settings: DecodingSettings, seam: str) -> list[Translation]:
-    """The translations of a line from those of its parts, `seam` between them."""
+def _line(parts: list[list[Translation]], settings: DecodingSettings, between: str) -> list[Translation]:
+    """The translations of a line from those of its parts, `between` them what separates sentences."""
     if not parts:
         return [BLANK] * settings.n_best
     if len(parts) == 1:
         return parts[0]
-    whole = [_joined(each, settings.length_penalty, seam) for each in zip(*parts, strict=True)]
+    whole = [_joined(each, settings.length_penalty, between) for each in zip(*parts, strict=True)]
     return sorted(whole, key=lambda each: -each.score)
 
 
-def _joined(parts: Sequence[Translation], alpha: float, seam: str) -> Translation:
+def _joined(parts: Sequence[Translation], alpha: float, between: str) -> Translation:
     """The translations of the parts of a line as one, with the score of the whole and the sum of coverage penalties."""
     pieces = (*(piece for part in parts for piece in part.pieces if piece != EOS), EOS)
     log_prob = sum(part.log_prob for part in parts)
@@ -212,6 +212,6 @@ def _joined(parts: Sequence[Translation], alpha: float, seam: str) -> Translatio
     if math.isfinite(log_prob):
         coverage = sum(part.score - part.log_prob / len(part.pieces) ** alpha for part in parts)
         score = log_prob / sum(len(part.pieces) for part in parts) ** alpha + coverage
-    text = seam.join(part.text for part in parts if part.text)
+    text = between.join(part.text for part in parts if part.text)
     cut = any(part.cut for part in parts)
     return Translation(text, score, log_prob, pieces, len(parts), cut=cut, of_parts=tuple(parts))

@@ -185,7 +185,7 @@ class Checkpoints:
             write_json(self._best, {"checkpoint": path.name, "bleu": bleu})
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written or half-removed, and see that the best is known.
+        """Remove what a killed process left half-written, half-removed or too many, and see that the best is known.
 
         Without a checkpoint the run begins anew, so best.json and the frozen weights of an earlier one go too.
         """
@@ -199,6 +199,7 @@ class Checkpoints:
             if self.base.is_dir():
                 shutil.rmtree(self.base)
         self.mark_best()
+        self._let_go()
 
     def _validated(self) -> list[Path]:
         return [path for path in self.all() if read_state(path).get("bleu") is not None]

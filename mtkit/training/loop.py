@@ -64,7 +64,7 @@ def train(
         fast_and_repeatable(world.device, deterministic=exact),
         Interruption() as interruption,
     ):
-        say = heard_or_not(say) if world.first else _silent
+        say = heard_or_not(say) if world.first else lambda line: None
         say(describe_attention(recipe))
         tokenizers = prepared.tokenizers
         model = build_model(
@@ -305,11 +305,12 @@ class Training:
             return validate(*of)
 
     def _save(self) -> None:
-        """Write a checkpoint, on the first process only."""
+        """Write a checkpoint, on the first process only; a launcher ends that one soon after another has left."""
         self.progress = self.updater.noted(self.progress)
         tensors = self.updater.tensors()
         if self.world.first:
             self.checkpoints.save(self.progress, tensors)
+        self.world.agree()
 
     def _leave(self, number: int, first: int) -> Outcome:
         """Stop after a signal: write a checkpoint and print how to resume."""
@@ -344,7 +345,3 @@ class Training:
         done = "is finished" if update > first else "was finished already"
         self.line.say(f"{self.folder} {done}: {limit} reached; to continue, raise that limit and repeat the command")
         return Outcome(self.folder, self.progress, limit, update - first)
-
-
-def _silent(line: str) -> None:
-    """Where only the first process speaks."""

@@ -15,13 +15,20 @@ def doubled(numbers: np.ndarray[Any, Any]) -> None:
         numbers[place] *= 2
 
 
-def test_a_loop_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError("cannot cache function 'doubled': no locator available for file 'loops.py'"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_a_loop_is_compiled_where_nothing_can_be_kept(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
 
     def refusing(signature: str, *, cache: bool = False, **how: Any) -> Any:
         kept.append(cache)
         if cache:
-            raise RuntimeError("cannot cache function 'doubled': no locator available for file 'loops.py'")
+            raise fault
         return njit(signature, **how)
 
     monkeypatch.setattr(machine_code, "njit", refusing)

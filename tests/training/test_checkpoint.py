@@ -72,6 +72,16 @@ def test_of_equal_bleu_the_lowest_loss_is_the_best_and_of_equal_losses_the_first
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
 
+def test_what_a_kill_left_too_many_goes_when_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    monkeypatch.setattr(checkpoints, "_let_go", lambda: None)  # what is killed before it
+    for update in (1, 2, 3, 4):
+        save(checkpoints, update, bleu=float(update))
+    again = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+    again.clean()
+    assert kept(again) == [3, 4]
+
+
 def test_checkpoints_from_before_losses_were_kept_are_read(tmp_path: Path) -> None:
     path = save(Checkpoints(tmp_path, keep_last=1, keep_best=1), 1, bleu=3.0, nll=1.0)
     state = json.loads((path / "state.json").read_text())

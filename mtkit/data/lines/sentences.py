@@ -12,14 +12,14 @@ _WIDE = "。！？｡।॥؟։።፧။។៕"
 _CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
 _OPENING = r"\"'“‘„‚«»‹›(\[{「『（【《〈〔［｛＂＇¿¡–—#@*-"
 _CLOSES = rf"(?:[{_CLOSING}]|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
-_END = re.compile(rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔]++|[;\u037e])(?P<closing>{_CLOSES})(?P<space>\s*+)")
+_END = re.compile(rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})(?P<space>\s*+)")
 _OPENED = re.compile(rf"(?:[{_OPENING}]\s*+)*+")
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
 _ORDINAL = re.compile(r"\d{1,2}|[IVXL]+")
 
-_MARKS = frozenset(_WIDE + ".!?…۔;\u037e")
+_MARKS = frozenset(_WIDE + ".!?…۔．;\u037e")
 _AT_THE_END = "".join(_MARKS) + "\"'”’»«›‹“)]}」』）】》〉〕］｝＂＇ \u00a0\n"
 
 _BEFORE_NUMBERS, _ORDINALS = frozenset(BEFORE_NUMBERS.split()), frozenset(ORDINALS.split())
@@ -57,7 +57,7 @@ def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str,
     if not following:
         return False
     if not end["space"]:
-        wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?") == "" and _JAPANESE_OR_CHINESE.match(following))
+        wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?．") == "" and _JAPANESE_OR_CHINESE.match(following))
         return bool(wide) and not quoted
     if end["mark"][0] in _WIDE:
         return True

@@ -72,10 +72,14 @@ def _forked(serve: Serve) -> Connection | None:
     with warnings.catch_warnings():
         # Python 3.12 warns of every thread; those of OpenMP are idle, and the copy does without them
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
+        # Python takes an interrupt that comes while it forks for an error in what runs then, and goes on
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         except OSError:
             return None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     there.close()  # when the process ends, nobody holds its end of the pipe
     return here
 

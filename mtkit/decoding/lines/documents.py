@@ -1,8 +1,10 @@
 """Joint translation of several lines of a document: joined by break pieces, and separated at these again."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import ne
 
 from mtkit.data.prepared import Prepared
 from mtkit.data.tokenizer import BREAK, EOS, Tokenizer
@@ -21,11 +23,14 @@ class Documents:
     def groups(self, source: Source, encoded: Sequence[list[int]]) -> Iterator[list[int]]:
         """The numbers of the lines to translate together: groups of at least two neighbours in a document.
 
-        Blank lines are in no group. A group stays within the limits of the documents and of the model.
+        Lines without pieces, blank or split (`Source.whole`), are in no group. A group stays within the limits of the
+        documents and of the model.
         """
         budget = self.pieces if source.longest is None else min(self.pieces, source.longest)
         real = (number for number, pieces in enumerate(encoded) if pieces)
-        for _, document in groupby(real, key=lambda number: (self.ids[number], source.task(number))):
+        # a document ends where the id changes, be it on a blank line alone
+        documents = list(accumulate(map(ne, self.ids, self.ids[1:]), initial=0))
+        for _, document in groupby(real, key=lambda number: (documents[number], source.task(number))):
             group: list[int] = []
             size = 0
             for number in document:
@@ -66,12 +71,16 @@ def source_budget(prepared: Prepared) -> int | None:
     """The maximum number of source pieces of joined lines; None: no lines are joined.
 
     Training rows keep to the budget on both sides. In translation only the source is known, so the maximum is lower
-    where targets are longer on average, to keep translations about as long as in training.
+    where targets are longer on average, to keep translations about as long as in training. Of several directions the
+    one with the longest targets decides.
     """
     if prepared.settings.documents is None:
         return None
-    pieces = prepared.record["sides"]["train"]["pieces"]
-    return max(1, int(prepared.settings.documents.pieces * min(1.0, pieces["source"] / max(pieces["target"], 1))))
+    pieces: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for corpus in prepared.record["sides"]["train"]["corpora"]:
+        pieces[corpus["direction"]].update(corpus["pieces"])
+    ratio = min((each["source"] / each["target"] for each in pieces.values() if each["target"]), default=1.0)
+    return max(1, int(prepared.settings.documents.pieces * min(1.0, ratio)))
 
 
 def parted_by_blank_lines(lines: Sequence[str]) -> list[int]:

@@ -26,21 +26,18 @@ class TrainedOn:
 
     models: Sequence[Sequence[Lengths]] = ()
     """Of each model, those of each direction; none at all where one is not known."""
-    documents: bool = False
-    """Whether all were trained on documents, whose lines are joined."""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "TrainedOn":
         """The lengths of these runs; runs of earlier versions have none. Raises: RunError."""
         known = [run.lengths for run in runs if run.lengths is not None]
-        documents = all(run.document_pieces is not None for run in runs)
-        return cls(known if len(known) == len(runs) else (), documents)
+        return cls(known if len(known) == len(runs) else ())
 
     @property
     def fingerprint(self) -> str:
         """A hash of the lengths."""
         text = "\n".join(each.model_dump_json() for model in self.models for each in model)
-        return hashlib.sha256(f"{len(self.models)} {self.documents}\n{text}".encode()).hexdigest()
+        return hashlib.sha256(f"{len(self.models)}\n{text}".encode()).hexdigest()
 
     def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
         """The maximum number of pieces of the translation of a segment, EOS counted.
@@ -61,8 +58,12 @@ class TrainedOn:
         return limit if longest is None else min(limit, longest)
 
     def usual(self, task: int | None) -> Usual | None:
-        """The usual amount in all training sides of a direction; None where unknown, or for training on documents."""
-        known = () if self.documents else self._known(task)
+        """The usual amount in a line of all training sides of a direction; None where unknown.
+
+        It holds for models trained on documents too: the lines that these are of are joined by breaks, which a line of
+        several sentences lacks.
+        """
+        known = self._known(task)
         counted = [each.sentences_at_once for each in known if each.sentences_at_once is not None]
         return Usual(min(counted, default=None), min(each.pieces_at_once for each in known)) if known else None
 

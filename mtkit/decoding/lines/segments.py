@@ -118,6 +118,13 @@ class Source:
         encoded = self._tokenizer.encode_lines(lines)
         return [[] if is_blank(line) else pieces for line, pieces in zip(lines, encoded, strict=True)]
 
+    def whole(self, lines: Sequence[str], encoded: Sequence[list[int]]) -> list[list[int]]:
+        """The pieces of the lines that are translated as they are; none of a line that is blank or split."""
+        return [
+            pieces if len(self.parts(line, pieces, number)) == 1 else []
+            for number, (line, pieces) in enumerate(zip(lines, encoded, strict=True))
+        ]
+
     def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
         """The segments of the lines of these numbers: none of a blank line, several of a line that is split."""
         for number in which:

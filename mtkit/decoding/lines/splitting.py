@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from mtkit.data.lines.sentences import sentences
+from mtkit.languages import listed
 
 Count = Callable[[Sequence[str]], list[int]]
 """The pieces of each text."""
 
 CLOSING = r"[\"')\]}»”’」』）]*"
 BOUNDARIES = (
-    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？]+{CLOSING}\s*"),  # possible ends of sentences
-    re.compile(rf"[,;:]+{CLOSING}\s+|\s[–—-]\s+|[，、；：]\s*"),  # clauses
+    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？．]+{CLOSING}\s*"),  # possible ends of sentences
+    re.compile(rf"[,;:،؛]+{CLOSING}\s+|\s[–—-]\s+|[，、､；：]\s*"),  # clauses
     re.compile(r"\s+"),
 )
 """Where to cut what is longer than a sentence, best first; each match belongs to the text before it."""
@@ -25,8 +26,12 @@ def parted(text: str, language: str | None, count: Count, *, most: int | None, p
     training line in twenty has `most` sentences or more, so that the model has learned to translate all of them; one
     training line in a hundred has `pieces` pieces or more. A text is split only at ends of sentences; a single sentence
     of any length stays whole. A model trained on single sentences translates only one of several sentences.
+
+    In Thai and Lao a space ends a sentence, and stands within sentences too: only the number of pieces counts there.
     """
     units = sentences(text, language)
+    if listed(language) in ("th", "lo"):
+        units, most = _units(text, BOUNDARIES[-1]), None
     few = most is None or len(units) <= most
     if len(units) < 2 or (few and count([text])[0] <= pieces):
         return [text]

@@ -100,7 +100,7 @@ def _segments(
     """The segments that the lines were translated by, without those that have no translation."""
     encoded = source.encode(lines)
     together = {number for number, each in enumerate(translations) if each.together > 1 and not each.fell_back}
-    for group in [] if documents is None else documents.groups(source, encoded):
+    for group in [] if documents is None else documents.groups(source, source.whole(lines, encoded)):
         if together.issuperset(group):
             yield _joined(source, encoded, group, lines, translations)
     for number, whole in enumerate(translations):

@@ -70,6 +70,22 @@ def test_several_work_at_once() -> None:
     assert {threads for _, threads in answers} == {1}
 
 
+def test_an_interrupt_while_they_are_forked_is_not_lost() -> None:
+    due = [signal.SIGINT]
+
+    def interrupt() -> None:
+        if due:
+            signal.raise_signal(due.pop())
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.register_at_fork(before=interrupt)  # an error in it is ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            started(os.getpid)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_what_fails_is_left_to_who_asks() -> None:
     def serve(job: int) -> int:
         if job == 0:

@@ -1,13 +1,16 @@
 """Lines of a document, translated together: N in, N out, whatever the model makes of the breaks."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from mtkit.data.lines.lengths import PERCENTILES, Bin, Lengths
 from mtkit.data.tokenizer import BREAK, EOS, Tokenizers
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lines.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
+from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
@@ -69,6 +72,8 @@ def test_other_documents_and_other_directions_are_not_joined(tokenizers: Tokeniz
     encoded = [[9]] * 6
     source = Source(tokenizers.source, None, Directions(["en-de", "en-fr"], [0, 0, 0, 1, 1, 1]))
     assert list(Documents("aabbbc", 99).groups(source, encoded)) == [[0, 1], [3, 4]]
+    source = Source(tokenizers.source, None, None)
+    assert list(Documents("abaabb", 99).groups(source, [[9], [], [9], [9], [9], [9]])) == [[2, 3], [4, 5]]
 
 
 def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> None:
@@ -80,6 +85,24 @@ def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> N
     for longest, groups in ((14, [[0, 1], [2, 3], [4, 5]]), (13, [])):
         source = Source(tokenizer, longest, Directions(trained.run.directions, [1] * 6))
         assert list(Documents([1] * 6, 99).groups(source, [[9] * 5] * 6)) == groups
+
+
+def test_a_line_of_more_sentences_than_usual_is_translated_in_parts_and_not_with_others(tokenizers: Tokenizers) -> None:
+    pairs = Bin(longest=40, pairs=500, mean=1.0, spread=0.0, most=1.0)
+    known = Lengths(bins=(pairs,), percentiles=dict.fromkeys(PERCENTILES, 99), sentences={1: 100})
+    lines = ["The dog sees.", "The house. A bird. The old tree.", "A green bird."]
+    found = translate_lines(
+        ModelEngine(Echo(tokenizers.target.size), GREEDY),
+        tokenizers,
+        lines,
+        documents=Documents([1] * 3, 99),
+        trained_on=TrainedOn([[known]]),
+    )
+    assert [(best.text, best.parts, best.together) for best, *_ in found] == [
+        (lines[0], 1, 2),
+        (lines[1], 3, 1),
+        (lines[2], 1, 2),
+    ]
 
 
 def test_as_many_lines_come_out_as_went_in(tokenizers: Tokenizers) -> None:
@@ -139,9 +162,20 @@ def test_a_trained_model_gives_every_line_something(trained: Trained) -> None:
 
 def test_longer_targets_leave_less_room(trained: Trained) -> None:
     prepared = trained.prepared
-    for pieces, budget in (((100, 100), 20), ((100, 50), 20), ((100, 125), 16)):
-        sides = {"train": {"pieces": dict(zip(("source", "target"), pieces, strict=True))}}
-        assert source_budget(replace(prepared, record={"sides": sides})) == budget
+
+    def corpus(direction: str, source: int, target: int) -> dict[str, Any]:
+        return {"direction": direction, "pieces": {"source": source, "target": target}}
+
+    one = corpus("en-de", 60, 100)
+    for corpora, budget in (
+        ([corpus("en-de", 100, 100)], 20),
+        ([corpus("en-de", 100, 50)], 20),
+        ([corpus("en-de", 100, 125)], 16),
+        ([one, corpus("en-de", 40, 25)], 16),
+        ([one, corpus("de-en", 100, 60)], 12),  # the one with longer targets needs it
+        ([corpus("en-de", 0, 0)], 20),
+    ):
+        assert source_budget(replace(prepared, record={"sides": {"train": {"corpora": corpora}}})) == budget
     alone = prepared.settings.model_copy(update={"documents": None})
     assert source_budget(replace(prepared, settings=alone)) is None
 

@@ -86,16 +86,11 @@ def test_an_ensemble_translates_what_is_usual_for_all() -> None:
     assert TrainedOn([[one], [UNKNOWN]]).usual(None) is None
 
 
-def test_documents_are_not_cut() -> None:
-    assert TrainedOn([[lengths(1.0, counts={1: 9})]], documents=True).usual(None) is None
-
-
 def test_a_fingerprint_tells_all_apart() -> None:
     several = [
         TrainedOn(),
         TrainedOn([[lengths(1.0)]]),
         TrainedOn([[lengths(1.5)]]),
-        TrainedOn([[lengths(1.0)]], documents=True),
         TrainedOn([[lengths(1.0), lengths(1.0)]]),
         TrainedOn([[lengths(1.0)], [lengths(1.0)]]),
         TrainedOn([[lengths(1.0, counts={1: 4})]]),

@@ -23,6 +23,26 @@ def test_a_long_sentence_is_cut_at_clauses_then_spaces_then_anywhere() -> None:
     assert split("abcdefghijklmnopqrstuvwxyz", 2, words) == ["abcdef", "ghijklm", "nopqrs", "tuvwxyz"]
 
 
+def test_arabic_and_japanese_clauses_are_cut_at_their_commas() -> None:
+    assert split("a b، c d؛ e f", 3, words) == ["a b،", "c d؛", "e f"]
+    assert split("今日は､晴れ", 4, lambda texts: [len(each) for each in texts]) == ["今日は､", "晴れ"]
+
+
+def test_thai_and_lao_are_cut_at_spaces_where_they_have_more_pieces_than_usual() -> None:
+    text = "ใหญ่ที่นี่ หมาเห็นน้ำ ผู้หญิงชอบน้ำ เด็กชอบหมา"
+
+    def characters(texts: Sequence[str]) -> list[int]:
+        return [len(each.replace(" ", "")) for each in texts]
+
+    for language in ("th", "lo"):
+        assert parted(text, language, characters, most=1, pieces=25) == [
+            "ใหญ่ที่นี่ หมาเห็นน้ำ",
+            "ผู้หญิงชอบน้ำ เด็กชอบหมา",
+        ]
+        assert parted(text, language, characters, most=1, pieces=99) == [text]
+    assert parted(text, "xx", characters, most=1, pieces=25) == [text]
+
+
 def test_text_without_spaces_is_cut_behind_its_full_stops() -> None:
     def characters(texts: Sequence[str]) -> list[int]:
         return [len(text) for text in texts]
