@@ -30,6 +30,9 @@ def fixed_workspaces(deterministic: bool) -> Iterator[None]:
 def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) -> Iterator[None]:
     """The process's arithmetic as training wants it, and as it was afterwards.
 
+    That a caller records no gradients, computes in inference mode or by autocast, or has seeded the generators, changes
+    nothing inside.
+
     On a GPU, sums by atomic additions differ from run to run. They are avoided where PyTorch can, and where
     `deterministic` altogether; what cannot be done without them is then refused.
 
@@ -40,12 +43,19 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
     )
+    flushing = not torch.tensor(1e-40) * 1.0
     # numbers below 1e-38, as old Adam moments become, take a hundred times longer than zeros
     torch.set_flush_denormal(True)
     # setting it makes MKL keep to it for good; validation does so, and what comes after must equal what a resume makes
     torch.set_num_threads(torch.get_num_threads())
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+            torch.random.fork_rng([device] if device.type == "cuda" and torch.cuda.is_available() else []),
+        ):
             if device.type == "cuda":
                 _ask(True, not deterministic, False)
                 if not deterministic:  # `why_not_exact` has said it, once for all operations
@@ -60,7 +70,7 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
             "set training.deterministic: false, or choose other attentions"
         ) from error
     finally:
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(flushing)
         _ask(*modes)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
+from mtkit.runs import Run
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.loop import train
 from tests.training.conftest import tiny
@@ -50,6 +51,32 @@ def test_the_caller_s_modes_come_back_after_an_error_too() -> None:
         assert modes()[:2] == (True, True)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_training_is_the_same_whatever_its_caller_does(prepared: Prepared, tmp_path: Path) -> None:
+    def weights(name: str) -> torch.Tensor:
+        train(tiny(training={"max_updates": 1}), prepared, tmp_path / name, command=[], device="cpu")
+        return Run(tmp_path / name).load_model().output_weight
+
+    wanted = weights("alone")
+    callers = {
+        "inference": torch.inference_mode(),
+        "no_grad": torch.no_grad(),
+        "autocast": torch.autocast("cpu", torch.bfloat16),
+    }
+    for name, caller in callers.items():
+        with caller:
+            assert weights(name).equal(wanted)
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    torch.set_flush_denormal(True)
+    try:
+        assert weights("seeded").equal(wanted)
+        assert torch.tensor(1e-40) * 1.0 == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.rand(3).equal(drawn)
 
 
 def test_an_operation_without_a_deterministic_form_is_one_clear_error() -> None:

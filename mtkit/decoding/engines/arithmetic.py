@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from mtkit.device import check_default_type
 from mtkit.errors import MtkitError
 from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.network import Model
@@ -36,8 +37,10 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
 
     The model is restored on exit and serves one call at a time. None stands for float32.
 
-    Raises: MtkitError for int8 on a GPU, and where memory runs out although batches have been halved (`Halving`).
+    Raises: MtkitError for int8 on a GPU, where memory runs out although batches have been halved (`Halving`), and as
+    `mtkit.device.check_default_type`.
     """
+    check_default_type()
     training, device = model.training, next(model.parameters()).device
     model.train(False)
     try:
