@@ -5,6 +5,8 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
 
 import uvicorn
 
@@ -12,10 +14,20 @@ from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.service import Service, Strings
+from mtkit.training.limits import SAME_SECONDS
 
 
 class _Server(uvicorn.Server):
-    """Ends in order after a signal, instead of raising it once more; a second Ctrl-C ends at once."""
+    """Ends in order after a signal, instead of raising it once more; a second Ctrl-C, a while later, ends at once."""
+
+    _since = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._since = monotonic()
+        elif monotonic() - self._since < SAME_SECONDS:
+            return
+        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
