@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from mtkit.errors import MtkitError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @contextmanager
@@ -78,6 +81,23 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON for people and programs, whole or not at all."""
     write_text(path, json_text(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
+    """Write a safetensors file that those may read who may read the other files here.
+
+    Raises: OSError where the disk is full or the place cannot be written, as other files do.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(mode)  # save_file replaces the file by one that its owner alone may read
 
 
 def json_text(content: Any, **style: Any) -> str:

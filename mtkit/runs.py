@@ -278,7 +278,8 @@ def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Pa
 def read_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a safetensors file.
 
-    Raises: RunError for a missing, truncated or foreign file, and for anything that could run code when loaded.
+    Raises: RunError for a missing, unreadable, truncated or foreign file, and for anything that could run code when
+    loaded.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -294,8 +295,11 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
             )
         raise RunError(f"{path} is missing; choose another --checkpoint or train again")
     try:
+        path.open("rb").close()  # load_file calls a file missing that it may not open
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}; make it readable and try again") from error
+    except SafetensorError as error:
         raise RunError(f"{path} is truncated or not a safetensors file; choose another --checkpoint") from error
 
 

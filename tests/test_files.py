@@ -4,15 +4,17 @@ import ast
 import errno
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
 from mtkit.errors import MtkitError
-from mtkit.files import check_writable, json_text, write_json, write_text, writing
+from mtkit.files import check_writable, json_text, write_json, write_tensors, write_text, writing
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -66,6 +68,24 @@ def test_json_is_written_in_one_place() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dump", "json.dumps")
     }
     assert writers == {"files.py"}
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027])
+def test_tensors_may_be_read_by_those_who_may_read_other_files(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        (tmp_path / "other").write_text("")
+        write_tensors(tmp_path / "tensors", {"a": torch.zeros(2)})
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("other", "tensors")] == [0o666 & ~umask] * 2
+
+
+def test_tensors_are_written_in_one_place() -> None:
+    package = Path(__file__).parent.parent / "mtkit"
+    assert [each.name for each in package.rglob("*.py") if "save_file" in each.read_text(encoding="utf-8")] == [
+        "files.py"
+    ]
 
 
 def test_a_reader_that_has_left_is_no_fault_of_the_file(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Run folders: which is found, and what is refused."""
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from mtkit import runs
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, find_run, find_runs, load_weights
+from mtkit.runs import FORMAT, find_run, find_runs, load_weights, read_tensors
 from tests.damage import check_damages
 
 
@@ -103,6 +105,16 @@ def test_damaged_weights_are_refused_in_one_line(run: Path, damage: str) -> None
     with pytest.raises(RunError, match="pickle" if damage == "pickle" else "model.safetensors") as error:
         find_run(name="one").load_model()
     assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_account_are_refused_by_the_reason(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, mode: str = "r") -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", denied)  # the root user reads anything
+    path = run / "checkpoints" / "update-00000010" / "model.safetensors"
+    with pytest.raises(RunError, match=rf"^cannot read {re.escape(str(path))}: Permission denied; "):
+        read_tensors(path)
 
 
 def test_a_run_of_another_version_is_refused(run: Path) -> None:

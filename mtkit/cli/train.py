@@ -21,7 +21,9 @@ def train(
     data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the run: its folder in mtkit-runs.  [default: the attention's name, or rnn]"),
+        typer.Option(
+            help="Name of the run: its folder in mtkit-runs.  [default: by its attentions, e.g. full or rnn-full]"
+        ),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")] = None,
     model: Annotated[
@@ -31,7 +33,7 @@ def train(
         str | None, typer.Option(help="Mechanism, in the roles of its paper.  [default: full; additive in the rnn]")
     ] = None,
     encoder_attention: Annotated[
-        str | None, typer.Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band,band.")
+        str | None, typer.Option(help="Encoder self-attention: one name, or one per layer, e.g. full,band.")
     ] = None,
     decoder_attention: Annotated[
         str | None, typer.Option(help="Decoder self-attention: one name, or one per layer.")

@@ -1,22 +1,21 @@
 """Segment pairs to pieces, chunk by chunk, by several processes; what comes out does not depend on how many."""
 
 import os
-import signal
+import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Lock, Thread
-from typing import Any, Self
+from queue import LifoQueue
+from typing import Self
 
 import numpy as np
 
@@ -88,103 +87,116 @@ class Encoder:
     """Encodes chunks with the tokenizers in `folder`; a context, since with `workers` above 1 it holds processes."""
 
     def __init__(self, folder: Path, workers: int = 1) -> None:
-        self._folder = folder
         self.tokenizers = Tokenizers.load(folder)
         self._workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._processes = [_Process(folder) for _ in range(workers)] if workers > 1 else []
+        self._idle: LifoQueue[_Process] = LifoQueue()  # the last first: it has started already
+        self._threads: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
-        if self._workers > 1:
-            # spawned, for a fork of a process with threads may hang; and the same on every system
-            self._pool = ProcessPoolExecutor(
-                self._workers,
-                mp_context=_Context(),
-                initializer=_begin,
-            )
+        if self._processes:
+            self._threads = ThreadPoolExecutor(self._workers)  # each waits for a process
+            for process in self._processes:
+                self._idle.put(process)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            for process in self._processes:
+                process.end()
 
     def encode(self, parts: Iterable[Chunk]) -> Iterator[tuple[Chunk, EncodedChunk]]:
         """Each chunk with its pieces, in order; only a few are held at a time.
 
         Raises: DataError where a process was killed.
         """
-        if self._pool is None:
+        if self._threads is None:
             for chunk in parts:
                 yield chunk, encode_chunk(chunk, self.tokenizers)
             return
         waiting: deque[tuple[Chunk, Future[EncodedChunk]]] = deque()
-        try:
-            for chunk in parts:
-                waiting.append((chunk, self._pool.submit(_work, self._folder, chunk)))
-                if len(waiting) > 2 * self._workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            for first, future in waiting:
+        for chunk in parts:
+            waiting.append((chunk, self._threads.submit(self._encoded, chunk)))
+            if len(waiting) > 2 * self._workers:
+                first, future = waiting.popleft()
                 yield first, future.result()
-        except BrokenProcessPool as error:
+        for first, future in waiting:
+            yield first, future.result()
+
+    def _encoded(self, chunk: Chunk) -> EncodedChunk:
+        process = self._idle.get()
+        try:
+            answer = process.answer(chunk)
+        except (EOFError, OSError) as error:
             raise DataError("a process that encodes text was killed; run the command again, or with --workers 1") from (
                 error
             )
-
-
-class _Process(SpawnProcess):
-    """A process that does not run the main script again, which Python does unless a script guards itself against it."""
-
-    def start(self) -> None:
-        """Start it."""
-        with _main_hidden():
-            super().start()
-
-
-class _Context(SpawnContext):
-    """Starts such processes."""
-
-    Process = _Process
-
-
-_HIDING = Lock()
-
-
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Inside, nothing says where the main script lies: a process that is started then cannot run it.
-
-    Nothing of it is needed there, for what such a process computes with is in this package. Other threads see the main
-    module without its file for a moment: such a thread should not start processes of its own then.
-    """
-    with _HIDING:
-        main = vars(sys.modules["__main__"])
-        kept: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
-        main.pop("__file__", None)
-        main["__spec__"] = None
-        try:
-            yield
         finally:
-            main.update(kept)
+            self._idle.put(process)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
-def _begin() -> None:
-    """The first thing that a process of the pool does: Ctrl-C, which reaches all, is left to the one that ends these.
+class _Process:
+    """A Python process that encodes one chunk at a time; it starts with the first.
 
-    Killed, that one ends nobody; then each ends itself.
+    It has a connection of its own, which ends with it: nobody waits for the rest of an answer whose process was killed.
+    It is not forked, for a fork of a process with threads may hang; nor does it run the main script again.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: tuple[subprocess.Popen[bytes], Connection] | None = None
+
+    def answer(self, chunk: Chunk) -> EncodedChunk | Exception:
+        """The encoded chunk, or what was raised. Raises: EOFError or OSError where the process was killed."""
+        if self._started is None:
+            self._started = self._start()
+        _, connection = self._started
+        connection.send(chunk)
+        answer: EncodedChunk | Exception = connection.recv()
+        return answer
+
+    def end(self) -> None:
+        """End it; it has nothing to lose."""
+        if self._started is not None:
+            process, connection = self._started
+            process.kill()
+            process.wait()
+            connection.close()
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        here, there = Pipe()
+        with there:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _ANSWER_ALL, str(there.fileno()), str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                # in a session of its own Ctrl-C does not reach it, from its first moment on
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            )
+        return process, here
 
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+_ANSWER_ALL = "from mtkit.data.encode import answer_all; answer_all()"
 
 
-def _work(folder: Path, chunk: Chunk) -> EncodedChunk:
-    return encode_chunk(chunk, _loaded(folder), threads=1)
+def answer_all() -> None:
+    """What such a process does, until the other end of its connection is closed: that one has ended, or was killed."""
+    connection, folder = Connection(int(sys.argv[1])), Path(sys.argv[2])
+    with suppress(EOFError, OSError):
+        while True:
+            chunk = connection.recv()
+            answer: EncodedChunk | Exception
+            try:
+                answer = encode_chunk(chunk, _loaded(folder), threads=1)
+            except Exception as error:
+                error.add_note(traceback.format_exc())  # the traceback itself stays here
+                answer = error
+            connection.send(answer)
 
 
 @cache

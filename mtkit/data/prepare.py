@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,7 +33,7 @@ from mtkit.data.sides import SideWriter
 from mtkit.data.subword.sample import TextSample
 from mtkit.data.subword.training import make_tokenizers
 from mtkit.errors import DataError, DiffersError
-from mtkit.files import json_text, write_json, writing
+from mtkit.files import json_text, locked, write_json, writing
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
 
@@ -78,7 +79,8 @@ def prepare(
     A corpus that a run is to translate needs both sides: see `mtkit.decoding.translated_text`.
 
     Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
-    where the corpus is too small; with `join`, where a part is missing, or of other text, settings or tokenizer.
+    where the corpus is too small; with `join`, where a part is missing, or of other text, settings or tokenizer;
+    MtkitError where another process is preparing the same folder.
     """
     settings = with_named_sets(with_tokenizer(settings))
     folder = settings.folder
@@ -89,6 +91,7 @@ def prepare(
     check_contents(folder, sides)
     started = time.monotonic()
     with ExitStack() as stack, writing(folder) as temporary:
+        stack.enter_context(_alone_at(folder, overwrite))
         temporary.mkdir()
         sides = sides or _write_builtin(settings, temporary / "text", progress)
         texts = {name: SideText(name, corpora, settings) for name, corpora in sides.items()}
@@ -134,6 +137,17 @@ def prepare(
     if parts and not join:
         shutil.rmtree(parts[0].folder, ignore_errors=True)
     return Report(folder, unchanged=False, record=read)
+
+
+@contextmanager
+def _alone_at(folder: Path, overwrite: bool) -> Iterator[None]:
+    """Keeps other preparations of the folder out, until it has been replaced."""
+    place = Path(os.path.realpath(folder))
+    held = f"another process is preparing {folder}; wait for it, or give another folder with --data"
+    with locked(place.with_name(f".{place.name}.lock"), held):
+        if (folder / "prepared.json").exists() and not overwrite:  # since it was looked for
+            raise DataError(f"another process has just prepared {folder}; run the command again")
+        yield
 
 
 def _unchanged(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> Report:

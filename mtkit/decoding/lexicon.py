@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mtkit.data.borrowed import vocabulary_of
@@ -23,7 +21,7 @@ from mtkit.data.prepared import Prepared, Tokens, open_prepared
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.errors import DataError, MtkitError, RunError
-from mtkit.files import writing
+from mtkit.files import write_tensors, writing
 from mtkit.runs import Run, read_tensors
 
 FILE = "lexicon.safetensors"
@@ -83,14 +81,11 @@ class Lexicon:
 def save_lexicon(run: Run, lexicon: Lexicon) -> None:
     """Saves the lexicon in the folder of the run, atomically. Raises: MtkitError where it cannot be written."""
     with writing(run.folder / FILE) as temporary:
-        try:
-            save_file({"translations": lexicon.translations, "frequent": lexicon.frequent}, temporary)
-        except SafetensorError as error:  # raised for a full disk
-            raise MtkitError(f"cannot write {run.folder / FILE}: {error}") from error
+        write_tensors(temporary, {"translations": lexicon.translations, "frequent": lexicon.frequent})
 
 
 def load_lexicon(run: Run) -> Lexicon | None:
-    """The lexicon in the folder of the run, if there is one. Raises: RunError where it is damaged."""
+    """The lexicon in the folder of the run, if there is one. Raises: RunError where it is damaged or unreadable."""
     path = run.folder / FILE
     if not path.exists():
         return None
@@ -103,6 +98,8 @@ def load_lexicon(run: Run) -> Lexicon | None:
             if pieces.dtype != torch.int32 or not ((pieces >= 0) & (pieces < run.tokenizers.target.size)).all():
                 raise ValueError
     except (RunError, KeyError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise  # it may be sound
         raise RunError(f"{path} is damaged or of another version; delete it, and it will be learned again") from error
     return lexicon
 

@@ -14,7 +14,9 @@ from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.service import Service, Strings
-from mtkit.training.limits import SAME_SECONDS
+
+SAME_SECONDS = 2.0
+"""A Ctrl-C this soon after the first signal is the same one: launchers signal a process and its group."""
 
 
 class _Server(uvicorn.Server):

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.files import clear, digest, json_text, write_json, writing
+from mtkit.files import clear, digest, json_text, write_json, write_tensors, writing
 from mtkit.runs import BASE, PICKLES, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
@@ -239,17 +237,14 @@ def rank(bleu: float, nll: float | None) -> tuple[float, float]:
 def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
     """Write a checkpoint folder: safetensors files, and a state.json with their checksums.
 
-    Raises: RunError or MtkitError where the disk is full or the place cannot be written; nothing of it then stays.
+    Raises: MtkitError where the disk is full or the place cannot be written; nothing of it then stays.
     """
     with writing(path) as temporary:
         temporary.mkdir()
         checksums = {}
         for name, content in tensors.items():
             file = temporary / f"{name}.safetensors"
-            try:
-                save_file(_apart(content), file)
-            except SafetensorError as error:  # what it raises for a full disk
-                raise RunError(f"cannot write {path}: {error}; free some space or choose another place") from error
+            write_tensors(file, _apart(content))
             checksums[file.name] = digest(file)
         text = json_text({"format": FORMAT, **state, "sha256": checksums}, indent=2)
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")

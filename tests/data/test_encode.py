@@ -68,11 +68,10 @@ from mtkit.data.encode import Encoder
 from mtkit.data.lines.chunks import chunks
 from mtkit.data.readers import SegmentPair
 
-if __name__ == "__main__":
-    with Encoder(Path(sys.argv[1]), 2) as encoder:
-        list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de")))
-        print(*encoder._pool._processes, flush=True)
-        time.sleep(600)
+with Encoder(Path(sys.argv[1]), 2) as encoder:
+    list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de")))
+    print(*(process._started[0].pid for process in encoder._processes if process._started), flush=True)
+    time.sleep(600)
 """
 
 
@@ -88,6 +87,100 @@ def test_processes_end_with_the_one_that_began_them_even_where_it_is_killed(fold
     while left := [child for child in children if _runs(child)]:
         assert time.monotonic() < deadline, f"still there: {left}"
         time.sleep(0.05)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from mtkit.data.encode import Encoder
+from mtkit.data.lines.chunks import chunks
+from mtkit.data.readers import SegmentPair
+from mtkit.errors import DataError
+
+DIE = '''
+import os, signal
+from multiprocessing.connection import Connection
+
+def send_most(connection, message):
+    os.write(connection.fileno(), bytes(message)[:-1])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Connection._send = send_most
+'''
+
+class Deadly:
+    def __reduce__(self):
+        return exec, (DIE, {})
+
+if __name__ == "__main__":
+    chunk = next(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de"))
+    try:
+        with Encoder(Path(sys.argv[1]), 2) as encoder:
+            list(encoder.encode([chunk, chunk._replace(documents=[Deadly()]), chunk]))
+    except DataError as error:
+        print(error)
+"""
+"""The process that receives the second chunk is killed in the middle of its answer."""
+
+
+def test_a_process_that_is_killed_while_it_answers_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    command = [sys.executable, script, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "a process that encodes text was killed; run the command again" in done.stdout
+    assert done.stderr == ""
+
+
+INTERRUPTED = """
+import os, sys
+from pathlib import Path
+from mtkit.data.encode import Encoder
+from mtkit.data.lines.chunks import chunks
+from mtkit.data.readers import SegmentPair
+
+if __name__ == "__main__":
+    os.environ["SLOW"] = "1"
+    try:
+        with Encoder(Path(sys.argv[1]), 2) as encoder:
+            list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de")))
+    except KeyboardInterrupt:
+        print("stopped")
+"""
+
+SLOW = """
+import os, time
+
+if "SLOW" in os.environ:
+    print("begun", flush=True)
+    time.sleep(0.5)
+"""
+"""What a Python process runs before anything else."""
+
+
+def test_ctrl_c_does_not_reach_a_process_that_has_just_begun(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    paths = [str(tmp_path), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "interrupted.py", folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "begun\n"
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.communicate(timeout=60) == ("stopped\n", "")
+
+
+def test_an_error_in_a_process_is_raised_here_with_its_traceback(folder: Path) -> None:
+    broken = next(chunks(PAIRS, 0, "en-de"))._replace(sources=[])
+    with Encoder(folder, 2) as encoder, pytest.raises(ValueError, match="longer") as caught:
+        list(encoder.encode([broken]))
+    assert "in encode_chunk" in caught.value.__notes__[0]
 
 
 UNGUARDED = """

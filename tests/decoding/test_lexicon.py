@@ -1,5 +1,7 @@
 """Lexicons, by Model 1's equations written as loops, and what shortlists made of them let come."""
 
+import errno
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -252,6 +254,17 @@ def test_a_damaged_lexicon_is_named(tmp_path: Path, damage: str) -> None:
     else:
         save_file({"translations": table, "frequent" if damage == "other shape" else "often": table[0].clone()}, path)
     with pytest.raises(RunError, match=f"{FILE} is damaged.*delete it"):
+        load_lexicon(run)
+
+
+def test_a_lexicon_of_another_account_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, mode: str = "r") -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    run = make_run(tmp_path / "one").run
+    (run.folder / FILE).touch()
+    monkeypatch.setattr(Path, "open", denied)  # the root user reads anything
+    with pytest.raises(RunError, match=f"cannot read .*{FILE}: Permission denied; "):
         load_lexicon(run)
 
 

@@ -26,8 +26,8 @@ def train_in_part(model: Network, settings: TrainingSettings, seed: int) -> None
 def freeze(model: Network, names: Sequence[str]) -> None:
     """Take the gradient from the parameters of these names.
 
-    A name is a group (embeddings, encoder, decoder, output), a module (decoder.0, decoder.layers.0), or a part wherever
-    it occurs (feed_forward, cross_attention.q_proj, bias).
+    A name is a group (embeddings, encoder, decoder, or output where it has its own parameters), a module (decoder.0,
+    decoder.layers.0), or a part wherever it occurs (feed_forward, cross_attention.q_proj, bias).
 
     Raises: RecipeError for a name that no parameter has, and where nothing is left to train.
     """
@@ -36,7 +36,7 @@ def freeze(model: Network, names: Sequence[str]) -> None:
         if not chosen:
             raise RecipeError(
                 f"training.freeze: the model has no parameters '{name}'{did_you_mean(name, _names(model))}; name a "
-                "group (embeddings, encoder, decoder, output), a layer as encoder.0, or a part as feed_forward"
+                f"group ({', '.join(_groups(model))}), a layer as encoder.0, or a part as feed_forward"
             )
         for parameter in chosen:
             parameter.requires_grad_(False)
@@ -80,13 +80,19 @@ def _group(known: str) -> str:
     return next((group for group in ("encoder", "output") if top.startswith(group)), "decoder")
 
 
+def _groups(model: nn.Module) -> list[str]:
+    """The groups that the model has parameters of."""
+    there = {_group(known) for known, _ in _named(model)}
+    return [group for group in ("embeddings", "encoder", "decoder", "output") if group in there]
+
+
 def _parts(name: str) -> list[str]:
     return [part for part in name.split(".") if part != "layers"] or [name]
 
 
 def _names(model: nn.Module) -> list[str]:
     """What parameters can be called."""
-    names = dict.fromkeys(["embeddings", "encoder", "decoder", "output"])
+    names = dict.fromkeys(_groups(model))
     for known, _ in _named(model):
         parts = known.split(".")
         names |= dict.fromkeys([".".join(parts[:end]) for end in range(1, len(parts) + 1)])

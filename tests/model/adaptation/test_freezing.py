@@ -65,7 +65,7 @@ def test_the_recurrent_model_has_the_same_groups() -> None:
         (["encode"], r"no parameters 'encode' \(did you mean 'encoder'\?\); name a group"),
         (["decoder", "encoder.7"], r"no parameters 'encoder.7' \(did you mean 'encoder.1'\?\)"),
         (["feedforward"], r"did you mean 'feed_forward'"),
-        (["output"], r"no parameters 'output'"),  # tied, and without a bias
+        (["output"], r"no parameters 'output'; name a group \(embeddings, encoder, decoder\), a layer"),  # it is tied
         (["coder"], r"no parameters 'coder'"),  # whole parts alone
         ([""], r"no parameters ''"),
         (["embeddings", "encoder", "decoder"], r"leaves nothing to train; leave a name out"),
@@ -74,6 +74,12 @@ def test_the_recurrent_model_has_the_same_groups() -> None:
 def test_a_name_of_nothing_is_refused_with_the_nearest(names: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         freeze(network(), names)
+
+
+def test_a_group_that_the_model_has_is_named() -> None:
+    named = r"'outputs' \(did you mean 'output'\?\); name a group \(embeddings, encoder, decoder, output\), a layer"
+    with pytest.raises(RecipeError, match=named):
+        freeze(network(tie="none"), ["outputs"])
 
 
 def test_a_frozen_encoder_has_no_backward_pass() -> None:
