@@ -6,6 +6,7 @@ from typing import Any, cast
 from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
+from mtkit.languages import has_spaces, languages_of
 from mtkit.tables import aligned
 
 NOTABLE = 0.001
@@ -22,12 +23,13 @@ def summary(report: Report, max_length: int) -> str:
     """
     record, folder = cast(dict[str, Any], report.record), report.folder
     settings = record["settings"]
-    languages = (settings["source_language"], settings["target_language"])
+    ways = [*{corpus["direction"] for side in record["sides"].values() for corpus in side["corpora"]}]
+    ends = _languages(ways[0], settings) if len(ways) == 1 else ("source", "target")
     if report.unchanged:
         head = f"{folder} is up to date: the same settings and the same text were prepared before"
     else:
         head = f"{folder} prepared in {record['seconds']:.1f} s"
-    rows = [("", "segments", *(f"{what} {each}" for what in ("words", "pieces", "pieces/word") for each in languages))]
+    rows = [("", "segments", *(f"{what} {each}" for what in ("words", "pieces", "pieces/word") for each in ends))]
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
     parts = [head, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
@@ -40,28 +42,38 @@ def summary(report: Report, max_length: int) -> str:
 
 def _rows(name: str, side: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, ...]]:
     """A side, and below it its directions where there are several, and its corpora, likewise."""
-    rows = [_row(name, side)]
     corpora = side["corpora"]
     directions = list(dict.fromkeys(each["direction"] for each in corpora))
+    rows = [_row(name, side, directions, settings)]
     if len(directions) > 1:
         for direction in directions:
             mine = [each for each in corpora if each["direction"] == direction]
-            rows.append(_row(f"  {direction}", _summed(mine)))
+            rows.append(_row(f"  {direction}", _summed(mine), [direction], settings))
     if len(corpora) > 1:
         given = (
             settings["train" if name == "train" else "valid"] if name in ("train", "valid") else settings["test"][name]
         )
         for number, (count, corpus) in enumerate(zip(corpora, given, strict=True), start=1):
             weight = f", weight {corpus['weight']:g}" if name == "train" and corpus["weight"] != 1 else ""
-            rows.append(_row(f"  corpus {number}{weight}", count))
+            rows.append(_row(f"  corpus {number}{weight}", count, [count["direction"]], settings))
     return rows
 
 
-def _row(name: str, count: dict[str, Any]) -> tuple[str, ...]:
-    sides = ("source", "target")
-    numbers = [f"{count[what][side]:,}" for what in ("words", "pieces") for side in sides]
-    ratios = [f"{count['pieces'][side] / max(count['words'][side], 1):.2f}" for side in sides]
-    return (name, f"{count['segments']:,}", *numbers, *ratios)
+def _row(name: str, count: dict[str, Any], directions: Sequence[str], settings: dict[str, Any]) -> tuple[str, ...]:
+    """What was counted in these directions; no words of a side that has a language without spaces between them."""
+    words, pieces, ratios = [], [], []
+    for place, side in enumerate(("source", "target")):
+        spaced = all(has_spaces(_languages(each, settings)[place]) for each in directions)
+        words.append(f"{count['words'][side]:,}" if spaced else "-")
+        pieces.append(f"{count['pieces'][side]:,}")
+        ratios.append(f"{count['pieces'][side] / max(count['words'][side], 1):.2f}" if spaced else "-")
+    return (name, f"{count['segments']:,}", *words, *pieces, *ratios)
+
+
+def _languages(direction: str, settings: dict[str, Any]) -> tuple[str, str]:
+    """Source and target of a direction; those of the settings may have hyphens of their own."""
+    own = (settings["source_language"], settings["target_language"])
+    return own if direction == "-".join(own) else languages_of(direction)
 
 
 def _summed(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:

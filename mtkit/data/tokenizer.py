@@ -303,6 +303,13 @@ def _attempt(
                 f"data.tokenizer.vocabulary = {settings.vocabulary} allows {size} pieces, "
                 f"too few for this text: its characters alone need {low[1]}; choose {least} or more"
             ) from error
-        detail = reason.rsplit("] ", 1)[-1].strip() or "no usable text"
+        if "isfinite" in reason:
+            longest = max((word for line in lines for word in line.split()), key=len)
+            raise DataError(
+                f"no {settings.kind} vocabulary can be made from the training text: it has a word of {len(longest):,} "
+                f"letters, {longest[:20]!r}..., too long to be scored; choose bpe (--tokenizer bpe), or break it up"
+            ) from error
+        nothing = any(each in reason for each in ("sentences_.empty()", "all_chars_count"))
+        detail = "no usable text" if nothing else reason.rsplit("] ", 1)[-1].strip() or reason.strip()
         raise DataError(f"no {settings.kind} vocabulary can be made from the training text: {detail}") from error
     return model.getvalue(), None

@@ -1,7 +1,7 @@
 """Pictures of attention: pieces attended to across, those that attend down, the darker the more attended."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ LARGEST = 300.0
 """Width and height in inches, at most: matplotlib draws 100 dots each, up to 65,536."""
 MOST = 22_500.0
 """Square inches, at most: with 10,000 dots of four bytes each, 900 MB."""
-MORE_SCRIPTS = ("CJK", "Gothic", "Hei", "Ming", "Song", "Arabic", "Hebrew", "Devanagari", "Thai", "Unicode")
-"""Parts of the names of fonts that have letters which matplotlib's own font lacks."""
+OWN_FONT = "DejaVu Sans"
+"""That which comes with matplotlib."""
+BOXES = ("Last Resort", "LastResort")
+"""Parts of the names of fonts that have a box for every letter."""
 
 
 def draw_alignment(
@@ -37,7 +39,7 @@ def draw_alignment(
         raise MtkitError(f"a picture of {len(source)} x {len(target)} pieces is too large to draw; give a shorter text")
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    _draw_map(axes, source, target, weights, 10)
+    _draw_map(axes, source, target, weights, 10, _families([*source, *target]))
     return _save(figure, path)
 
 
@@ -72,11 +74,12 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
         )
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(maps), heads, squeeze=False)
+    families = _families([piece for pieces in sides.values() for side in pieces for piece in side])
     for row, (role, layer, weights) in zip(grid, maps, strict=True):
         across, down = sides[role]
         for head, axes in enumerate(row):
             if head < len(weights):
-                _draw_map(axes, across, down, weights[head].tolist(), 6)
+                _draw_map(axes, across, down, weights[head].tolist(), 6, families)
                 axes.set_xlabel(f"{role}, layer {layer}, head {head + 1}", fontsize=8)
             else:
                 axes.axis("off")
@@ -84,13 +87,14 @@ def draw_attention(aligned: "Alignment", path: Path) -> bool:
 
 
 def _draw_map(
-    axes: Any, across: Sequence[str], down: Sequence[str], weights: Sequence[Sequence[float]], size: int
+    axes: Any,
+    across: Sequence[str],
+    down: Sequence[str],
+    weights: Sequence[Sequence[float]],
+    size: int,
+    families: Sequence[str],
 ) -> None:
-    """One map; `size` of the letters in points."""
-    from matplotlib import font_manager
-
-    installed = {each.name for each in font_manager.fontManager.ttflist}
-    families = ["DejaVu Sans", *sorted(name for name in installed if any(part in name for part in MORE_SCRIPTS))]
+    """One map; `size` of the letters in points, `families` of fonts that have them."""
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
     # a dollar sign in a piece is no formula
     axes.set_xticks(range(len(across)), across, rotation=90, fontfamily=families, fontsize=size, parse_math=False)
@@ -101,6 +105,37 @@ def _draw_map(
     axes.set_yticks([each + 0.5 for each in range(len(down) - 1)], minor=True)
     axes.grid(which="minor", color="#dddddd", linewidth=0.6)
     axes.tick_params(which="minor", length=0)
+
+
+def _families(pieces: Sequence[str]) -> list[str]:
+    """matplotlib's own font, and by name the first installed fonts that have the letters which it lacks."""
+    from matplotlib import font_manager
+
+    families = [OWN_FONT]
+    lacking = set("".join(pieces))
+    lacking -= _letters(font_manager.findfont(OWN_FONT), lacking)
+    for font in sorted(font_manager.fontManager.ttflist, key=lambda each: each.name):
+        if not lacking:
+            break
+        if font.name in families or any(part in font.name for part in BOXES) or not _letters(font.fname, lacking):
+            continue
+        # text is drawn in the plainest font of a family, which may have fewer letters
+        if found := _letters(font_manager.findfont(font.name), lacking):
+            families.append(font.name)
+            lacking -= found
+    return families
+
+
+def _letters(path: str, letters: Iterable[str]) -> set[str]:
+    """Those of the letters that a font has; none where its file is gone or damaged."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        # not font_manager.get_font, which answers for the fonts behind it too
+        font = FT2Font(path)
+    except (OSError, RuntimeError):
+        return set()
+    return {letter for letter in letters if font.get_char_index(ord(letter))}
 
 
 def _save(figure: Any, path: Path) -> bool:

@@ -87,13 +87,13 @@ def line_chart(title: str, series: Mapping[int, Points], *, dots: bool) -> Html:
 
 def attention_table(source: Sequence[str], target: Sequence[str], weights: Sequence[Sequence[float]]) -> Html:
     """Weights, T rows of S, beside their pieces: the stronger the colour, the more attended."""
-    head = tag("thead", tag("tr", tag("td", style="border: 0"), *(tag("th", piece) for piece in source)))
+    head = tag("thead", tag("tr", tag("td", style="border: 0"), *(tag("th", piece, dir="auto") for piece in source)))
     rows = [
         tag(
             "tr",
-            tag("th", piece),
+            tag("th", piece, dir="auto"),
             *(
-                tag("td", style=f"--w: {weight:.3f}", title=f"{piece} → {other}: {weight:.3f}")
+                tag("td", style=f"--w: {weight:.3f}", title=f"{_apart(piece)} → {_apart(other)}: {weight:.3f}")
                 for other, weight in zip(source, row, strict=True)
             ),
         )
@@ -113,6 +113,11 @@ def small_map(title: str, weights: Sequence[Sequence[float]]) -> Html:
     box = f"0 0 {len(weights[0])} {len(weights)}"
     drawn = tag("svg", *cells, viewBox=box, role="img", **{"aria-label": title})
     return tag("figure", tag("figcaption", title), drawn)
+
+
+def _apart(piece: str) -> str:
+    """The piece between U+2068 and U+2069, so that its letters do not turn the line that it stands in around."""
+    return f"\u2068{piece}\u2069"
 
 
 def _step(span: float) -> float:

@@ -225,7 +225,7 @@ def _segments(kinds: dict[str, list[ShownSegment]], systems: Sequence[str], side
 def _segment(segment: ShownSegment, systems: Sequence[str]) -> Html:
     rows: list[Html] = []
     if segment.source is not None:
-        rows += [tag("dt", "source"), tag("dd", segment.source)]
+        rows += [tag("dt", "source"), tag("dd", segment.source, dir="auto")]
     lacking = [differing(segment.reference, each) for each in segment.translations]
     rows += [tag("dt", "reference"), _words(segment.reference, set().union(*lacking), "span", class_="missed")]
     for number, (system, translation) in enumerate(zip(systems, segment.translations, strict=True)):
@@ -241,13 +241,13 @@ def _words(line: str, chosen: Collection[int], name: str, **attributes: str) -> 
     for place, (begin, word) in enumerate(zip(begins(line), words(line), strict=True)):
         spelt += [line[end:begin], tag(name, word, **attributes) if place in chosen else word]
         end = begin + len(word)
-    return tag("dd", *spelt, line[end:])
+    return tag("dd", *spelt, line[end:], dir="auto")
 
 
 def _attention(
     found: Sequence[ShownAttention | str], systems: Sequence[str], source: str, direction: str | None
 ) -> Html:
-    parts = [tag("h2", "Attention"), tag("p", source)]
+    parts = [tag("h2", "Attention"), tag("p", source, dir="auto")]
     for number, (system, shown) in enumerate(zip(systems, found, strict=True)):
         parts.append(tag("h3", run_name(system, number)))
         if isinstance(shown, str):
@@ -257,7 +257,7 @@ def _attention(
         links = text("Words: ", tag("code", shown.links), f", by {shown.heads}.")
         mean = shown.heads.rows(layers)
         parts += [
-            tag("p", shown.translation),
+            tag("p", shown.translation, dir="auto"),
             tag("p", links, class_="soft"),
             attention_table(shown.aligned.source, shown.aligned.target, mean.tolist()),
         ]

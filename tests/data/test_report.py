@@ -16,6 +16,25 @@ def test_the_summary_says_what_is_there_and_what_is_left_out(builtin: Prepared) 
     assert f"{pieces:,}" in text
 
 
+def test_languages_without_spaces_have_no_words(tmp_path: Path, write_pair: WritePair) -> None:
+    source = "".join(f"{number} 只狗看见房子。\n" for number in range(60)).encode()
+    target = b"".join(b"the %d dogs see a house\n" % number for number in range(60))
+    settings = DataSettings(
+        folder=tmp_path / "data",
+        source_language="zh-CN",
+        target_language="en",
+        train=write_pair("train", source, target),
+        valid=write_pair("valid", "一只狗\n".encode(), b"a dog\n"),
+    )
+    head, train, *_ = summary(prepare(settings), max_length=1_024).splitlines()[2:]
+    assert head.split()[1:5] == ["words", "zh-CN", "words", "en"]
+    _, segments, *words, pieces, _, ratio, other = train.split()
+    assert [segments, *words] == ["60", "-", "360"]
+    assert int(pieces) > 60
+    assert ratio == "-"
+    assert float(other) >= 1
+
+
 def test_the_summary_says_when_nothing_was_done(builtin: Prepared) -> None:
     assert "up to date" in summary(Report(builtin.folder, unchanged=True, record=builtin.record), max_length=1_024)
 

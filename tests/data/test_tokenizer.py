@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sentencepiece
 
 from mtkit.data.subword.folding import Folding
 from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, UNK, Tokenizer, Tokenizers, train_tokenizer
@@ -174,6 +175,24 @@ def test_missing_and_damaged_models_are_named(tmp_path: Path) -> None:
     (tmp_path / "joint.model").write_bytes(b"\x80\x04 no model")
     with pytest.raises(DataError, match=r"joint\.model"):
         Tokenizers.load(tmp_path)
+
+
+def test_a_word_too_long_for_unigram_is_named(tmp_path: Path) -> None:
+    word = "".join(random.Random(1).choices("abcdefghijklmnop", k=300_000))
+    with pytest.raises(DataError, match=rf"a word of 300,000 letters, '{word[:20]}'\.\.\., .*\(--tokenizer bpe\)"):
+        train_tokenizer(tmp_path / "joint.model", [word], TokenizerSettings(kind="unigram"))
+
+
+def test_no_text_is_told_and_other_reasons_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"training text: no usable text$"):
+        train_tokenizer(tmp_path / "joint.model", [" "], TokenizerSettings())
+
+    def fail(**given: object) -> None:
+        raise RuntimeError("INTERNAL: src/trainer.cc(7) [good()] ")
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", fail)
+    with pytest.raises(DataError, match=r"training text: INTERNAL: src/trainer\.cc\(7\) \[good\(\)\]$"):
+        train_tokenizer(tmp_path / "joint.model", LINES, TokenizerSettings())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataError("train.en, line 3: not UTF-8")])

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.evaluation.alignment_plot import draw_alignment
+from mtkit.evaluation.alignment_plot import _families, draw_alignment
 
 WEIGHTS = [[0.5, 0.5, 0.0], [0.0, 0.1, 0.9]]
 
@@ -29,3 +29,22 @@ def test_a_letter_without_a_font_is_told_and_drawn_as_a_box(tmp_path: Path) -> N
     unassigned = "\u0378"
     assert not draw_alignment([unassigned, "b", "</s>"], ["▁c", "</s>"], WEIGHTS, tmp_path / "a.png")
     assert (tmp_path / "a.png").exists()
+
+
+def test_a_letter_is_drawn_in_whichever_font_has_it(tmp_path: Path) -> None:
+    """STIXGeneral, which comes with matplotlib, has a letter that DejaVu Sans lacks."""
+    fonts = pytest.importorskip("matplotlib.font_manager")
+    letter = "\u1d81"
+    own = fonts.get_font(fonts.findfont("DejaVu Sans"))
+    assert not own.get_char_index(ord(letter))
+    assert draw_alignment([letter, "b", "</s>"], ["▁c", "</s>"], WEIGHTS, tmp_path / "a.png")
+    assert _families(["▁abc"]) == ["DejaVu Sans"]
+
+
+def test_fonts_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts = pytest.importorskip("matplotlib.font_manager")
+    damaged = tmp_path / "damaged.ttf"
+    damaged.write_bytes(b"no font")
+    gone = [fonts.FontEntry(fname=str(path), name=f"A {path.stem}") for path in (damaged, tmp_path / "gone.ttf")]
+    monkeypatch.setattr(fonts.fontManager, "ttflist", [*gone, *fonts.fontManager.ttflist])
+    assert not {each.name for each in gone} & set(_families(["\u1d81"]))

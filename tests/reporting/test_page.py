@@ -14,7 +14,7 @@ from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, shown_segments
-from mtkit.reporting.markup import line_chart, tag
+from mtkit.reporting.markup import attention_table, line_chart, tag
 from mtkit.runs import Run
 from mtkit.training.checkpoint import FORMAT, Progress
 from tests.decoding.trained import make_run
@@ -101,6 +101,16 @@ def test_one_page_says_it_all(folder: Path) -> None:
     one = typed("two")
     assert "p bootstrap" not in one
     assert "data.folder" in one
+
+
+def test_text_is_shown_from_the_side_that_its_letters_ask_for(folder: Path) -> None:
+    page = typed("one", "two")
+    assert set(re.findall("<dd[^>]*>", page)) == {'<dd dir="auto">'}
+    attention = page[page.index("<h2>Attention") :]
+    assert attention.count('<p dir="auto">') == 3  # the source, and what each run makes of it
+    table = attention_table(["▁كلب"], ["▁dog"], [[1.0]])
+    assert table.count('<th dir="auto">') == table.count("<th ") == 2
+    assert 'title="\u2068▁dog\u2069 → \u2068▁كلب\u2069: 1.000"' in table
 
 
 def test_what_cannot_be_reported_is_one_line(folder: Path) -> None:

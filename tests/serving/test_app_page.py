@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ globalThis.location = { hash: "" };
 globalThis.fetch = async (path, request) => {
   if (request) sent.push(JSON.parse(request.body));
   const answers = { languages: [], health: { hypotheses: 3 },
-    attention: { hypotheses: [{ text: "eins", score: -1 }, { text: "zwei", score: null }] } };
+    attention: { hypotheses: [{ text: "eins", score: -1 }, { text: "zwei", score: null }], source: ["a"], target: ["b"],
+      roles: { cross: [{ layer: 0, heads: [[[1]]] }] } } };
   return { ok: true, json: async () => answers[path] };
 };
 """
@@ -45,12 +47,46 @@ const buttons = () => byId("hypotheses").children.map(item => item.children[0]);
 """
 
 
+SHOWN = """
+(async () => {
+  Object.assign(byId("text"), { value: "A dog." });
+  Object.assign(byId("direction"), { value: JSON.stringify(["en", "ar"]) });
+  byId("role").value = "cross";
+  byId("form").onsubmit({ preventDefault() {} });
+  await new Promise(done => setTimeout(done, 10));
+  const button = byId("hypotheses").children[0].children[0], [top, body] = byId("map").children;
+  const [down, cell] = body.children[0].children, across = top.children[0].children[1];
+  const dirs = [button, button.children[1], down, across].map(each => each.dir);
+  console.log(JSON.stringify({ dirs, title: cell.title }));
+})();
+"""
+
+
+def _done(script: str) -> Any:
+    """What the page's script and another print."""
+    (own,) = re.findall("<script>(.*?)</script>", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    whole = f"{DOCUMENT}{{{own}}}{script}"
+    return json.loads(
+        subprocess.run(["node", "-"], input=whole, capture_output=True, text=True, check=True, timeout=60).stdout
+    )
+
+
+def test_what_is_typed_and_what_comes_of_it_run_as_their_letters_do() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for element in ('<textarea id="text"', '<pre id="output"'):
+        assert f'{element} dir="auto"' in page
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
+def test_hypotheses_and_pieces_run_as_their_letters_do() -> None:
+    found = _done(SHOWN)
+    assert found["dirs"] == ["auto", "ltr", "auto", "auto"]
+    assert found["title"] == "\u2068b\u2069 → \u2068a\u2069: 1.000"
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node here")
 def test_a_click_asks_for_what_is_shown_and_not_for_what_the_form_holds() -> None:
-    (script,) = re.findall("<script>(.*?)</script>", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    whole = f"{DOCUMENT}{{{script}}}{CLICKS}"
-    done = subprocess.run(["node", "-"], input=whole, capture_output=True, text=True, check=True, timeout=60)
-    found = json.loads(done.stdout)
+    found = _done(CLICKS)
     first = {"q": "A dog.", "source": "en", "target": "de", "alternatives": 1, "hypothesis": 0}
     assert found["sent"] == [first, {**first, "hypothesis": 1}, first]
     assert found["pressed"] == [True, False]

@@ -1,7 +1,8 @@
 """Words of a text by number, and which pieces spell them.
 
 Words are what white space parts, as Python's str.split does. In scripts that put no space between words (Chinese,
-Japanese, Thai, Lao, Khmer, Burmese) every character is a word of its own, together with the marks that combine with it.
+Japanese, Thai, Lao, Khmer, Burmese) every character is a word of its own, together with the marks that combine with it
+and the characters without a shape around it, such as U+200B.
 """
 
 import re
@@ -40,7 +41,9 @@ _MARKS = "".join(
     if category(chr(code)).startswith("M")
 )
 _VOICED = "\uff9e\uff9f"  # the half-width marks, which are letters by their category
-_WORD = re.compile(rf"[{_ALONE}][{_MARKS}{_VOICED}]*+|[^\s{_ALONE}]++")
+_SHAPELESS = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb"
+"""Soft hyphens, joiners, marks of direction and their like, of category Cf."""
+_WORD = re.compile(rf"[{_SHAPELESS}]*+[{_ALONE}][{_MARKS}{_VOICED}{_SHAPELESS}]*+|[^\s{_ALONE}]++")
 _STRETCH = re.compile(r"\s++|\S++")
 
 _SPACES = str.maketrans("", "", " \u2581")

@@ -34,6 +34,9 @@ def test_spaces_part_words(text: str) -> None:
         ("か\u3099っこ ｶﾞｽ", "か\u3099 っ こ ｶﾞ ｽ"),
         ("ที่ นี่", "ที่ นี่"),
         ("ＡＢＣ１２", "ＡＢＣ１２"),
+        ("ខ្ញុំ\u200bទៅ", "ខ្ ញុំ\u200b ទៅ"),
+        ("我\u00ad们 \u200b我\u200bdog", "我\u00ad 们 \u200b我\u200b dog"),
+        ("我\U0001f469\u200d\U0001f467。", "我 \U0001f469\u200d\U0001f467 。"),
     ],
 )
 def test_characters_without_spaces_are_words(text: str, parts: str) -> None:
