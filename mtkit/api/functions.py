@@ -1,7 +1,7 @@
 """mtkit from Python: `mtkit.prepare`, `mtkit.train`, `mtkit.load` and `mtkit.score`, which do what the commands do."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,8 @@ def train(
     """Train the recipe's model on prepared data, or resume its training, as `mtkit train` does.
 
     The run is the folder `name` in ./mtkit-runs (None: the name of the attention); `Outcome.folder` names it.
-    `init_from` is a run, as `load` takes it, whose best weights a new run starts with. `say` takes lines for people.
+    `init_from` is a run, as `load` takes it, whose best weights a new run starts with. Its model and attentions are the
+    defaults of the recipe, but not of a `Recipe` object, which is taken as it is. `say` takes lines for people.
 
     Raises: as `mtkit.training.loop.train`, and DataError where the data is not prepared.
     """
@@ -86,14 +87,14 @@ def train(
     folder = run_folder(label_attention(settings) if name is None else name)
     source = beginning(settings.training.init_from if init_from is None else Path(init_from), folder)
     prepared = open_prepared(settings.data.folder)
-    command = ["python", *sys.argv]
+    command = ["python", *map(str, getattr(sys, "argv", []))]  # a program that embeds Python may have none
     return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)
 
 
 def score(
     hypotheses: Text,
     *references: Text,
-    metrics: Sequence[str] = METRICS,
+    metrics: str | Iterable[str] = METRICS,
     language: str | None = None,
     tokenize: str | None = None,
     lowercase: bool = False,
@@ -101,8 +102,9 @@ def score(
 ) -> list[Score]:
     """The scores of translations against one or several references, line by line.
 
-    `metrics` are among BLEU, chrF, TER and exact. `language` is the target language, which decides how BLEU and TER cut
-    text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals, 0 for none.
+    `metrics` are one or several of BLEU, chrF, TER and exact. `language` is the target language, which decides how BLEU
+    and TER cut text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals, 0
+    for none.
 
     Raises: as `mtkit.evaluation.scores.score_corpus`; DataError for a file that cannot be read; MtkitError for a line
     that is no text.

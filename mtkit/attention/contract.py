@@ -132,7 +132,7 @@ class Attention(nn.Module):
         where there is a real token, None where all are. `carry` comes from the layer below of this stack,
         `memory_carry` from the encoder's last layer; task (B,) integers are read only by mechanisms conditioned on one.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no forward, which all roles need")
 
     def start(
         self,
@@ -146,7 +146,7 @@ class Attention(nn.Module):
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
         """The state before the first step, and the carry for the next layer's `start`; decoder and cross roles."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no start, which the decoder and cross roles need")
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
@@ -155,7 +155,7 @@ class Attention(nn.Module):
 
         The given state is consumed: its tensors may be written in place. Callers continue with the returned state.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step, which the decoder and cross roles need")
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Called after each optimiser update, for what changes between updates: redraws, decays, moving statistics."""

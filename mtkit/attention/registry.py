@@ -22,6 +22,7 @@ from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.memory.allocation import WithinMemory
+from mtkit.numpy_values import as_python
 
 DECLARED = ("roles", "published", "paper", "complexity", "growth")
 """What the class of each mechanism says of it."""
@@ -109,13 +110,13 @@ def build(
         memory_width=memory_width,
         dropout=dropout,
         seed=seed,
-        positions=positions,
-        projection=projection,
-        merge=merge,
-        regularizer=regularizer,
+        positions=as_python(positions),
+        projection=as_python(projection),
+        merge=as_python(merge),
+        regularizer=as_python(regularizer),
         shared={} if shared is None else shared,
     )
-    return _built(find(name), site, options)
+    return _built(find(name), site, as_python(options))
 
 
 def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Attention:

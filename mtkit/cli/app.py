@@ -161,4 +161,5 @@ def _check_words(words: list[str]) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"mtkit: {message}", file=sys.stderr)
+    if sys.stderr is not None:  # print would take standard output then
+        print(f"mtkit: {message}", file=sys.stderr)

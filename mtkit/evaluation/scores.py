@@ -1,6 +1,6 @@
 """BLEU, chrF, TER and exact match, each with the signature that says how it was computed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtkit.data.progress import ProgressBar, silent
-from mtkit.errors import DataError
-from mtkit.evaluation.metrics import METRICS, make_metric, metric_names
+from mtkit.errors import DataError, MtkitError
+from mtkit.evaluation.metrics import ALL_METRICS, METRICS, make_metric, metric_names
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 
 RESAMPLES = 1000
@@ -36,7 +36,7 @@ def score_corpus(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     *,
-    metrics: Sequence[str] = METRICS,
+    metrics: str | Iterable[str] = METRICS,
     bootstrap: int = RESAMPLES,
     tokenize: str | None = None,
     lowercase: bool = False,
@@ -50,9 +50,11 @@ def score_corpus(
     translated into: BLEU and TER cut its text accordingly, by 13a where they are not known. `tokenize` names BLEU's
     tokenizer for all of them. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
 
-    Raises: DataError for unequal numbers of lines, or none, and without a reference; MtkitError for an unknown metric,
-    and an unknown or missing tokenizer.
+    Raises: DataError for unequal numbers of lines, or none, and without a reference; MtkitError for an unknown metric
+    or none, an unknown or missing tokenizer, and one resample or a negative number of them.
     """
+    if bootstrap == 1 or bootstrap < 0:
+        raise MtkitError(f"bootstrap = {bootstrap} gives no interval; take {RESAMPLES}, or 0 for no intervals")
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
     check_counts(len(hypotheses), [len(each) for each in references], names)
     several, kinds = told_apart(languages or [None] * len(hypotheses))
@@ -84,16 +86,19 @@ def told_apart(languages: Sequence[str | None]) -> tuple[list[str | None], NDArr
 
 
 def named_metrics(
-    names: Sequence[str],
+    names: str | Iterable[str],
     languages: Sequence[str | None] = (None,),
     *,
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> list[tuple[str, list[Any]]]:
-    """The metrics, one for each language, for `gather`.
+    """The metrics of one or several names, one for each language, for `gather`.
 
-    Raises: MtkitError for an unknown one, and an unknown or missing tokenizer.
+    Raises: MtkitError for an unknown one or none, and an unknown or missing tokenizer.
     """
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        raise MtkitError(f"no metric is named; name one or several of: {', '.join(ALL_METRICS)}")
     return [
         (name, [make_metric(name, language=each, tokenize=tokenize, lowercase=lowercase) for each in languages])
         for name in metric_names(names)

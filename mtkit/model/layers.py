@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mtkit.attention import Attended, Attention, State
+from mtkit.errors import MtkitError
 from mtkit.model.feedforward import FeedForward
 from mtkit.model.network import Weights
 from mtkit.model.residual import Stream, residual
@@ -52,6 +53,24 @@ class Passing:
             self.log_prob = log_prob if self.log_prob is None else self.log_prob + log_prob
 
 
+def attended_by(attention: Attention, query: Tensor, *memory: Tensor, **given: Any) -> Attended:
+    """What a pass of the attention over whole sequences gives.
+
+    Raises: MtkitError, naming the class, where that is not what the contract asks for.
+    """
+    attended = attention(query, *memory, **given)
+    if not isinstance(attended, Attended):
+        raise MtkitError(
+            f"forward of {type(attention).__name__} returns {type(attended).__name__}; it must return Attended(output)"
+        )
+    if attended.output.shape != query.shape:
+        raise MtkitError(
+            f"forward of {type(attention).__name__} makes an output {(*attended.output.shape,)} from a query "
+            f"{(*query.shape,)}; it must have the query's shape"
+        )
+    return attended
+
+
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward."""
 
@@ -69,7 +88,8 @@ class EncoderLayer(nn.Module):
     def attend(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
         """The self-attention sub-layer: x (B, S, D) to the same shape."""
         here = self.attention_residual
-        attended = self.attention(
+        attended = attended_by(
+            self.attention,
             here.before(x),
             query_valid=valid,
             carry=passing.self_carry,
@@ -119,7 +139,8 @@ class DecoderLayer(nn.Module):
     def attend_target(self, x: Stream, passing: Passing, context: Context) -> Stream:
         """The causal self-attention sub-layer: x (B, T, D) to the same shape."""
         here = self.self_residual
-        attended = self.self_attention(
+        attended = attended_by(
+            self.self_attention,
             here.before(x),
             query_valid=context.valid,
             carry=passing.self_carry,
@@ -133,7 +154,8 @@ class DecoderLayer(nn.Module):
     def attend_source(self, x: Stream, passing: Passing, context: Context) -> Stream:
         """The sub-layer of attention to the source: x (B, T, D) to the same shape."""
         here = self.cross_residual
-        attended = self.cross_attention(
+        attended = attended_by(
+            self.cross_attention,
             here.before(x),
             context.memory,
             query_valid=context.valid,

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from mtkit.errors import RecipeError, did_you_mean
+from mtkit.numpy_values import as_python
 from mtkit.recipe.beginning import with_beginning
 from mtkit.recipe.data import DataSettings
 from mtkit.recipe.decoding import DecodingSettings
@@ -116,7 +117,7 @@ class AttentionSettings(Settings):
     """Decoder causal self-attention: one name, or a list with one name per layer."""
     cross: AttentionNames = None
     """Attention of the decoder to the source: one name, or a list with one name per layer."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Annotated[dict[str, Any], BeforeValidator(as_python)] = Field(default_factory=dict)
     """Options of mechanisms and slots, for all roles or for one: `window_radius: 64`, `decoder.window_radius: 64`,
     `positions: rotary`, `projection: multi-query`."""
 

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from mtkit.errors import MtkitError, RunError
 from mtkit.files import json_text, write_text
 from mtkit.stored import Count, read_stored_lines, stored
+from mtkit.terminal import watched
 
 Say = Callable[[str], None]
 """Called with one line of output."""
@@ -163,7 +164,7 @@ class ProgressLine:
             initial=update,
             unit="update",
             bar_format="{percentage:3.0f}% update {n_fmt}/{total_fmt}{postfix}" if total else "update {n_fmt}{postfix}",
-            disable=not (shown and sys.stderr.isatty()),
+            disable=not (shown and watched()),
         )
 
     def advance(self) -> None:

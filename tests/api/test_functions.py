@@ -148,6 +148,12 @@ def test_scores_are_those_of_the_corpus(tmp_path: Path) -> None:
     assert wanted[0].value > mtkit.score(hypotheses, references, metrics=["BLEU"], bootstrap=0)[0].value
 
 
+def test_metrics_are_given_by_one_name_or_several() -> None:
+    wanted = mtkit.score(["a dog"], ["a dog"], metrics=["exact"], bootstrap=0)
+    assert mtkit.score(["a dog"], ["a dog"], metrics="exact", bootstrap=0) == wanted
+    assert mtkit.score(["a dog"], ["a dog"], metrics=(name for name in ["exact"]), bootstrap=0) == wanted
+
+
 def test_mistakes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match="no run"):
@@ -178,6 +184,18 @@ def test_training_begins_with_the_model_of_a_run(folder: Path, tmp_path: Path, m
     outcome = mtkit.train(recipe, name="tuned", init_from=folder, device="cpu")
     assert Run(outcome.folder).recipe.model == Run(folder).recipe.model
     assert Run(outcome.folder).about["init_from"] == folder.name
+
+
+@pytest.mark.parametrize("words", [None, ["mine", Path("run.py"), 3]])
+def test_training_needs_no_command_line(
+    words: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that embeds Python may have none, or put there what it likes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(sys, "argv") if words is None else monkeypatch.setattr(sys, "argv", words)
+    few = {"max_updates": 1, "validate_segments": 1, "precision": "float32"}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+    assert mtkit.train(recipe, name="embedded", device="cpu").progress.update == 1
 
 
 def test_training_goes_on_when_the_run_that_it_began_with_is_gone(

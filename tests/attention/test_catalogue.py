@@ -3,10 +3,11 @@
 from types import ModuleType
 
 import pytest
+import torch
 
 from mtkit.attention import mechanisms
 from mtkit.attention.catalogue import describe, table
-from mtkit.attention.contract import Attention
+from mtkit.attention.contract import Attention, Site
 from mtkit.attention.registry import Mechanism, _only_mechanism_in
 
 
@@ -57,3 +58,16 @@ def test_a_class_that_declares_too_little_is_told_what_is_missing() -> None:
     module.Mine = type("Mine", (Attention,), {"__module__": "mine", "paper": "", "growth": 1})  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"Mine in mine does not declare: roles, published, complexity"):
         _only_mechanism_in(module)
+
+
+def test_a_mechanism_without_a_method_says_which_and_who_needs_it() -> None:
+    class Mine(Attention):
+        pass
+
+    mine, x = Mine(Site("decoder", 8, 2)), torch.zeros(1, 2, 8)
+    with pytest.raises(NotImplementedError, match=r"^Mine has no forward, which all roles need$"):
+        mine(x)
+    with pytest.raises(NotImplementedError, match=r"^Mine has no start, which the decoder and cross roles need$"):
+        mine.start(1)
+    with pytest.raises(NotImplementedError, match=r"^Mine has no step, which the decoder and cross roles need$"):
+        mine.step(x, {})

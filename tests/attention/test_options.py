@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 
+from mtkit.attention import build
 from mtkit.attention.contract import Site
 from mtkit.attention.options import (
     Natural,
@@ -104,3 +106,12 @@ def test_a_root_follows_the_longest_length_of_what_is_read() -> None:
     assert root_of_length(None, Site("encoder", 32, 4, max_length=1000, memory_length=64)) == 32
     assert root_of_length(None, Site("cross", 32, 4, max_length=1000, memory_length=64)) == 8
     assert root_of_length(None, Site("cross", 32, 4, max_length=1)) == 1
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Whether as options of the mechanism or of a slot."""
+    where = {"role": "encoder", "d_model": 8, "heads": 2}
+    plain = build("band", window_radius=5, positions={"name": "relative", "clip": 3}, **where)
+    mine = build("band", window_radius=np.int64(5), positions={"name": "relative", "clip": np.int64(3)}, **where)
+    assert str(mine) == str(plain)
+    assert mine.site.positions == plain.site.positions

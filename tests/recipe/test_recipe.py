@@ -1,7 +1,9 @@
 """The recipe: layers of settings, and errors that name the setting and the nearest one."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mtkit.errors import RecipeError
@@ -86,3 +88,11 @@ def test_differences_name_each_setting_once() -> None:
     one, other = make_recipe({}), make_recipe({"seed": 2, "training": {"peak_rate": 0.5}})
     assert differences(one.model_dump(), other.model_dump()) == ["seed: 1 -> 2", "training.peak_rate: 0.0015 -> 0.5"]
     assert differences(one.model_dump(), make_recipe({}).model_dump()) == []
+
+
+def test_numbers_of_numpy_are_numbers_in_options_too() -> None:
+    given = {"window_radius": np.int64(5), "decoder.window_radius": [np.int64(5), 6]}
+    recipe = make_recipe({"attention": {"name": "band", "options": given}, "model": {"heads": np.int64(2)}})
+    assert make_recipe(json.loads(json.dumps(recipe.model_dump(mode="json")))) == recipe
+    assert recipe.attention.options == {"window_radius": 5, "decoder.window_radius": [5, 6]}
+    assert type(recipe.attention.options["window_radius"]) is int

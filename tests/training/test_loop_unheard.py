@@ -49,3 +49,17 @@ def test_as_typed(reader: str, prepared: Prepared, tmp_path: Path) -> None:
     assert not [each for each in ("Exception", "Broken pipe", "No space") if each in errors], errors
     assert (tmp_path / "mtkit-runs/tiny" / LAST).is_dir()
     assert len(read_metrics(tmp_path / "mtkit-runs/tiny/metrics.jsonl")) == 6 + 3
+
+
+def test_with_closed_outputs_it_ends_as_it_would_have(prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
+    command = [sys.executable, "-m", "mtkit", "train", "--recipe", "tiny.yaml", "--data", str(prepared.folder)]
+    ended = subprocess.run(
+        ["sh", "-c", '"$@" >&- 2>&-', "sh", *command, "--device", "cpu", "--name", "tiny"],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])},
+        check=False,
+    )
+    assert ended.returncode == 0
+    assert (tmp_path / "mtkit-runs/tiny" / LAST).is_dir()

@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -145,3 +146,14 @@ def test_damaged_metrics_are_named_by_their_line(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\n" + good.encode())
     with pytest.raises(RunError, match="line 1"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize("stderr", [None, object()])
+def test_without_a_stderr_progress_is_lines(stderr: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    said: list[str] = []
+    line = ProgressLine(said.append, update=0, total=3, shown=True)
+    line.advance()
+    line.say("something")
+    line.close()
+    assert said == ["something"]

@@ -55,7 +55,8 @@ class SpanRamp(Positions):
         here = self.fraction
         state = here.data_ptr(), here._version
         if self._known is None or self._known[0] is not here or self._known[1] != state:
-            widest = float(self.lengths.detach().max().nan_to_num())  # what diverged is reported elsewhere
+            with torch.no_grad():  # a graph made in some passes only is one that a checkpoint cannot make again
+                widest = float(self.lengths.max().nan_to_num())  # what diverged is reported elsewhere
             self._known = here, state, max(math.ceil(self.ramp + widest) - 1, 0)
         return self._known[2]
 

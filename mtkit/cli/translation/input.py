@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mtkit.errors import MtkitError
+from mtkit.terminal import watched
 
 
 def text(name: str) -> Path | Iterable[str]:
@@ -21,7 +22,7 @@ def count(name: str) -> int | None:
     """How many lines there are, where a bar will show it and it can be known."""
     from mtkit.data.readers import Lines
 
-    known = name != "-" and Path(name).is_file() and sys.stderr.isatty()  # a pipe can be read but once
+    known = name != "-" and Path(name).is_file() and watched()  # a pipe can be read but once
     return sum(1 for _ in Lines(Path(name))) if known else None
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -69,6 +70,7 @@ def _key(rank: int) -> str:
 
 def _end(message: str) -> None:
     """At once: the main thread waits within an operation that nothing interrupts. torchrun then ends the others."""
-    sys.stderr.write(f"mtkit: {message}\n")
-    sys.stderr.flush()
+    with suppress(AttributeError, OSError, ValueError):  # nobody may be there to read it
+        sys.stderr.write(f"mtkit: {message}\n")
+        sys.stderr.flush()
     os._exit(1)

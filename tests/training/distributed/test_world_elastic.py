@@ -79,5 +79,10 @@ def test_after_a_process_is_killed_torchrun_starts_all_again_and_nothing_is_lost
     said, _ = started.communicate(timeout=400)
     assert started.returncode == 0, said
     assert "resum" in said
-    train(load_recipe(recipe), prepared, tmp_path / "one", command=["mtkit"], device="cpu")
-    check_alike(run / "checkpoints" / "update-00000200", tmp_path / "one" / "checkpoints" / "update-00000200")
+    (tmp_path / "whole").mkdir()
+    undisturbed = torchrun(tmp_path / "whole", recipe, 4)
+    told, _ = undisturbed.communicate(timeout=400)
+    assert undisturbed.returncode == 0, told
+    last = Path("mtkit-runs/run/checkpoints/update-00000200")
+    found, wanted = (verified_tensors(folder / last, "model") for folder in (tmp_path, tmp_path / "whole"))
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted), "as many processes sum in one order"

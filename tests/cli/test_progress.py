@@ -1,0 +1,21 @@
+"""Progress bars where nobody can see them."""
+
+import sys
+from itertools import count
+
+import pytest
+
+from mtkit.cli.progress import counted, steps, through
+
+
+@pytest.mark.parametrize("stderr", [None, object()])
+def test_without_a_stderr_the_work_is_done_and_nothing_is_shown(
+    stderr: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.std.time", count(step=3).__next__)  # bars show themselves after two seconds
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert list(through(range(3), "lines", 3)) == [0, 1, 2]
+    with counted(None, "lines", 3) as advance:
+        advance(3)
+    with steps("benchmark", "part") as on_progress:
+        on_progress(1, 2)

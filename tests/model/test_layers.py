@@ -1,0 +1,49 @@
+"""Layers around an attention of one's own, which may break the contract."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.attention import Attended, Attention, Site
+from mtkit.errors import MtkitError
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
+from mtkit.recipe import ModelSettings
+
+MODEL = ModelSettings(d_model=8, heads=2, feed_forward=8)
+
+
+class Mine(Attention):
+    """Gives what it is told to."""
+
+    def __init__(self, role: str, given: Any) -> None:
+        super().__init__(Site(role, 8, 2))
+        self.given = given
+
+    def forward(self, query: Tensor, memory: Tensor | None = None, **_: Any) -> Attended:
+        found = self.given(query)
+        assert found is None or isinstance(found, Attended | Tensor)
+        return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda query: query, r"^forward of Mine returns Tensor; it must return Attended\(output\)$"),
+        (lambda query: None, r"^forward of Mine returns NoneType; "),
+        (
+            lambda query: Attended(query[:, :1]),
+            r"^forward of Mine makes an output \(2, 1, 8\) from a query \(2, 3, 8\); it must have the query's shape$",
+        ),
+    ],
+)
+def test_what_a_mechanism_returns_against_the_contract_is_said(given: Any, message: str) -> None:
+    x = torch.zeros(2, 3, 8)
+    context = Context(torch.zeros(2, 5, 8), None, None, None, None)
+    with pytest.raises(MtkitError, match=message):
+        EncoderLayer(Mine("encoder", given), MODEL)(x, Passing(), valid=None, task=None)
+    with pytest.raises(MtkitError, match=message):
+        DecoderLayer(Mine("decoder", given), Mine("cross", Attended), MODEL)(x, Passing(), context)
+    with pytest.raises(MtkitError, match=message):
+        DecoderLayer(Mine("decoder", Attended), Mine("cross", given), MODEL)(x, Passing(), context)
