@@ -12,7 +12,7 @@ Count = Callable[[Sequence[str]], list[int]]
 
 CLOSING = r"[\"')\]}»”’」』）]*"
 BOUNDARIES = (
-    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？．]+{CLOSING}\s*"),  # possible ends of sentences
+    re.compile(rf"[.!?…]+{CLOSING}\s+|[。！？]+{CLOSING}\s*"),  # possible ends of sentences
     re.compile(rf"[,;:،؛]+{CLOSING}\s+|\s[–—-]\s+|[，、､；：]\s*"),  # clauses
     re.compile(r"\s+"),
 )

@@ -60,7 +60,7 @@ class Heartbeat:
                     )
                     return
             self._store.set(_key(self._rank), DONE)
-        except RuntimeError:  # the store is gone, and with it torchrun, which ends all processes
+        except RuntimeError:  # the store is gone, and with it torchrun, which ends all processes unless it was killed
             return
 
 
