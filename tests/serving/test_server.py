@@ -116,6 +116,6 @@ def test_the_page_in_a_browser(run: Path, tmp_path: Path) -> None:
     shown = done.stdout
     assert re.search(r'<p id="error"[^>]*hidden', shown), shown
     assert re.findall(r"<option>(\d+)</option>", shown) == [str(each) for each in (1, 2, 3, 5, 10) if each <= most]
-    assert shown.count('<li><button type="button" aria-pressed=') == 3
+    assert shown.count('<li><button type="button" dir="auto" aria-pressed=') == 3
     assert "mean of the last layer" in shown
     assert len(re.findall(r'<td title="[^"]+ → [^"]+: [01]\.\d+" style="--w: [\d.]+;?">', shown)) > 10
