@@ -1,4 +1,7 @@
-"""Devices by name, and what is sent to them."""
+"""Devices by name, copies to them, and autocast on them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -31,3 +34,28 @@ def check_default_type() -> None:
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """x, made on the CPU, on a device, without waiting for what the device still has to do."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+@contextmanager
+def autocast(device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
+    """Autocast to `dtype` on the device; None disables autocast.
+
+    PyTorch caches the low-precision copies of weights until the outermost autocast ends. This one clears the cache when
+    it ends, so that the next pass reads the current weights even inside a caller's autocast.
+    """
+    try:
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def autocast_disabled(device: torch.device) -> Iterator[None]:
+    """Disables the caller's autocast without a nesting level, so that an autocast inside is the outermost."""
+    enabled = torch.is_autocast_enabled(device.type)
+    torch.set_autocast_enabled(device.type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, enabled)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from mtkit.device import autocast_disabled
 from mtkit.errors import RunError
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
@@ -53,7 +54,7 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
             warnings.catch_warnings(),
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
+            autocast_disabled(device),
             torch.random.fork_rng([device] if device.type == "cuda" and torch.cuda.is_available() else []),
         ):
             if device.type == "cuda":

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from mtkit.device import check_default_type
+from mtkit.device import autocast, check_default_type
 from mtkit.errors import MtkitError
 from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.network import Model
@@ -65,6 +65,6 @@ def _computing(model: Model, dtype: torch.dtype | None, device: torch.device) ->
     automatic = dtype not in (torch.float32, torch.int8) and not is_low(dtype, device)
     with (
         products(cast(nn.Module, model), dtype),
-        torch.autocast(device.type, dtype if automatic else torch.bfloat16, enabled=automatic),
+        autocast(device, dtype if automatic else None),
     ):
         yield

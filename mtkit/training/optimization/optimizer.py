@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mtkit.device import autocast
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
 from mtkit.training.distributed.split import split_like
@@ -33,8 +34,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context for forward passes and losses."""
-        reduced = self.name != "float32"
-        return torch.autocast(self.device.type, getattr(torch, self.name) if reduced else None, enabled=reduced)
+        return autocast(self.device, None if self.name == "float32" else getattr(torch, self.name))
 
     @property
     def lowers_weights(self) -> bool:
