@@ -59,3 +59,18 @@ def autocast_disabled(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled(device.type, enabled)
+
+
+@contextmanager
+def varied_shapes() -> Iterator[None]:
+    """Keeps PyTorch's fused attention off the cuDNN kernels, which are compiled anew for each shape of a batch.
+
+    Batches of translation have hundreds of shapes. A new shape costs cuDNN more than an update; the other kernels serve
+    all shapes.
+    """
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)

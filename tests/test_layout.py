@@ -240,7 +240,7 @@ def test_a_mechanism_imports_no_other(module: Path) -> None:
 def test_tests_mirror_the_package(folder: Path) -> None:
     """tests/decoding/test_beam.py tests mtkit/decoding/beam.py; test_beam_search.py may stand beside it."""
     there = folder.relative_to(TESTS)
-    if not there.parts or there.parts[0] in ("contract", "flows", "__pycache__"):
+    if not there.parts or there.parts[0] in ("contract", "flows", "gpu", "__pycache__"):
         return
     modules = {module.stem.removeprefix("_") for module in (PACKAGE / there).glob("*.py")}
     for test in folder.glob("test_*.py"):

@@ -18,7 +18,8 @@ def score(
         typer.Option(metavar="FOLDER", help="Run folder; several are compared.  [default: the latest run]"),
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several are compared.")
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are compared."),
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Recipe with scoring settings.  [default: the first run's]")

@@ -15,7 +15,7 @@ def serve(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble."),
+        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 5000,

@@ -39,7 +39,7 @@ def translate(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble."),
+        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several form an ensemble."),
     ] = None,
     side: Annotated[
         list[str] | None,

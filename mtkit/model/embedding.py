@@ -40,9 +40,10 @@ class Embedding(nn.Module):
 def looked_up(ids: Tensor, table: Tensor) -> Tensor:
     """The rows ids (...) of a table (V, D), as (..., D).
 
-    A row's gradient is a sum over its occurrences, hundreds of a frequent token: of a bfloat16 table in float32.
+    A row's gradient is a sum over its occurrences, hundreds of a frequent token: of a bfloat16 table in float32, as
+    PyTorch's own kernel sums on a GPU.
     """
-    if table.dtype == torch.bfloat16 and table.requires_grad:
+    if table.dtype == torch.bfloat16 and table.requires_grad and table.device.type == "cpu":
         rows: Tensor = _LowLookUp.apply(ids, table)  # type: ignore[no-untyped-call]
         return rows
     return nn.functional.embedding(ids, table)

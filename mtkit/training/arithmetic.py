@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from mtkit.device import autocast_disabled
+from mtkit.device import autocast_disabled, varied_shapes
 from mtkit.errors import RunError
 
 WORKSPACES = "CUBLAS_WORKSPACE_CONFIG"
@@ -55,6 +55,7 @@ def fast_and_repeatable(device: torch.device, *, deterministic: bool = False) ->
             torch.inference_mode(False),
             torch.enable_grad(),
             autocast_disabled(device),
+            varied_shapes(),
             torch.random.fork_rng([device] if device.type == "cuda" and torch.cuda.is_available() else []),
         ):
             if device.type == "cuda":

@@ -19,7 +19,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import Progress
-from mtkit.training.distributed.gradients import gradient_sum
+from mtkit.training.distributed.gradients import FlatSum, gradient_sum
 from mtkit.training.distributed.split import SplitModel, gathered, split_like
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
@@ -264,7 +264,8 @@ class Updater:
 
     @property
     def _lowers(self) -> bool:
-        return self.precision.lowers_weights and self._split is None
+        # gradients that overlap their sum over processes are sent in the weights' own type
+        return self.precision.lowers_weights and isinstance(self._sum, FlatSum)
 
     def _buffers(self) -> list[Tensor]:
         """What forward passes may move, as statistics that attentions gather."""

@@ -27,7 +27,7 @@ def decode(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Name of the run in mtkit-runs; several are measured in turns."),
+        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are measured in turns."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the side.  [default: each run's]")

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from mtkit.device import autocast, check_default_type
+from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError
 from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.network import Model
@@ -45,7 +45,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
     model.train(False)
     try:
         # weights are rounded outside inference mode, as normal tensors
-        with _computing(model, dtype, device), torch.inference_mode():
+        with varied_shapes(), _computing(model, dtype, device), torch.inference_mode():
             yield device
     except GIVES_OUT as error:
         if not gave_out(error):

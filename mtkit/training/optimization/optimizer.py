@@ -18,7 +18,7 @@ LEAST_SCALE = 2.0**-10
 
 
 class Precision:
-    """Autocast in one type, with weights of it too in bfloat16 on the CPU, and loss scaling for float16.
+    """Autocast in one type, with copies of the weights in bfloat16, and with loss scaling in float16.
 
     None of it for float32.
     """
@@ -38,8 +38,8 @@ class Precision:
 
     @property
     def lowers_weights(self) -> bool:
-        """Whether passes run on weights of the lower type too (`mtkit.model.low_weights`): on the CPU."""
-        return self.name == "bfloat16" and self.device.type == "cpu"
+        """Whether passes run on copies of the weights in the lower type (`mtkit.model.low_weights`)."""
+        return self.name == "bfloat16" and self.device.type in ("cpu", "cuda")
 
     @property
     def exhausted(self) -> bool:

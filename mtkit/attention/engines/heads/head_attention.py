@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mtkit.attention.contract import Attention, Site
 from mtkit.attention.engines.softmax.dot_product import widened
@@ -91,8 +92,15 @@ class HeadAttention(Attention):
         return widened(q), widened(k), v
 
     def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
-        """What `maps` make of the same tokens; decoding computes them in one product (`mtkit.model.products`)."""
-        return [each(tokens) for each in maps]
+        """The outputs (..., width) of the maps for the same tokens (..., D).
+
+        On a GPU, whose kernels are short beside the time to start them, and in decoding (`mtkit.model.products`), one
+        product computes all of them.
+        """
+        if tokens.device.type != "cuda" or len(maps) == 1 or any(type(each) is not nn.Linear for each in maps):
+            return [each(tokens) for each in maps]
+        weight, bias = torch.cat([each.weight for each in maps]), torch.cat([each.bias for each in maps])
+        return F.linear(tokens, weight, bias).split([each.out_features for each in maps], dim=-1)
 
     def joined(self, heads: Tensor) -> Tensor:
         """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""
