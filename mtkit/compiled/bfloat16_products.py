@@ -3,12 +3,24 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.compiled.machine_code import Floats, bits_of, compiled
+from mtkit.compiled.machine_code import Floats, bits_of, compiled, part
 from mtkit.compiled.tiles import BFLOAT16, products_by
 
 write_products = products_by(BFLOAT16)
 
 Halves = NDArray[np.int16]
+
+
+@part
+def round_to_bfloat16(rows: Floats, low: Halves) -> None:
+    """Writes the bits of rows (M, I), rounded to bfloat16, into the first I columns of low."""
+    count, width = rows.shape
+    for i in range(count):
+        for j in range(width):
+            bits = bits_of(rows[i, j])
+            nearest = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16)
+            is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
+            low[i, j] = np.int16(0x7FC0) if is_nan else np.int16(nearest)
 
 
 @compiled("int16[:, :, :, ::1], float32[::1], float32[:, ::1], int16[:, ::1], float32[:, ::1]")
@@ -17,11 +29,5 @@ def multiply_bfloat16(weights: Halves, added: Floats, rows: Floats, low: Halves,
 
     low (M, I or one more), where zeros stand behind the rows, gets the bits of the rounded rows.
     """
-    count, width = rows.shape
-    for i in range(count):
-        for j in range(width):
-            bits = bits_of(rows[i, j])
-            nearest = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) >> np.int32(16)
-            is_nan = (bits & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000)
-            low[i, j] = np.int16(0x7FC0) if is_nan else np.int16(nearest)
+    round_to_bfloat16(rows, low)
     write_products(low, weights, added, out)

@@ -4,8 +4,9 @@ Numba has no vectors of its own, and the instructions that multiply bytes or num
 this loop alone is written in the instructions of LLVM, which compiles it with the loops that call it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -91,11 +92,25 @@ FLOATS = Instruction(("avx2", "fma"), 8, 2, 1, ir.FloatType(), _add_floats)
 """Numbers in float32."""
 
 
+AMX = ("amx-tile", "amx-bf16")
+"""What a processor has, in LLVM's words, that multiplies numbers in bfloat16 in tile registers (`amx_products`)."""
+
+
 def has(instruction: Instruction) -> bool:
     """Whether loops are compiled for a processor that has the instruction."""
+    return _has_all(instruction.features)
+
+
+@cache
+def has_amx() -> bool:
+    """Whether loops are compiled for a processor with AMX, and the system lets this process use it."""
+    return _has_all(AMX) and torch.cpu._init_amx()
+
+
+def _has_all(wanted: Sequence[str]) -> bool:
     chosen = config.CPU_NAME is not None or config.CPU_FEATURES is not None  # by who set NUMBA_CPU_NAME
     features = binding.get_host_cpu_features()
-    return not chosen and all(features.get(each) for each in instruction.features)
+    return not chosen and all(features.get(feature) for feature in wanted)
 
 
 BYTES = VNNI if has(VNNI) else PAIRS

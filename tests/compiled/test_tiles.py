@@ -8,9 +8,11 @@ import pytest
 import torch
 from numba import njit
 from torch import Tensor
+from torch.nn import functional
 
 from mtkit.compiled import tiles
 from mtkit.compiled.rounding import ZERO, round_rows
+from mtkit.model.products.product import Low
 from mtkit.model.products.tiled import Float32Tiles
 
 COUNTS = [*range(1, 14), 50]
@@ -21,6 +23,7 @@ LACKING = "this processor has no such instruction"
 
 by_bytes = pytest.mark.skipif(not tiles.has(tiles.BYTES), reason=LACKING)
 by_bfloat16 = pytest.mark.skipif(not tiles.has(tiles.BFLOAT16), reason=LACKING)
+by_amx = pytest.mark.skipif(not tiles.has_amx(), reason=LACKING)
 by_floats = pytest.mark.skipif(not tiles.has(tiles.FLOATS), reason=LACKING)
 
 
@@ -125,29 +128,37 @@ def test_the_largest_sums_of_bytes_are_exact() -> None:
         assert sums.tolist() == [[sign * 127 * 63 * 4096, -sign * 127 * 63 * 4096]] * 2
 
 
-def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor, amx: bool = False) -> tuple[Tensor, Tensor]:
     """The product, and the rounded rows."""
-    from mtkit.compiled.bfloat16_products import multiply_bfloat16
+    if amx:
+        from mtkit.compiled.amx_products import INPUTS, multiply_by_amx
 
-    blocks = tiles.laid_out(weights.bfloat16(), tiles.BFLOAT16)
-    low = torch.zeros(len(rows), blocks.shape[1] * 2, dtype=torch.bfloat16)
+        multiply, together = multiply_by_amx, INPUTS
+    else:
+        from mtkit.compiled.bfloat16_products import multiply_bfloat16
+
+        multiply, together = multiply_bfloat16, tiles.BFLOAT16.together
+    width = -(-rows.shape[1] // together) * together
+    blocks = tiles.laid_out(functional.pad(weights.bfloat16(), (0, width - rows.shape[1])), tiles.BFLOAT16)
+    low = torch.zeros(len(rows), width, dtype=torch.bfloat16)
     out = torch.full((len(rows), len(weights)), torch.nan)
-    multiply_bfloat16(
-        blocks.view(torch.int16).numpy(), added.numpy(), rows.numpy(), low.view(torch.int16).numpy(), out.numpy()
-    )
+    multiply(blocks.view(torch.int16).numpy(), added.numpy(), rows.numpy(), low.view(torch.int16).numpy(), out.numpy())
     return out, low[:, : rows.shape[1]]
 
 
 @by_bfloat16
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_sums_of_bfloat16_are_in_float32(inputs: int, outputs: int) -> None:
-    weights, added = torch.randn(outputs, inputs), torch.randn(outputs)
-    for count in COUNTS:
-        rows = torch.randn(count, inputs)
-        product, low = in_bfloat16(rows, weights, added)
+@pytest.mark.parametrize("amx", [False, pytest.param(True, marks=by_amx)])
+@pytest.mark.parametrize(("inputs", "outputs"), [*SHAPES, (33, 65), (1024, 64)])
+def test_sums_of_bfloat16_are_in_float32(inputs: int, outputs: int, amx: bool) -> None:
+    weights, added, whole = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(50, inputs)
+    last, _ = in_bfloat16(whole, weights, added, amx)
+    for count in [*COUNTS, 16, 17, 32]:
+        rows = whole[:count]
+        product, low = in_bfloat16(rows, weights, added, amx)
         assert torch.equal(low, rows.bfloat16())
         exact = low.double() @ weights.bfloat16().double().t() + added.double()
-        torch.testing.assert_close(product.double(), exact, rtol=1e-6, atol=2e-5)
+        torch.testing.assert_close(product.double(), exact, rtol=1e-6, atol=1e-4)
+        assert torch.equal(product, last[:count])
 
 
 @by_bfloat16
@@ -167,6 +178,7 @@ def test_rows_are_rounded_as_pytorch_rounds_them() -> None:
 def test_a_processor_that_was_chosen_by_hand_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.config.CPU_NAME", "generic")
     assert not any(map(tiles.has, (tiles.VNNI, tiles.PAIRS, tiles.BFLOAT16, tiles.FLOATS)))
+    assert not tiles.has_amx.__wrapped__()
 
 
 @by_bytes
@@ -186,14 +198,26 @@ def test_int8_is_the_same_to_the_bit_with_and_without(count: int, bias: bool, mo
 
 
 @by_bfloat16
-def test_bfloat16_is_nearer_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mtkit.model.products.product import Low
-
+def test_bfloat16_is_nearer_in_tiles() -> None:
     weight, bias, x = torch.randn(100, 34), torch.randn(100), torch.randn(7, 34)
     product, exact = Low(weight, bias), x.bfloat16().double() @ weight.bfloat16().double().t() + bias.double()
-    errors = []
-    for pays in (True, False):
-        monkeypatch.setattr("mtkit.model.products.product.tiles_pay", lambda _, pays=pays: pays)
-        errors.append(float((product(x) - exact).abs().max()))
-    assert errors[0] < 1e-5
-    assert 1e-3 < errors[1] < 0.2
+    assert (product(x) - exact).abs().max() < 1e-5
+    assert 1e-3 < (product._multiply(x, None) - exact).abs().max() < 0.2
+
+
+@by_bfloat16
+@pytest.mark.parametrize("amx", [False, pytest.param(True, marks=by_amx)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_in_bfloat16_does_not_depend_on_how_many_stand_beside_it(
+    amx: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "has_amx", lambda: amx)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    product, x = Low(torch.randn(70, 1024), torch.randn(70)), torch.randn(100, 1024)
+    whole = product(x)
+    for count in (1, 2, 15, 16, 17, 33, 64):
+        assert torch.equal(product(x[:count]), whole[:count])
+    out = torch.empty_like(whole)
+    assert product._tiles is not None
+    assert product._tiles(x, out) is out
+    assert torch.equal(out, whole)

@@ -77,7 +77,11 @@ class Tiled:
 
 
 class Low:
-    """The product in bfloat16 on the CPU, with float32 in and out; sums are in float32."""
+    """The product in bfloat16 on the CPU, with float32 in and out; sums are in float32.
+
+    Tiles multiply any number of rows where the processor has them: their results are not rounded, PyTorch's are, and a
+    row's result must not depend on the number of rows beside it.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight.bfloat16(), bias
@@ -85,12 +89,7 @@ class Low:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (..., I) to (..., O)."""
-        return in_blocks(self._of_rows, x, len(self._weight))
-
-    def _of_rows(self, rows: Tensor, out: Tensor | None) -> Tensor:
-        if self._tiles is not None and tiles_pay(rows.shape[0]):
-            return self._tiles(rows, out)
-        return self._multiply(rows, out)
+        return in_blocks(self._multiply if self._tiles is None else self._tiles, x, len(self._weight))
 
     @cached_property
     def _multiply(self) -> Callable[[Tensor, Tensor | None], Tensor]:

@@ -4,21 +4,23 @@ They need no kernel for each number of rows, and no pass before or behind them: 
 a tenth (int8, AVX2) of the time of the operations they replace, many about as long or less.
 """
 
+import os
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 FEW = 16
 """Rows that are multiplied fastest in tiles on any processor: AMX takes as long for fewer than these."""
 
 
 def tiles_pay(count: int) -> bool:
-    """Whether so many rows are multiplied fastest in tiles, which one thread computes, and make no use of AMX."""
+    """Whether tiles of int8 or float32, which one thread computes without AMX, multiply so many rows fastest."""
     return count <= FEW or (torch.get_num_threads() == 1 and not torch.cpu._is_amx_tile_supported())
 
 
@@ -78,18 +80,30 @@ class Float32Tiles:
 
 
 class Bfloat16Tiles:
-    """Rows x, rounded to bfloat16, to x W^T + b in float32, with W in bfloat16."""
+    """Rows x, rounded to bfloat16, to x W^T + b in float32, with W in bfloat16.
+
+    A row's result does not depend on the rows beside it, nor on the number of threads.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """W (O, I) in bfloat16, and b (O,)."""
-        from mtkit.compiled.bfloat16_products import multiply_bfloat16
-        from mtkit.compiled.tiles import BFLOAT16, laid_out
+        from mtkit.compiled.tiles import BFLOAT16, has_amx, laid_out
 
-        blocks, self._outputs = laid_out(weight, BFLOAT16), len(weight)
+        # imported where the processor has the instructions alone: the import compiles the loop
+        if has_amx():
+            from mtkit.compiled.amx_products import INPUTS, multiply_by_amx
+
+            multiply, together = multiply_by_amx, INPUTS
+        else:
+            from mtkit.compiled.bfloat16_products import multiply_bfloat16
+
+            multiply, together = multiply_bfloat16, BFLOAT16.together
+        self._outputs, inputs = weight.shape
+        self._width = -(-inputs // together) * together
+        blocks = laid_out(nn.functional.pad(weight, (0, self._width - inputs)), BFLOAT16)
         added = torch.zeros(self._outputs) if bias is None else bias.float()
-        self._width = blocks.shape[1] * BFLOAT16.together
         weights: list[Any] = [each.numpy() for each in (blocks.view(torch.int16), added)]
-        self._multiply: Callable[..., None] = partial(multiply_bfloat16, *weights)
+        self._multiply: Callable[..., None] = partial(multiply, *weights)
 
     @classmethod
     def where_possible(cls, weight: Tensor, bias: Tensor | None) -> Self | None:
@@ -104,5 +118,18 @@ class Bfloat16Tiles:
         low = np.empty((count, self._width), dtype=np.int16)
         low[:, width:] = 0
         out = torch.empty(count, self._outputs) if out is None else out
-        self._multiply(rows.float().contiguous().numpy(), low, out.numpy())
+        arrays, threads = (rows.float().contiguous().numpy(), low, out.numpy()), torch.get_num_threads()
+        if threads == 1 or count <= FEW:
+            self._multiply(*arrays)
+        else:
+            size = max(-(-count // threads), FEW)
+            parts = [[array[first : first + size] for array in arrays] for first in range(0, count, size)]
+            for _ in _pool(os.getpid(), threads).map(lambda part: self._multiply(*part), parts):
+                pass  # an error of a part is raised here
         return out
+
+
+@cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads of this process; a forked copy has none of its parent's."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="mtkit-tiles")
