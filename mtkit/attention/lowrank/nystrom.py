@@ -64,8 +64,13 @@ class Nystrom(LandmarkAttention):
         """DConv(V)."""
         if self.conv is None:
             return None
-        weight = widened(self.conv.weight)
-        return F.conv2d(values, weight, padding=(weight.shape[2] // 2, 0), groups=self.site.heads)
+        # each channel is a group: PyTorch's convolution in two dimensions on the CPU, with the heads as groups, gives
+        # wrong gradients of its kernel, or ends the process, where a segment is about as long as the kernel or shorter
+        width = values.shape[-1]
+        kernel = widened(self.conv.weight)[:, :, :, 0].repeat_interleave(width, 0)  # (H*V, 1, positions)
+        channels = values.transpose(2, 3).flatten(1, 2)
+        convolved = F.conv1d(channels, kernel, padding=kernel.shape[2] // 2, groups=len(kernel))
+        return convolved.unflatten(1, (-1, width)).transpose(2, 3)
 
 
 def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:

@@ -16,7 +16,7 @@ def make(name: str = "csalr", **arguments: Any) -> Any:
     return build(name, **site | arguments).eval()
 
 
-@pytest.mark.parametrize("gamma", [1.0, 3.0])
+@pytest.mark.parametrize("gamma", [1.1, 3.0])
 @pytest.mark.parametrize("rescale", [True, False])
 @torch.no_grad()
 def test_constant_values_come_out_as_they_are(gamma: float, rescale: bool) -> None:
@@ -44,7 +44,7 @@ def test_landmarks_that_are_the_tokens_tend_to_full_attention() -> None:
     q, k, v = ours.queries_keys_values(x)
     a = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
     for gamma in (1.0, 1e-3, 1e-6, 1e-9):
-        ours.gamma = gamma  # the option starts at 1, below which M + gamma I may be singular
+        ours.gamma = gamma  # the option starts above 1, below which M + gamma I may be singular
         output = ours(repeated).output
         heads = a @ torch.linalg.inv(a + gamma * torch.eye(6).double()) @ a @ v
         torch.testing.assert_close(output[:, ::3], ours.joined(heads), atol=1e-8, rtol=0)
@@ -67,7 +67,7 @@ def test_much_on_the_diagonal_leaves_what_landmarks_have_read() -> None:
 
 
 def test_landmarks_that_see_nothing_but_each_other_stay_finite() -> None:
-    """M = (0 1; 1 0) in float32, which has the eigenvalue -1: M + I is singular."""
+    """M = (0 1; 1 0) in float32, which has the eigenvalue -1."""
     ours = make(landmarks=2, heads=1)
     with torch.no_grad():
         for linear in (ours.q_proj, ours.k_proj):
@@ -88,7 +88,25 @@ def test_landmarks_that_see_nothing_but_each_other_stay_finite() -> None:
     assert all(each.grad is None or each.grad.isfinite().all() for each in ours.parameters())
 
 
-def test_less_than_one_on_the_diagonal_is_refused() -> None:
-    """M may have any eigenvalue above -1."""
-    with pytest.raises(MtkitError, match=r"gamma = 0.5 must be a number from 1 to"):
-        make(gamma=0.5)
+@pytest.mark.parametrize("gamma", [1.1, 1.5])
+@pytest.mark.parametrize("scale", [5.0, 30.0])
+def test_peaked_scores_multiply_values_by_no_more_than_gamma_allows(gamma: float, scale: float) -> None:
+    """The heads of two layers, and the gradient of their sum."""
+    torch.manual_seed(0)
+    layers = [build("csalr", role="encoder", d_model=32, heads=4, layer=i, layers=2, gamma=gamma) for i in range(2)]
+    x = (torch.randn(2, 100, 32) * scale).requires_grad_()
+    heads: list[torch.Tensor] = []
+    for layer in layers:
+        layer.out_proj.register_forward_pre_hook(lambda _, given: heads.append(given[0]))
+    between = x + layers[0](x).output
+    layers[1](between).output.sum().backward()
+    for layer, tokens, found in zip(layers, (x, between), heads, strict=True):
+        assert found.abs().max() <= (1 + gamma) / (gamma - 1) * layer.v_proj(tokens).abs().max()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_a_gamma_that_leaves_the_matrix_nearly_singular_is_refused(gamma: float) -> None:
+    with pytest.raises(MtkitError, match=rf"gamma = {gamma} must be a number from 1.1 to"):
+        make(gamma=gamma)

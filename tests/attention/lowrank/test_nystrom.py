@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mtkit.attention import build
 from mtkit.attention.lowrank import nystrom as module
@@ -173,3 +174,19 @@ def test_it_agrees_with_nystrom_attention() -> None:
     theirs.to_out[0].load_state_dict(ours.out_proj.state_dict())
     x = torch.randn(1, 40, 32, dtype=torch.double)
     torch.testing.assert_close(ours(x).output, theirs(x), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(("heads", "kernel", "length"), [(1, 33, 12), (2, 65, 70), (4, 3, 1)])
+def test_the_convolution_and_its_gradients_are_those_of_the_sum_over_positions(
+    heads: int, kernel: int, length: int
+) -> None:
+    """PyTorch 2.13's convolution in two dimensions gives a gradient of 1e37 in the first case."""
+    ours, values = make(heads=heads, conv_kernel=kernel), torch.randn(4, heads, length, 5, requires_grad=True)
+    weight, read, wanted = ours.conv.weight, torch.randn(4, heads, length, 5), torch.zeros(4, heads, length, 5).double()
+    padded = functional.pad(values.double(), (0, 0, kernel // 2, kernel // 2))
+    for place in range(kernel):
+        wanted = wanted + padded[:, :, place : place + length] * weight.double()[:, :, place]
+    found = ours.beside(values)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    ours_of, wanted_of = (torch.autograd.grad((x * read).sum(), [values, weight]) for x in (found, wanted))
+    torch.testing.assert_close(ours_of, wanted_of, rtol=1e-4, atol=1e-4)
