@@ -5,8 +5,8 @@ arXiv 1409.0473, section 3.1 and appendix A.1.2.
 Departures: several heads, each with a network of its own; values are projected; `q_proj` and `k_proj` have biases,
 whose sum is that of the hidden layer. Their weights do not start near zero as the paper's do: the hidden layer would be
 linear there, and a query then changes all scores alike, which changes no weight. The score vector starts at zero as in
-the paper, so that training starts from the mean of the values. The paper has attention to the source alone; the
-encoder and decoder roles are extensions.
+the paper, so that training starts from the mean of the values. The paper attends to the source alone: `published` is
+the cross role, and the encoder and decoder roles are extensions.
 Cost: O(T S A) time, where A is the width of the hidden layer; O(T S) memory: hidden layers are held for a part of the
 queries at a time, and the backward pass computes them anew. A step costs O(t A).
 """

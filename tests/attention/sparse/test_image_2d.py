@@ -1,7 +1,10 @@
 """Local attention in two dimensions: the catalogue's rectangles, their limits and what decoding keeps."""
 
 import pytest
+import torch
+from torch import Tensor
 
+from mtkit.attention import build
 from mtkit.errors import MtkitError
 from tests.attention.sparse.literal import agrees, is_full, is_own_value, kept, make, reached
 
@@ -46,6 +49,25 @@ def test_shapes_may_be_written_as_people_say_them() -> None:
 def test_decoding_keeps_the_rows_that_are_still_seen() -> None:
     options = {"image_width": 6, "image_query_shape": [2, 3], "image_flange": [1, 2]}
     assert kept(make("image-2d", "decoder", **options), 60) == (2 + 1) * 6
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_training_keeps_little_more_of_a_token_than_full_attention_does(role: str) -> None:
+    """At the default options, in bytes that the backward pass reads."""
+    sizes = {}
+    for name in ("full", "image-2d"):
+        kept: dict[int, int] = {}
+
+        def note(x: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        attention, x = build(name, role=role, d_model=32, heads=4), torch.randn(1, 1024, 32, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            output = attention(x).output
+        sizes[name] = sum(kept.values())
+        output.sum().backward()
+    assert sizes["image-2d"] < 1.5 * sizes["full"]
 
 
 @pytest.mark.parametrize("shape", [[8], [8, 16, 2], [0, 4], 8, "8", "8x", "8x0", "8 by 16"])

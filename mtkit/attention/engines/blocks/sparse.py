@@ -117,11 +117,16 @@ def dense_attend(
 def _attend_grid(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float, causal: bool, valid: Tensor | None, dropout: float
 ) -> Tensor:
-    """The heads' outputs where the keys of a rectangle of queries are another rectangle, listed one by one."""
+    """The heads' outputs where the keys of a rectangle of queries are another rectangle, listed one by one.
+
+    The backward pass computes the weights again: kept for it, they would take twenty times the memory of `full`.
+    """
     layout, lists = grid_lists(grid, q.shape[2], causal, q.device)
     k, v = (spread(x, q.shape[1]) for x in (k, v))
     missing = None if causal or valid is None else ~valid
-    heads = attend_listed(layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout)
+    heads = attend_listed(
+        layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout, keeps=False
+    )
     return layout.joined(heads)
 
 
