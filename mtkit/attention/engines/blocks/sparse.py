@@ -124,9 +124,7 @@ def _attend_grid(
     layout, lists = grid_lists(grid, q.shape[2], causal, q.device)
     k, v = (spread(x, q.shape[1]) for x in (k, v))
     missing = None if causal or valid is None else ~valid
-    heads = attend_listed(
-        layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout, keeps=False
-    )
+    heads = attend_listed(layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout, keeps=False)
     return layout.joined(heads)
 
 
