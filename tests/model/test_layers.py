@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site
+from mtkit.attention import Attended, Attention, Site, State
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.recipe import ModelSettings
@@ -47,3 +47,41 @@ def test_what_a_mechanism_returns_against_the_contract_is_said(given: Any, messa
         DecoderLayer(Mine("decoder", given), Mine("cross", Attended), MODEL)(x, Passing(), context)
     with pytest.raises(MtkitError, match=message):
         DecoderLayer(Mine("decoder", Attended), Mine("cross", given), MODEL)(x, Passing(), context)
+
+
+class Carrying(Attention):
+    """Notes the carry that it is given, and carries the numbers of its role and layer."""
+
+    def __init__(self, role: str, layer: int, noted: list[tuple[str, int, Any]]) -> None:
+        super().__init__(Site(role, 8, 2, layer=layer))
+        self.noted = noted
+
+    def attended(self, query: Tensor, carry: Any) -> Attended:
+        self.noted.append((self.site.role, self.site.layer, carry))
+        return Attended(query, carry=(self.site.role, self.site.layer))
+
+    def forward(self, query: Tensor, *_: Any, carry: Any = None, **__: Any) -> Attended:  # type: ignore[override]
+        return self.attended(query, carry)
+
+    def step(self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False) -> Any:
+        return self.attended(query, carry), state
+
+
+def test_each_attention_gets_what_the_same_one_of_the_layer_below_carries() -> None:
+    noted: list[tuple[str, int, Any]] = []
+    layers = [DecoderLayer(Carrying("decoder", i, noted), Carrying("cross", i, noted), MODEL) for i in range(3)]
+    wanted = [(role, i, (role, i - 1) if i else None) for i in range(3) for role in ("decoder", "cross")]
+    x, passing = torch.zeros(2, 3, 8), Passing()
+    for layer in layers:
+        x = layer(x, passing, Context(torch.zeros(2, 5, 8), None, None, None, None))
+    assert noted == wanted
+    noted.clear()
+    passing = Passing()
+    for layer in layers:
+        x, _, _ = layer.step(x, {"self": {}, "cross": {}}, passing, need_weights=False)
+    assert noted == wanted
+    noted.clear()
+    encoder, passing = [EncoderLayer(Carrying("encoder", i, noted), MODEL) for i in range(3)], Passing()
+    for layer in encoder:
+        x = layer(x, passing, valid=None, task=None)
+    assert noted == [("encoder", i, ("encoder", i - 1) if i else None) for i in range(3)]

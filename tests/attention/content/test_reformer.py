@@ -45,6 +45,16 @@ def test_one_chunk_gives_shared_query_key_full_attention(role: str, options: dic
     torch.testing.assert_close(reformer(x).output, expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_bucket_is_the_place_of_the_largest_rotated_number_or_its_opposite() -> None:
+    """argmax [x R; -x R], in each head and round; half of the buckets are those of the opposites."""
+    reformer, x = make("encoder", lsh_buckets=6, rounds=3), torch.randn(2, 50, 32)
+    q, _, buckets = reformer._hashed(x, None)
+    rotated = torch.einsum("bhtk,hrkn->bhrtn", q, reformer.rotations)
+    assert torch.equal(buckets, torch.cat([rotated, -rotated], -1).argmax(-1))
+    assert buckets.unique().tolist() == list(range(6))
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_rounds_give_the_softmax_over_the_union_of_what_each_sees(role: str, rounds: int) -> None:

@@ -102,3 +102,16 @@ def test_pads_are_never_global() -> None:
 def test_window_and_dilation_are_listed_by_layer(layer: int) -> None:
     attention = make(window_radius=[1, 3], dilation=[2, 1], global_tokens=0, layer=layer, layers=2)
     assert reached(attention, 50, 20) == ({18, 20, 22} if layer == 0 else set(range(17, 24)))
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+@torch.no_grad()
+def test_a_segment_of_padding_gives_zero_before_out_proj(tokens: int) -> None:
+    """With one global token, whose query is carried to the tokens, and with more than the model is wide for that."""
+    attention, valid = make(global_tokens=tokens), torch.arange(12) < torch.tensor([[0], [12]])
+    for bias in (attention.v_proj.bias, attention.global_v_proj.bias):
+        bias.fill_(1.0)
+    assert attention._carries is (tokens == 1)
+    output = attention(torch.randn(2, 12, 16), query_valid=valid).output
+    torch.testing.assert_close(output[0], attention.out_proj.bias.expand(12, 16))
+    assert (output[1] - attention.out_proj.bias).abs().max() > 0.1

@@ -52,6 +52,16 @@ def test_a_ring_keeps_the_last_tokens_and_their_positions() -> None:
         assert state["keys"].shape[3] <= max(window, FIRST_CAPACITY)
 
 
+def test_a_ring_behind_first_tokens_overwrites_the_token_one_window_before() -> None:
+    assert [ring_place(position, 3) for position in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [ring_place(position, 3, 2) for position in range(9)] == [0, 1, 2, 3, 4, 2, 3, 4, 2]
+    assert [ring_place(position, None, 2) for position in range(4)] == [0, 1, 2, 3]
+    state = start_cache(1, 1, torch.zeros(1), keys=(1, 1))
+    for position in range(9):
+        state = append(state, window=3, first=2, keys=torch.full((1, 1, 1, 1), float(position)))
+    assert written(state, "keys", window=3, first=2).flatten().tolist() == [0, 1, 8, 6, 7]
+
+
 def test_the_cache_takes_the_type_of_what_is_written() -> None:
     state = start_cache(1, 1, torch.zeros(1), keys=(1, 2))
     state = append(state, keys=torch.ones(1, 1, 1, 2, dtype=torch.bfloat16))

@@ -48,6 +48,19 @@ def test_each_path_is_the_equation(groups: int, masks: str, need_weights: bool) 
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("masks", MASKS)
+def test_in_inference_one_thread_computes_the_equation_over_few_keys(
+    groups: int, masks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    with torch.inference_mode():
+        qkv = [x.detach() for x in inputs(groups, dtype=torch.float32)]
+        valid = VALID if masks == "valid" else None
+        got, _ = attend(*qkv, scale=SCALE, causal=masks == "causal", valid=valid)
+        torch.testing.assert_close(got, equation(*qkv, masks))
+
+
 @pytest.mark.parametrize("masks", MASKS)
 def test_a_bias_enters_the_fused_path_as_it_enters_the_equation(masks: str) -> None:
     qkv = inputs()
