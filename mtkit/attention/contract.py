@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.empty import with_padded_memory, with_padding
+
 ROLES = ("encoder", "decoder", "cross")
 
 State = dict[str, Any]
@@ -110,6 +112,13 @@ class Attention(nn.Module):
     longest: int | None = None
     """Maximum sequence length T; None where there is no limit."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have `forward` and `start` of every mechanism take empty inputs (`mtkit.attention.empty`)."""
+        super().__init_subclass__(**options)
+        for name, padding in (("forward", with_padding), ("start", with_padded_memory)):
+            if name in cls.__dict__:
+                setattr(cls, name, padding(cls.__dict__[name]))
+
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site = site
@@ -131,6 +140,7 @@ class Attention(nn.Module):
         query (B, T, D); memory (B, S, D), None in the self roles; query_valid (B, T) and memory_valid (B, S) are True
         where there is a real token, None where all are. `carry` comes from the layer below of this stack,
         `memory_carry` from the encoder's last layer; task (B,) integers are read only by mechanisms conditioned on one.
+        Callers may give B, T or S of 0: the `forward` and `start` that a mechanism defines do not get such inputs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward, which all roles need")
 
