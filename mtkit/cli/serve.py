@@ -21,12 +21,14 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 5000,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
     beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search.  [default: the recipe's]")] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Milliseconds to wait for requests to decode together.")] = 5.0,
+    wait: Annotated[
+        float, typer.Option(min=0, max=60_000, help="Milliseconds to wait for requests to decode together.")
+    ] = 5.0,
     batch_pieces: Annotated[int, typer.Option(min=1, help="Maximum source pieces decoded together.")] = 4096,
     queue: Annotated[int, typer.Option(min=1, help="Maximum waiting requests; more are refused (503).")] = 256,
     max_strings: Annotated[int, typer.Option(min=1, help="Maximum strings per request.")] = 256,
     max_characters: Annotated[int, typer.Option(min=1, help="Maximum characters per request.")] = 20_000,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Maximum seconds per request.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Maximum seconds per request.")] = 60.0,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
     dtype: Annotated[
         str, typer.Option(help="Arithmetic: auto (float32), bfloat16, float16, or int8 (CPU only, faster).")
@@ -48,6 +50,8 @@ def serve(
       curl -d '{"q": "Hello.", "source": "en", "target": "de"}' -H 'Content-Type: application/json' \\
         http://127.0.0.1:5000/translate
     """
+    if not host.strip():
+        raise MtkitError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all addresses")
     try:
         from mtkit.serving.server import serve as run_server
     except ModuleNotFoundError as error:

@@ -20,6 +20,14 @@ class ServingLimits:
     seconds: float = 60.0
     """Seconds until a request is given up that is not whole (408), and after that one that has no answer (504)."""
 
+    connections: int = 1000
+    """Open connections, and at most half of the files that the process may open."""
+
+    @property
+    def header_seconds(self) -> float:
+        """Seconds in which the header of a request must arrive, from the connection or the previous answer on."""
+        return min(10.0, self.seconds)
+
     @property
     def bytes(self) -> int:
         """Bytes of the body of a request: each character may be escaped as 12 bytes of JSON."""

@@ -1,5 +1,6 @@
 """The process: a socket, uvicorn, and a clean end on Ctrl-C and SIGTERM."""
 
+import logging
 import math
 import signal
 import socket
@@ -12,6 +13,7 @@ import uvicorn
 
 from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
+from mtkit.serving.connections import BriefLog, Connection
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.service import Service, Strings
 
@@ -47,19 +49,27 @@ def serve(service: Service, limits: ServingLimits, *, host: str, port: int, say:
     Raises: MtkitError where the address cannot be taken.
     """
     service.work([Strings((".",), service.directions[0], 1, 1)])  # what is loaded at first use is loaded now
+    http = Connection.limited(limits)
+    backlog = max(8, http.most // 4)  # asyncio accepts that many at once, before it closes one of them
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        taken = socket.create_server((host, port), family=family, backlog=2048)
+        taken = socket.create_server((host, port), family=family, backlog=backlog)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
     with taken:
         config = uvicorn.Config(
             make_app(service, limits),
+            http=http,
+            ws="none",
+            backlog=backlog,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=math.ceil(2 * limits.seconds) + 1,  # the request to arrive, and to be answered
         )
+        brief = BriefLog()
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(brief)
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {', '.join(service.directions)} at http://{shown}:{taken.getsockname()[1]}/ (Ctrl-C stops it)")
         _Server(config).run(sockets=[taken])

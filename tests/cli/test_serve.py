@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mtkit.cli.app import app
+from mtkit.cli.app import app, main
 from tests.decoding.trained import make_run
 
 pytest.importorskip("starlette")
@@ -39,3 +39,27 @@ def test_the_beam_that_is_typed_decides_the_search(
     assert result.exit_code == 0
     settings = served[0]._translator.settings
     assert (settings.method, settings.beam) == (method, beam)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--timeout", "inf"], "--timeout"),
+        (["--timeout", "nan"], "--timeout"),
+        (["--wait", "inf"], "--wait"),
+        (["--wait", "nan"], "--wait"),
+        (["--host", ""], "--host is empty"),
+        (["--host", " "], "--host is empty"),
+    ],
+)
+def test_what_is_no_time_and_no_address_is_refused(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["mtkit", "serve", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,9 +31,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(run: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A server of the run, and its address."""
+def served(run: Path, *options: str, files: int = 1024) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A server of the run, which may open that many files, and its address."""
     command = [sys.executable, "-m", "mtkit", "serve", "--run", str(run), "--port", "0", "--engine", "mtkit", *options]
+    command = ["bash", "-c", f'ulimit -n {files}; exec "$0" "$@"', *command]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -67,7 +68,8 @@ def test_a_body_that_does_not_arrive_is_given_up(run: Path, stopped: bool) -> No
         port = int(re.findall(r"\d+", address)[-1])
         with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
             client.sendall(
-                b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+                b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 100\r\n\r\n{"
             )
             if stopped:
                 for _ in range(2):  # as launchers send it, to the group and once more
@@ -76,6 +78,20 @@ def test_a_body_that_does_not_arrive_is_given_up(run: Path, stopped: bool) -> No
             answer = client.makefile("rb").read()  # to the end of the connection
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"did not arrive whole within 1.5 seconds" in answer
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "stopped\n"
+
+
+def test_unfinished_headers_take_no_file_from_others(run: Path) -> None:
+    with served(run, "--timeout", "5", files=64) as (process, address), ExitStack() as clients:
+        port = int(re.findall(r"\d+", address)[-1])
+        for _ in range(100):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client.sendall(b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nX-a: b")
+        with urllib.request.urlopen(f"{address}health", timeout=30) as answer:
+            assert json.load(answer)["status"] == "ok"
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stdout is not None
