@@ -19,6 +19,12 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 5000,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Another name of the server in its clients' requests; * allows any. Repeatable."
+        ),
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
     beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy search.  [default: the recipe's]")] = None,
     wait: Annotated[
@@ -38,7 +44,7 @@ def serve(
 ) -> None:
     """Translate over HTTP.
 
-    The server has LibreTranslate's interface (POST /translate, /languages), /health, /metrics and a page at / that
+    The server has LibreTranslate's interface (/translate, /detect, /languages), /health, /metrics and a page at / that
     shows translations with the attention behind them. Requests that arrive together are decoded together. It listens
     at 127.0.0.1 unless --host says otherwise; it has no passwords. Ctrl-C and SIGTERM stop it after the requests in
     work.
@@ -76,4 +82,4 @@ def serve(
         runs, settings, checkpoint=checkpoint, device=device, dtype=dtype, engine=engine, forks=True, say=typer.echo
     )
     limits = ServingLimits(wait, batch_pieces, queue, max_strings, max_characters, timeout)
-    run_server(Service(translator), limits, host=host, port=port, say=typer.echo)
+    run_server(Service(translator), limits, host=host, port=port, say=typer.echo, names=allow_host or ())

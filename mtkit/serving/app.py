@@ -8,14 +8,14 @@ from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mtkit import __version__
 from mtkit.serving.batcher import Batcher
-from mtkit.serving.desk import Desk, LookBody, TranslateBody
+from mtkit.serving.desk import Desk, DetectBody, LookBody, TranslateBody
+from mtkit.serving.hosts import Hosts
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.metrics import ServingMetrics
 from mtkit.serving.service import Service
@@ -25,8 +25,8 @@ OWN = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'
 """What the page may load: itself, and answers of this server."""
 
 
-def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
-    """The application over a service."""
+def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts | None = None) -> FastAPI:
+    """The application over a service; `hosts` None: it may be called by any name."""
     limits = limits or ServingLimits()
     metrics = ServingMetrics()
     batcher = Batcher(service.work, limits, metrics.batches.observe)
@@ -42,7 +42,6 @@ def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
     # the pages of documentation that fastapi brings load scripts from the network
     app = FastAPI(title="mtkit", version=__version__, lifespan=at_work, docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, limits=limits)
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(AnyHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
 
@@ -50,7 +49,8 @@ def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
     async def _measured(request: Request, answer: Callable[[Request], Awaitable[Any]]) -> Any:
         started, status = monotonic(), 500
         try:
-            response = await answer(request)
+            refusal = hosts and hosts.refusal(request.headers)
+            response = JSONResponse({"error": refusal}, 403) if refusal else await answer(request)
             status = response.status_code
             return response
         finally:
@@ -59,12 +59,16 @@ def make_app(service: Service, limits: ServingLimits | None = None) -> FastAPI:
                 metrics.seconds.observe(monotonic() - started)
 
     @app.post("/translate")
-    async def translate(body: TranslateBody) -> dict[str, Any]:
-        return await desk.translate(body)
+    async def translate(request: Request) -> JSONResponse:
+        return JSONResponse(await desk.translate(await TranslateBody.of(request)))
+
+    @app.post("/detect")
+    async def detect(request: Request) -> JSONResponse:
+        return JSONResponse(desk.detect(await DetectBody.of(request)))
 
     @app.post("/attention")
-    async def attention(body: LookBody) -> JSONResponse:
-        return JSONResponse(await desk.attention(body))
+    async def attention(request: Request) -> JSONResponse:
+        return JSONResponse(await desk.attention(await LookBody.of(request)))
 
     @app.get("/languages")
     async def languages() -> list[dict[str, Any]]:
@@ -112,13 +116,6 @@ class BodyLimit:
             return message
 
         await self._app(scope, counted if scope["type"] == "http" else receive, send)
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(each) for each in first["loc"] if each != "body")
-    return JSONResponse({"error": f"{where}: {first['msg']}" if where else first["msg"]}, 400)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:

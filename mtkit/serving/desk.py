@@ -1,10 +1,12 @@
 """Requests for translations: checked against the limits, queued, answered in LibreTranslate's form."""
 
 import asyncio
-from typing import Any
+import json
+from typing import Any, Self
+from urllib.parse import parse_qs
 
-from fastapi import HTTPException
-from pydantic import BaseModel, Field, field_validator
+from fastapi import HTTPException, Request
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from mtkit.decoding.lines.segments import is_blank
@@ -14,9 +16,35 @@ from mtkit.serving.limits import ServingLimits
 from mtkit.serving.metrics import ServingMetrics
 from mtkit.serving.service import LINE_END, Look, Service, Strings
 
+FORM = "application/x-www-form-urlencoded"
+
 
 class _Body(BaseModel):
     """A request whose text is of characters: JSON can escape half of a surrogate pair, which no answer can hold."""
+
+    @classmethod
+    async def of(cls, request: Request) -> Self:
+        """The fields of a request's body, which is an object of JSON or a form; a field of a form may be repeated.
+
+        `curl -d` calls any body a form, so that a form that begins with a brace is JSON.
+        Raises: HTTPException (400) for another body, and for the first field that has a wrong value.
+        """
+        body = await request.body()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            if kind == FORM and not body.lstrip().startswith(b"{"):
+                form = parse_qs(body.decode(), keep_blank_values=True, errors="strict")
+                fields = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
+            else:
+                fields = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400, f"the body is neither JSON nor a form ({FORM}): {error}") from error
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise HTTPException(400, f"{where}: {first['msg']}" if where else first["msg"]) from error
 
     @field_validator("*")
     @classmethod
@@ -37,6 +65,12 @@ class TranslateBody(_Body):
     target: str
     format: str = "text"
     alternatives: int = Field(default=0, ge=0)
+
+
+class DetectBody(_Body):
+    """A request for the language of a text."""
+
+    q: str
 
 
 class LookBody(_Body):
@@ -81,6 +115,17 @@ class Desk:
         size = self._service.size(lines)
         shown: dict[str, Any] = await self._done(Look(lines[0], direction, n_best, body.hypothesis, size))
         return shown
+
+    def detect(self, body: DetectBody) -> list[dict[str, Any]]:
+        """The source language, in LibreTranslate's form, if there is only one; mtkit does not recognise languages.
+
+        Raises: HTTPException (501) if there are several.
+        """
+        sources = [each["code"] for each in self._service.languages()]
+        if len(sources) > 1:
+            listed = ", ".join(sources)
+            raise HTTPException(501, f"this server cannot recognise which of its source languages a text has: {listed}")
+        return [{"confidence": 100.0, "language": sources[0]}]
 
     def _checked(self, strings: list[str], body: TranslateBody | LookBody) -> tuple[str, int]:
         """The direction and the number of hypotheses. Raises: HTTPException for what is above a limit."""

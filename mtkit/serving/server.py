@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
@@ -14,6 +14,7 @@ import uvicorn
 from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.connections import BriefLog, Connection
+from mtkit.serving.hosts import Hosts
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.service import Service, Strings
 
@@ -43,8 +44,18 @@ class _Server(uvicorn.Server):
                 signal.signal(each, handler)
 
 
-def serve(service: Service, limits: ServingLimits, *, host: str, port: int, say: Callable[[str], object]) -> None:
+def serve(
+    service: Service,
+    limits: ServingLimits,
+    *,
+    host: str,
+    port: int,
+    say: Callable[[str], object],
+    names: Sequence[str] = (),
+) -> None:
     """Serve until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.
+
+    Clients may call the server by its address and by `names` (`Hosts`).
 
     Raises: MtkitError where the address cannot be taken.
     """
@@ -59,7 +70,7 @@ def serve(service: Service, limits: ServingLimits, *, host: str, port: int, say:
         raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
     with taken:
         config = uvicorn.Config(
-            make_app(service, limits),
+            make_app(service, limits, Hosts(host, taken.getsockname()[0], names)),
             http=http,
             ws="none",
             backlog=backlog,

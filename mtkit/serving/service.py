@@ -8,6 +8,9 @@ from itertools import chain
 from math import isfinite
 from typing import Any
 
+from babel import Locale
+from babel.core import get_global
+
 from mtkit.decoding.alignment import align
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.translate import hypotheses_of
@@ -17,6 +20,8 @@ from mtkit.languages import languages_of
 
 MOST_WEIGHTS = 1_000_000
 """Attention weights in an answer; a role of attention that would exceed it is left out."""
+
+LANGUAGE_NAMES = Locale("en")
 
 LINE_END = re.compile(r"(\r\n|\n|\r)")
 
@@ -76,7 +81,7 @@ class Service:
         targets: dict[str, list[str]] = {}
         for source, target in map(languages_of, self.directions):
             targets.setdefault(source, []).append(target)
-        return [{"code": source, "name": source, "targets": those} for source, those in targets.items()]
+        return [{"code": source, "name": language_name(source), "targets": those} for source, those in targets.items()]
 
     def direction(self, source: str, target: str) -> str:
         """The direction between two languages; the source "auto" stands for the only one with that target.
@@ -146,6 +151,18 @@ class Service:
                     for number, each in layers
                 ]
         return {**shown, "source": aligned.source, "target": aligned.target, "read": aligned.read, "roles": roles}
+
+
+def language_name(code: str) -> str:
+    """The English name of a language, as "Chinese (China)" of zh-CN; the code itself if it has none."""
+    main, *subtags = re.split("[-_]", code)
+    main = get_global("language_aliases").get(main.lower(), main.lower())  # two letters of three
+    if main not in LANGUAGE_NAMES.languages:
+        return code
+    known: dict[str, str] = {**LANGUAGE_NAMES.scripts, **LANGUAGE_NAMES.territories}
+    details = ", ".join(known.get(tag.title(), known.get(tag.upper(), tag)) for tag in subtags)
+    name = LANGUAGE_NAMES.languages[main]
+    return f"{name} ({details})" if details else name
 
 
 def _ended(lines: Iterable[str], ends: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.limits import ServingLimits
-from mtkit.serving.service import Service
+from mtkit.serving.service import Service, language_name
 from tests.decoding.trained import make_run, sentences
 
 LIMITS = ServingLimits(strings=20, characters=2000)
@@ -96,6 +96,68 @@ def test_what_is_no_request(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "q"),
+    [
+        ("q=The+old+dog.&target=de&api_key=0", "The old dog."),
+        ("q=a%26b%3D%2B%C3%A4&target=de&source=en", "a&b=+ä"),
+        ("q=猫ä&target=de&format=text&alternatives=1", "猫ä"),
+        ("q=&target=de", ""),
+        ("q=a+dog&target=de&q=a+cat", ["a dog", "a cat"]),
+        (' {"q": "a dog", "target": "de"}', "a dog"),
+    ],
+)
+def test_a_form_is_taken_as_json_is(client: TestClient, form: str, q: Any) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    answer = client.post("/translate", content=form.encode(), headers=headers)
+    assert answer.json() == ask(client, q, alternatives=int("alternatives" in form)).json()
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        ("q=a", "application/x-www-form-urlencoded", "target: Field required"),
+        ("q=%ff&target=de", "application/x-www-form-urlencoded", "neither JSON nor a form"),
+        ("q=a&target=de&target=zh", "application/x-www-form-urlencoded", "target: Input should be a valid string"),
+        ("q=a&target=de", "text/plain", "neither JSON nor a form"),
+        ('{"q": ' + 20_000 * "[", "application/json", "neither JSON nor a form"),
+        ('{"q": "\xff"}', "application/json", "neither JSON nor a form"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(client: TestClient, content: str, kind: str, said: str) -> None:
+    answer = client.post("/translate", content=content.encode("latin-1"), headers={"Content-Type": kind})
+    assert (answer.status_code, set(answer.json())) == (400, {"error"})
+    assert answer.json()["error"].startswith(said) or said in answer.json()["error"]
+
+
+def test_the_language_of_a_text_is_known_if_there_is_one(client: TestClient) -> None:
+    found = client.post("/detect", data={"q": "a dog"})
+    assert found.json() == [{"confidence": 100.0, "language": "en"}]
+    several = Slow()
+    several.languages = lambda: [{"code": "en"}, {"code": "fr"}]  # type: ignore[attr-defined]
+    with TestClient(make_app(several)) as other:  # type: ignore[arg-type]
+        answer = other.post("/detect", data={"q": "a dog"})
+    assert answer.status_code == 501
+    assert answer.json()["error"].endswith("source languages a text has: en, fr")
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("de", "German"),
+        ("deu", "German"),
+        ("zh-CN", "Chinese (China)"),
+        ("zh_Hant", "Chinese (Traditional)"),
+        ("es-419", "Spanish (Latin America)"),
+        ("yue", "Cantonese"),
+        ("en-abc", "English (abc)"),
+        ("qqq", "qqq"),
+    ],
+)
+def test_languages_have_names(code: str, name: str) -> None:
+    assert language_name(code) == name
+
+
+@pytest.mark.parametrize(
     ("path", "field", "value"),
     [
         ("/translate", "q", "a\ud83d"),
@@ -116,7 +178,7 @@ def test_half_of_a_surrogate_pair_is_refused(client: TestClient, path: str, fiel
 
 
 def test_languages_health_and_metrics(client: TestClient) -> None:
-    assert client.get("/languages").json() == [{"code": "en", "name": "en", "targets": ["de", "zh"]}]
+    assert client.get("/languages").json() == [{"code": "en", "name": "English", "targets": ["de", "zh"]}]
     assert client.get("/health").json() == {"status": "ok", "waiting": 0, "hypotheses": 3}
     before = metrics(client)
     ask(client, ["a", "b"])
