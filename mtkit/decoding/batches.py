@@ -1,7 +1,7 @@
 """Batches of source segments of similar length."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -44,18 +44,23 @@ def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: in
 
 
 def make_batch(
-    segments: Sequence[Segment], limits: Sequence[int], device: torch.device, numbers: Sequence[int] | None = None
+    segments: Sequence[Segment],
+    limits: Sequence[int],
+    device: torch.device,
+    numbers: Sequence[int] | None = None,
+    stopped: Callable[[], bool] | None = None,
 ) -> SourceBatch:
     """The segments, padded, on the device, with the maximum number of pieces of each translation.
 
-    `numbers` are those of the lines among all, from 0; None: their indices.
+    `numbers` are those of the lines among all, from 0; None: their indices. `stopped` is that of the batch.
     """
     source = padded([segment.pieces for segment in segments], device)
     lines = [segment.line if numbers is None else numbers[segment.line] for segment in segments]
     keys = torch.tensor(
         [(line << 24) + segment.part for line, segment in zip(lines, segments, strict=True)], device=device
     )
-    return SourceBatch(source, list(limits), keys, tasks_of([segment.task for segment in segments], device))
+    tasks = tasks_of([segment.task for segment in segments], device)
+    return SourceBatch(source, list(limits), keys, tasks, stopped=stopped)
 
 
 def tasks_of(tasks: Sequence[int | None], device: torch.device) -> Tensor | None:

@@ -62,6 +62,7 @@ def translate_lines(
     trained_on: TrainedOn | None = None,
     numbers: Sequence[int] | None = None,
     on_progress: OnProgress | None = None,
+    stopped: Callable[[], bool] | None = None,
 ) -> list[list[Translation]]:
     """The translations of each line, best first: one, or `n_best` of the engine's settings.
 
@@ -75,10 +76,11 @@ def translate_lines(
     translation does not separate into as many lines, each line is translated alone (`Translation.fell_back`).
 
     `directions` are required for a model trained on several. `numbers` are those of the lines among all that are
-    translated, from 0, which seed sampling; None: the lines are all.
+    translated, from 0, which seed sampling; None: the lines are all. `stopped`, called from any thread, returns whether
+    the translations are no longer wanted.
 
     Raises: MtkitError for settings that the engine does not support, and for several translations of lines that are
-    translated together.
+    translated together; StoppedError if the translations are no longer wanted.
     """
     engine.check()
     settings = engine.settings
@@ -89,7 +91,7 @@ def translate_lines(
         )
     trained_on = trained_on or TrainedOn()
     numbers = range(len(lines)) if numbers is None else numbers
-    work = _Work(engine, tokenizers.target, trained_on, numbers, on_progress or (lambda lines: None))
+    work = _Work(engine, tokenizers.target, trained_on, numbers, on_progress or (lambda lines: None), stopped)
     source = Source(tokenizers.source, engine.longest_source, directions, trained_on)
     encoded = source.encode(lines)
     groups = [] if documents is None else list(documents.groups(source, source.whole(lines, encoded)))
@@ -125,6 +127,7 @@ class _Work:
     trained_on: TrainedOn
     numbers: Sequence[int]
     on_progress: OnProgress
+    stopped: Callable[[], bool] | None
 
     def batches(
         self, segments: Sequence[Segment], device: torch.device
@@ -134,7 +137,9 @@ class _Work:
 
         def translated(indices: Sequence[int]) -> list[tuple[int, list[Translation]]]:
             chosen = [segments[index] for index in indices]
-            batch = make_batch(chosen, [self._limit(each) for each in chosen], device, self.numbers)
+            limits = [self._limit(each) for each in chosen]
+            batch = make_batch(chosen, limits, device, self.numbers, self.stopped)
+            batch.check()
             found = self.engine.translate(batch)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, settings.n_best), strict=True))
 

@@ -151,11 +151,12 @@ class Translator:
         documents: Sequence[int] | Sequence[str] | None = None,
         first: int = 0,
         on_progress: OnProgress | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> list[list[Translation]]:
         """The translations of lines; neighbouring lines with equal ids in `documents` are joined.
 
         `direction` is that of all lines, or holds that of each; None: the only one. `first` is the number of the first
-        line among all, from 0.
+        line among all, from 0. `stopped` is that of `translate_lines`.
         """
         pieces = self.document_pieces
         return translate_lines(
@@ -167,6 +168,7 @@ class Translator:
             trained_on=self._trained_on,
             numbers=range(first, first + len(lines)),
             on_progress=on_progress,
+            stopped=stopped,
         )
 
     def align(self, source: str, target: str | None = None, *, direction: str | None = None) -> Alignment:

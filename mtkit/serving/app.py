@@ -1,7 +1,7 @@
 """The HTTP interface: LibreTranslate's requests and errors, what monitoring asks for, and the page."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,25 +43,13 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
     # the pages of documentation that fastapi brings load scripts from the network
     app = FastAPI(title="mtkit", version=__version__, lifespan=at_work, docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, limits=limits)
+    app.add_middleware(Entrance, metrics=metrics, hosts=hosts)
     app.add_exception_handler(AnyHTTPException, _refused)
     app.add_exception_handler(Exception, _failed)
 
-    @app.middleware("http")
-    async def _measured(request: Request, answer: Callable[[Request], Awaitable[Any]]) -> Any:
-        started, status = monotonic(), 500
-        try:
-            refusal = hosts and hosts.refusal(request.headers)
-            response = JSONResponse({"error": refusal}, 403) if refusal else await answer(request)
-            status = response.status_code
-            return response
-        finally:
-            if request.url.path == "/translate":
-                metrics.requests[status] += 1
-                metrics.seconds.observe(monotonic() - started)
-
     @app.post("/translate")
     async def translate(request: Request) -> JSONResponse:
-        return JSONResponse(await desk.translate(await TranslateBody.of(request)))
+        return JSONResponse(await desk.translate(await TranslateBody.of(request), request.is_disconnected))
 
     @app.post("/detect")
     async def detect(request: Request) -> JSONResponse:
@@ -68,7 +57,7 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
 
     @app.post("/attention")
     async def attention(request: Request) -> JSONResponse:
-        return JSONResponse(await desk.attention(await LookBody.of(request)))
+        return JSONResponse(await desk.attention(await LookBody.of(request), request.is_disconnected))
 
     @app.get("/languages")
     async def languages() -> list[dict[str, Any]]:
@@ -87,6 +76,34 @@ def make_app(service: Service, limits: ServingLimits | None = None, hosts: Hosts
         return FileResponse(PAGE, headers={"Content-Security-Policy": OWN, "X-Content-Type-Options": "nosniff"})
 
     return app
+
+
+class Entrance:
+    """Refuses requests that name another server (403), and measures requests for translations."""
+
+    def __init__(self, app: ASGIApp, metrics: ServingMetrics, hosts: Hosts | None) -> None:
+        self._app, self._metrics, self._hosts = app, metrics, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or passes it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = monotonic(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        refusal = self._hosts and self._hosts.refusal(Headers(scope=scope))
+        try:
+            await (JSONResponse({"error": refusal}, 403) if refusal else self._app)(scope, receive, noted)
+        finally:
+            if scope["path"] == "/translate":
+                self._metrics.requests[status] += 1
+                self._metrics.seconds.observe(monotonic() - started)
 
 
 class BodyLimit:

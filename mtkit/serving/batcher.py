@@ -1,4 +1,7 @@
-"""The dynamic batch: jobs that arrive while another batch is decoded, or within some milliseconds, go together."""
+"""The dynamic batch: jobs that arrive while another batch is decoded, or within some milliseconds, go together.
+
+A large request is a sequence of jobs. After each of them the other requests that wait have their turn.
+"""
 
 import asyncio
 from collections import deque
@@ -10,9 +13,13 @@ from typing import Any, Protocol
 
 from mtkit.serving.limits import ServingLimits
 
+Work = Callable[[Sequence[Any], Callable[[], bool]], Sequence[Any]]
+"""Computes the result of each job of a batch, in order; the second argument returns whether nobody wants them any more,
+and may be called from any thread."""
+
 
 class Job(Protocol):
-    """A request as the batcher sees it."""
+    """A request, or a part of one, as the batcher sees it."""
 
     @property
     def kind(self) -> Hashable:
@@ -24,23 +31,25 @@ class Job(Protocol):
 
 
 class QueueFullError(Exception):
-    """As many jobs wait as may."""
+    """As many requests wait as may."""
 
 
 @dataclass
 class _Waiting:
-    job: Job
+    """A request with the jobs that are not done yet, at least one."""
+
+    jobs: deque[Job]
     since: float
+    done: list[Any] = field(default_factory=list)
+    """The results of the jobs that are done."""
     result: "asyncio.Future[Any]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Batcher:
     """A bounded queue of jobs, and one thread that works on a batch of them at a time."""
 
-    def __init__(
-        self, work: Callable[[Sequence[Any]], Sequence[Any]], limits: ServingLimits, on_batch: Callable[[int], object]
-    ) -> None:
-        """`work` gives the result of each job of a batch, in order; `on_batch` gets the number of jobs of each."""
+    def __init__(self, work: Work, limits: ServingLimits, on_batch: Callable[[int], object]) -> None:
+        """`on_batch` gets the number of jobs of each batch."""
         self._work, self._limits, self._on_batch = work, limits, on_batch
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -49,21 +58,24 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Jobs that no batch has taken yet."""
+        """Requests that wait for their turn."""
         return len(self._waiting)
 
-    async def submit(self, job: Job) -> Any:
-        """The result of the job; a caller that is cancelled takes its job out of the queue.
+    async def submit(self, jobs: Sequence[Job]) -> list[Any]:
+        """The results of the jobs of one request, in order; a caller that is cancelled withdraws them.
 
-        Raises: QueueFullError at once where too many wait; what `work` raises for this job alone.
+        Raises: QueueFullError at once if too many requests wait; what `work` raises for a single one of the jobs.
         """
+        if not jobs:
+            return []
         if len(self._waiting) >= self._limits.queue or self._stopping:
             raise QueueFullError
-        entry = _Waiting(job, asyncio.get_running_loop().time())
+        entry = _Waiting(deque(jobs), asyncio.get_running_loop().time())
         self._waiting.append(entry)
         self._arrived.set()
         try:
-            return await entry.result
+            await entry.result
+            return entry.done
         finally:
             with suppress(ValueError):  # a batch has it
                 self._waiting.remove(entry)
@@ -93,32 +105,50 @@ class Batcher:
         """Wait until that time, or until the batch is full."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                while sum(each.job.size for each in self._waiting) < self._limits.pieces and not self._stopping:
+                while sum(each.jobs[0].size for each in self._waiting) < self._limits.pieces and not self._stopping:
                     self._arrived.clear()
                     await self._arrived.wait()
 
     def _taken(self) -> list[_Waiting]:
-        """The first job that waits, and those of its kind behind it that the limit has room for."""
+        """The first request that waits, and those after it whose next job is of the same kind and fits the batch."""
         batch: list[_Waiting] = []
         room = self._limits.pieces
         for each in list(self._waiting):
-            if batch and (each.job.kind != batch[0].job.kind or each.job.size > room):
+            job = each.jobs[0]
+            if batch and (job.kind != batch[0].jobs[0].kind or job.size > min(room, self._limits.share)):
                 continue
             batch.append(each)
-            room -= each.job.size
+            room -= job.size if job.size <= self._limits.share else room
             self._waiting.remove(each)
         return batch
 
     async def _answer(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
-        """Give each job its result; where a batch fails, its jobs are done one by one, so that one alone fails."""
+        """Compute the next job of each request; if a batch fails, its jobs are computed one by one.
+
+        A batch ends early if all its requests are withdrawn.
+        """
+        batch = [each for each in batch if not each.result.done()]
+        if not batch:
+            return
+
+        def stopped() -> bool:
+            return all(each.result.done() for each in batch)
+
         try:
-            results = await loop.run_in_executor(self._thread, self._work, [each.job for each in batch])
-            for each, result in zip(batch, results, strict=True):
-                if not each.result.done():  # given up meanwhile
-                    each.result.set_result(result)
+            results = await loop.run_in_executor(self._thread, self._work, [each.jobs[0] for each in batch], stopped)
         except Exception as error:
             if len(batch) > 1:
                 for each in batch:
                     await self._answer(loop, [each])
             elif not batch[0].result.done():
                 batch[0].result.set_exception(error)
+            return
+        for each, result in zip(batch, results, strict=True):
+            if each.result.done():
+                continue
+            each.jobs.popleft()
+            each.done.append(result)
+            if each.jobs:
+                self._waiting.append(each)
+            else:
+                each.result.set_result(None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 from urllib.parse import parse_qs
 
@@ -14,7 +15,10 @@ from mtkit.errors import MtkitError
 from mtkit.serving.batcher import Batcher, Job, QueueFullError
 from mtkit.serving.limits import ServingLimits
 from mtkit.serving.metrics import ServingMetrics
-from mtkit.serving.service import LINE_END, Look, Service, Strings
+from mtkit.serving.service import LINE_END, Look, Service, joined
+
+LOOK_SECONDS = 0.2
+"""Seconds between two looks at whether a client has left."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -89,22 +93,22 @@ class Desk:
     def __init__(self, service: Service, batcher: Batcher, limits: ServingLimits, metrics: ServingMetrics) -> None:
         self._service, self._batcher, self._limits, self._metrics = service, batcher, limits, metrics
 
-    async def translate(self, body: TranslateBody) -> dict[str, Any]:
-        """The translations, in the form of `q`."""
+    async def translate(self, body: TranslateBody, left: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+        """The translations, in the form of `q`; `left`, here and below, returns whether the client has left."""
         if body.format != "text":
             raise HTTPException(400, f"format '{body.format}' is not known; this server translates format text")
         strings = [body.q] if isinstance(body.q, str) else body.q
         direction, n_best = self._checked(strings, body)
-        size = self._service.size(strings)
-        found = await self._done(Strings(tuple(strings), direction, n_best, size)) if strings else []
+        parts = self._service.parts(strings, direction, n_best, self._limits.share)
+        found = joined(parts, await self._done(parts, left))
         self._metrics.strings += len(strings)
-        self._metrics.pieces += size
+        self._metrics.pieces += sum(part.size for part in parts)
         best, others = [each[0] for each in found], [each[1:] for each in found]
         if isinstance(body.q, str):
             return {"translatedText": best[0]} | ({"alternatives": others[0]} if n_best > 1 else {})
         return {"translatedText": best} | ({"alternatives": others} if n_best > 1 else {})
 
-    async def attention(self, body: LookBody) -> dict[str, Any]:
+    async def attention(self, body: LookBody, left: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
         """Hypotheses of a line with scores, pieces, and attention weights of one of them."""
         direction, n_best = self._checked([body.q], body)
         lines = [line for line in LINE_END.split(body.q) if not is_blank(line)]
@@ -112,8 +116,15 @@ class Desk:
             raise HTTPException(400, "attention is that of one line that is not blank")
         if body.hypothesis >= n_best:
             raise HTTPException(400, f"hypothesis is {body.hypothesis}, the last one is {n_best - 1}")
-        size = self._service.size(lines)
-        shown: dict[str, Any] = await self._done(Look(lines[0], direction, n_best, body.hypothesis, size))
+        (size,) = self._service.sizes(lines)
+        if size > self._limits.share:
+            parts = self._service.parts(lines, direction, n_best, self._limits.share)
+            (texts,) = joined(parts, await self._done(parts, left))
+            note = f"the attention is shown of up to {self._limits.share:,} pieces; the text has {size:,}"
+            return {"hypotheses": [{"text": text, "score": None} for text in texts], "note": note}
+        look = Look(lines[0], direction, n_best, body.hypothesis, size)
+        shown: dict[str, Any]
+        (shown,) = await self._done([look], left)
         return shown
 
     def detect(self, body: DetectBody) -> list[dict[str, Any]]:
@@ -143,10 +154,15 @@ class Desk:
         except MtkitError as error:
             raise HTTPException(400, str(error)) from error
 
-    async def _done(self, job: Job) -> Any:
+    async def _done(self, jobs: Sequence[Job], left: Callable[[], Awaitable[bool]]) -> list[Any]:
+        """The results of the jobs of one request, which are withdrawn if time is over or the client has left."""
+        results = asyncio.create_task(self._batcher.submit(jobs))
         try:
             async with asyncio.timeout(self._limits.seconds):
-                return await self._batcher.submit(job)
+                while not (await asyncio.wait({results}, timeout=LOOK_SECONDS))[0]:
+                    if await left():
+                        raise HTTPException(499, "the client has left")
+                return results.result()
         except QueueFullError as error:
             message = f"{self._limits.queue} requests wait already; try again later"
             raise HTTPException(503, message, {"Retry-After": "1"}) from error
@@ -154,3 +170,5 @@ class Desk:
             raise HTTPException(500, str(error)) from error
         except TimeoutError as error:
             raise HTTPException(504, f"no translation within {self._limits.seconds:g} seconds") from error
+        finally:
+            results.cancel()

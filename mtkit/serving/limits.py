@@ -10,7 +10,7 @@ class ServingLimits:
     wait: float = 5.0
     """Milliseconds for which the first request of a batch waits for others."""
     pieces: int = 4096
-    """Source pieces of the requests that are decoded together; a larger request is decoded alone."""
+    """Source pieces of the requests that are decoded together."""
     queue: int = 256
     """Requests that wait; a further one is refused (503)."""
     strings: int = 256
@@ -22,6 +22,11 @@ class ServingLimits:
 
     connections: int = 1000
     """Open connections, and at most half of the files that the process may open."""
+
+    @property
+    def share(self) -> int:
+        """Source pieces of one request in a batch; a line that has more is split."""
+        return max(1, min(1024, self.pieces // 4))
 
     @property
     def header_seconds(self) -> float:

@@ -16,7 +16,7 @@ from mtkit.serving.app import make_app
 from mtkit.serving.connections import BriefLog, Connection
 from mtkit.serving.hosts import Hosts
 from mtkit.serving.limits import ServingLimits
-from mtkit.serving.service import Service, Strings
+from mtkit.serving.service import Service, Strings, Unit
 
 SAME_SECONDS = 2.0
 """A Ctrl-C this soon after the first signal is the same one: launchers signal a process and its group."""
@@ -59,7 +59,7 @@ def serve(
 
     Raises: MtkitError where the address cannot be taken.
     """
-    service.work([Strings((".",), service.directions[0], 1, 1)])  # what is loaded at first use is loaded now
+    service.work([Strings((Unit(".", 0),), service.directions[0], 1, 1)])  # what is loaded at first use is loaded now
     http = Connection.limited(limits)
     backlog = max(8, http.most // 4)  # asyncio accepts that many at once, before it closes one of them
     try:

@@ -1,8 +1,8 @@
 """What a server does with text: strings to lines and back, batches of several requests, attention for the page."""
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from math import isfinite
@@ -13,10 +13,11 @@ from babel.core import get_global
 
 from mtkit.decoding.alignment import align
 from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.splitting import split
 from mtkit.decoding.translate import hypotheses_of
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean
-from mtkit.languages import languages_of
+from mtkit.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
 """Attention weights in an answer; a role of attention that would exceed it is left out."""
@@ -24,16 +25,34 @@ MOST_WEIGHTS = 1_000_000
 LANGUAGE_NAMES = Locale("en")
 
 LINE_END = re.compile(r"(\r\n|\n|\r)")
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
+"""A line with its end; the last line of a text may have none."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A string of a request, or a part of it."""
+
+    text: str
+    number: int
+    """Index of the string in the request."""
+    joint: str = ""
+    """Text between the translation of the part before and of this one."""
 
 
 @dataclass(frozen=True)
 class Strings:
-    """Strings of one request, to be translated."""
+    """Strings of one request, or a part of them, to be translated."""
 
-    strings: tuple[str, ...]
+    units: tuple[Unit, ...]
     direction: str
     n_best: int
     size: int
+
+    @property
+    def strings(self) -> list[str]:
+        """The texts."""
+        return [unit.text for unit in self.units]
 
     @property
     def kind(self) -> Hashable:
@@ -97,40 +116,80 @@ class Service:
         why = f"several source languages translate to {target}" if found else f"no direction {wanted}{hint}"
         raise MtkitError(f"{why}; this server has: {', '.join(self.directions)}")
 
-    def size(self, strings: Sequence[str]) -> int:
-        """Source pieces of the strings, the end mark of each line counted."""
-        lines = [line for each in strings for line in LINE_END.split(each)[::2]]
-        return sum(len(pieces) + 1 for pieces in self._translator.tokenizers.source.encode_lines(lines, threads=1))
+    def sizes(self, strings: Sequence[str]) -> list[int]:
+        """Source pieces of each string, the end mark of each line counted."""
+        lines = [(number, line) for number, string in enumerate(strings) for line in _lines(string)]
+        encoded = self._translator.tokenizers.source.encode_lines([line for _, line in lines], threads=1)
+        sizes = [0] * len(strings)
+        for (number, _), pieces in zip(lines, encoded, strict=True):
+            sizes[number] += len(pieces) + 1
+        return sizes
 
-    def work(self, jobs: Sequence[Strings | Look]) -> list[Any]:
-        """The result of each job of a batch: of `Strings` the hypotheses of each string, of a `Look` what it shows."""
+    def parts(self, strings: Sequence[str], direction: str, n_best: int, most: int) -> list[Strings]:
+        """The strings in parts of at most `most` source pieces; lines that are translated together stay together."""
+        parts: list[Strings] = []
+        for number, (string, size) in enumerate(zip(strings, self.sizes(strings), strict=True)):
+            units = [Unit(string, number)]
+            if size > most and not (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
+                units = list(self._units(string, number, direction, most))
+            for unit, its in zip(units, self.sizes([unit.text for unit in units]), strict=True):
+                if parts and parts[-1].size + its <= most:
+                    parts[-1] = replace(parts[-1], units=(*parts[-1].units, unit), size=parts[-1].size + its)
+                else:
+                    parts.append(Strings((unit,), direction, n_best, its))
+        return parts
+
+    def _units(self, string: str, number: int, direction: str, most: int) -> Iterator[Unit]:
+        """The lines of a string; a line of more than `most` pieces is split at sentence ends, or else within them."""
+
+        def count(texts: Sequence[str]) -> list[int]:
+            return [size - 1 for size in self.sizes(texts)]
+
+        source, target = languages_of(direction)
+        lines = LINE.findall(string)
+        for line, size in zip(lines, self.sizes(lines), strict=True):
+            text = line.rstrip("\r\n")
+            texts = split(text, max(1, most - 1), count, source) if size > most else []
+            *others, last = texts or [text]
+            for k, part in enumerate([*others, last + line[len(text) :]]):
+                yield Unit(part, number, seam(target) if k else "")
+
+    def work(self, jobs: Sequence[Strings | Look], stopped: Callable[[], bool] | None = None) -> list[Any]:
+        """The result of each job of a batch: of `Strings` the hypotheses of each string, of a `Look` what it shows.
+
+        Raises: StoppedError if `stopped` returns that nobody wants the results.
+        """
         looks = [job for job in jobs if isinstance(job, Look)]
-        return [self._shown(job) for job in looks] or self._translated(
-            [job for job in jobs if isinstance(job, Strings)]
+        return [self._shown(job, stopped) for job in looks] or self._translated(
+            [job for job in jobs if isinstance(job, Strings)], stopped
         )
 
-    def _translated(self, jobs: Sequence[Strings]) -> list[list[list[str]]]:
+    def _joins_lines(self, n_best: int) -> bool:
+        """Whether the lines of a string are translated together."""
+        return self._translator.document_pieces is not None and n_best == 1
+
+    def _translated(self, jobs: Sequence[Strings], stopped: Callable[[], bool] | None) -> list[list[list[str]]]:
         """For each job and string the best hypotheses, as many as asked for; line ends stay as they are."""
         strings = [(string, self.directions.index(job.direction)) for job in jobs for string in job.strings]
-        split = [LINE_END.split(string) for string, _ in strings]
-        lines = [line for parts in split for line in parts[::2]]
-        tasks = [task for (_, task), parts in zip(strings, split, strict=True) for _ in parts[::2]]
-        owner = [number for number, parts in enumerate(split) for _ in parts[::2]]
+        cut = [LINE_END.split(string) for string, _ in strings]
+        lines = [line for parts in cut for line in parts[::2]]
+        tasks = [task for (_, task), parts in zip(strings, cut, strict=True) for _ in parts[::2]]
+        owner = [number for number, parts in enumerate(cut) for _ in parts[::2]]
         translator = self._with(jobs[0].n_best)
-        joined = translator.document_pieces is not None and jobs[0].n_best == 1
+        documents = owner if self._joins_lines(jobs[0].n_best) else None
         directions = Directions(self.directions, tasks)
-        found = iter(translator.lines(lines, direction=directions, documents=owner if joined else None))
+        found = iter(translator.lines(lines, direction=directions, documents=documents, stopped=stopped))
         whole = (
             [_ended((row[k].text for row in rows), parts[1::2]) for k in range(jobs[0].n_best)]
-            for parts in split
+            for parts in cut
             for rows in [[next(found) for _ in parts[::2]]]
         )
         return [[next(whole) for _ in job.strings] for job in jobs]
 
-    def _shown(self, look: Look) -> dict[str, Any]:
+    def _shown(self, look: Look, stopped: Callable[[], bool] | None) -> dict[str, Any]:
         """The hypotheses with scores; pieces and attention weights of one of them, by role, layer and head."""
         translator = self._with(look.n_best)
-        (found,) = translator.lines([look.line], direction=look.direction)
+        (found,) = translator.lines([look.line], direction=look.direction, stopped=stopped)
         shown: dict[str, Any] = {
             "hypotheses": [{"text": each.text, "score": each.score if isfinite(each.score) else None} for each in found]
         }
@@ -151,6 +210,27 @@ class Service:
                     for number, each in layers
                 ]
         return {**shown, "source": aligned.source, "target": aligned.target, "read": aligned.read, "roles": roles}
+
+
+def _lines(string: str) -> list[str]:
+    """The lines of a string; a line end at its end begins no further line."""
+    lines = LINE_END.split(string)[::2]
+    return lines if len(lines) == 1 or lines[-1] else lines[:-1]
+
+
+def joined(parts: Sequence[Strings], results: Sequence[list[list[str]]]) -> list[list[str]]:
+    """The hypotheses of each string of a request from the results of its parts."""
+    found: list[list[str]] = []
+    for part, result in zip(parts, results, strict=True):
+        for unit, hypotheses in zip(part.units, result, strict=True):
+            if unit.number == len(found):
+                found.append(hypotheses)
+                continue
+            found[-1] = [
+                unit.joint.join(filter(None, (before, after)))
+                for before, after in zip(found[-1], hypotheses, strict=True)
+            ]
+    return found
 
 
 def language_name(code: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.search import SourceBatch
+from mtkit.decoding.search.contract import StoppedError
 from mtkit.decoding.translate import Translation, _line, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
@@ -61,6 +62,18 @@ def test_a_line_that_shows_nothing_is_blank(translate: Translate, line: str) -> 
     found = translate([line, f"{line}The dog.", "。"], method="greedy")
     assert [(each.text, each.parts) for each in found[0]] == [("", 0)]
     assert all(each[0].parts == 1 for each in found[1:])
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam", "sample"])
+def test_a_translation_that_is_no_longer_wanted_stops_at_the_next_step(
+    parts: tuple[Transformer, Tokenizers], method: str
+) -> None:
+    model, tokenizers = parts
+    engine = ModelEngine(model, DecodingSettings.model_validate({"method": method}))
+    calls = iter([False, False, True])  # before the batch, and at the first two steps
+    with pytest.raises(StoppedError):
+        translate_lines(engine, tokenizers, [SENTENCE], stopped=lambda: next(calls))
+    assert not list(calls)
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam", "sample"])

@@ -2,8 +2,6 @@
 
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from mtkit.decoding.translator import Translator
-from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
 from mtkit.serving.limits import ServingLimits
-from mtkit.serving.service import Service, language_name
+from mtkit.serving.service import Service
 from tests.decoding.trained import make_run, sentences
+from tests.serving.slow import Slow, ask
 
 LIMITS = ServingLimits(strings=20, characters=2000)
 SETTINGS = {"beam": 3, "max_pieces": 6}
@@ -33,10 +31,6 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
 def client(translator: Translator) -> Iterator[TestClient]:
     with TestClient(make_app(Service(translator), LIMITS)) as client:
         yield client
-
-
-def ask(client: TestClient, q: Any, target: str = "de", **more: Any) -> Any:
-    return client.post("/translate", json={"q": q, "source": "en", "target": target, **more})
 
 
 def alone(translator: Translator, line: str, direction: str) -> str:
@@ -75,6 +69,7 @@ def test_alternatives(client: TestClient, translator: Translator) -> None:
         ({"q": "<b>a</b>", "target": "de", "format": "html"}, 400, "format"),
         ({"q": ["a"] * 21, "target": "de"}, 400, "21 strings"),
         ({"q": "a" * 2001, "target": "de"}, 400, "2,001 characters"),
+        ({"q": ["a" * 1001, "b" * 1000], "target": "de"}, 400, "2,001 characters"),
         ({"q": "a", "target": "de", "alternatives": -1}, 400, "alternatives"),
         ({"q": "a" * 40_000, "target": "de"}, 413, "larger"),
     ],
@@ -138,23 +133,6 @@ def test_the_language_of_a_text_is_known_if_there_is_one(client: TestClient) -> 
         answer = other.post("/detect", data={"q": "a dog"})
     assert answer.status_code == 501
     assert answer.json()["error"].endswith("source languages a text has: en, fr")
-
-
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("de", "German"),
-        ("deu", "German"),
-        ("zh-CN", "Chinese (China)"),
-        ("zh_Hant", "Chinese (Traditional)"),
-        ("es-419", "Spanish (Latin America)"),
-        ("yue", "Cantonese"),
-        ("en-abc", "English (abc)"),
-        ("qqq", "qqq"),
-    ],
-)
-def test_languages_have_names(code: str, name: str) -> None:
-    assert language_name(code) == name
 
 
 @pytest.mark.parametrize(
@@ -226,67 +204,14 @@ def test_attention_is_that_of_the_line_that_is_translated(client: TestClient, te
     assert shown["hypotheses"][0]["text"] == translated.strip("\r\n")
 
 
-class Slow:
-    """A service whose work waits for an event; strings come back reversed."""
-
-    most, directions = 1, ["en-de"]
-
-    def __init__(self) -> None:
-        self.go, self.batches = threading.Event(), list[int]()
-
-    def direction(self, source: str, target: str) -> str:
-        return "en-de"
-
-    def size(self, strings: list[str]) -> int:
-        return len(strings)
-
-    def work(self, jobs: list[Any]) -> list[Any]:
-        self.batches.append(len(jobs))
-        self.go.wait(10)
-        if any("bad" in job.strings for job in jobs):
-            raise MtkitError("this is bad")
-        return [[[text[::-1]] for text in job.strings] for job in jobs]
-
-
-def test_requests_that_arrive_together_are_decoded_together() -> None:
-    service = Slow()
-    service.go.set()
-    limits = ServingLimits(wait=300, pieces=8)
-    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(8) as pool:  # type: ignore[arg-type]
-        found = list(pool.map(lambda k: ask(client, f"text {k}").json()["translatedText"], range(8)))
-    assert found == [f"text {k}"[::-1] for k in range(8)]
-    assert max(service.batches) > 1
-    assert sum(service.batches) == 8
-
-
-def test_one_bad_request_fails_alone() -> None:
-    service = Slow()
-    service.go.set()
-    limits = ServingLimits(wait=300, pieces=3)
-    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(3) as pool:  # type: ignore[arg-type]
-        found = list(pool.map(lambda text: ask(client, text), ["ab", "bad", "cd"]))
-    assert [each.status_code for each in found] == [200, 500, 200]
-    assert [each.json().get("translatedText") for each in found] == ["ba", None, "dc"]
-    assert found[1].json() == {"error": "this is bad"}
-
-
-def test_a_full_queue_and_a_late_answer_are_said() -> None:
-    service = Slow()
-    limits = ServingLimits(wait=0, queue=1, seconds=1)
-    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(2) as pool:  # type: ignore[arg-type]
-        first = pool.submit(ask, client, "one")
-        while not service.batches:
-            time.sleep(0.01)
-        second = pool.submit(ask, client, "two")
-        while client.get("/health").json()["waiting"] < 1:
-            time.sleep(0.01)
-        third = ask(client, "three")
-        assert (third.status_code, third.headers["Retry-After"]) == (503, "1")
-        assert "1 requests wait" in third.json()["error"]
-        assert [each.result().status_code for each in (first, second)] == [504, 504]
-        service.go.set()
-        assert ask(client, "four").json() == {"translatedText": "ruof"}
-    assert service.batches == [1, 1]  # what was given up while it waited is not worked on
+def test_a_line_that_is_too_long_is_shown_without_attention(translator: Translator) -> None:
+    with TestClient(make_app(Service(translator), ServingLimits(pieces=40))) as client:
+        body = {"q": "The old dog sees the tree. " * 3, "source": "en", "target": "de", "alternatives": 1}
+        shown = client.post("/attention", json=body).json()
+        answer = client.post("/translate", json=body).json()
+    assert "roles" not in shown
+    assert "up to 10 pieces" in shown["note"]
+    assert [each["text"] for each in shown["hypotheses"]] == [answer["translatedText"], *answer["alternatives"]]
 
 
 def test_many_clients_get_their_own(client: TestClient, translator: Translator) -> None:

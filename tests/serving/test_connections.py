@@ -15,7 +15,7 @@ import uvicorn
 from mtkit.serving.app import make_app
 from mtkit.serving.connections import BriefLog, Connection
 from mtkit.serving.limits import ServingLimits
-from tests.serving.test_app import Slow
+from tests.serving.slow import Slow
 
 BODY = b'{"q": "ab", "target": "de"}'
 HEADER = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -112,6 +112,18 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
         client.sendall(HEADER % len(body) + body)
         time.sleep(2.5)  # five times as long as the server waits
         assert len(rest(client)) < 20_000_000
+
+
+def test_the_work_for_a_client_that_leaves_is_stopped() -> None:
+    service = Slow()
+    with served(service, ServingLimits(wait=0)) as port:
+        with connected(port, REQUEST):
+            while not service.batches:
+                time.sleep(0.01)
+        end = time.monotonic() + 5
+        while not service.stopped and time.monotonic() < end:
+            time.sleep(0.01)
+        assert service.stopped == 1
 
 
 def test_half_of_the_open_files_are_for_connections(monkeypatch: pytest.MonkeyPatch) -> None:

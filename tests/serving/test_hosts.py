@@ -3,10 +3,11 @@
 import socket
 
 import pytest
+from fastapi.testclient import TestClient
 
 from mtkit.serving.app import make_app
 from mtkit.serving.hosts import Hosts
-from tests.serving.test_app import Slow, TestClient
+from tests.serving.slow import Slow
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """mtkit's own engine: the searches of mtkit over a model or an ensemble."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -103,9 +103,11 @@ class ModelEngine:
         if self.lexicon is not None:
             batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
         if self.workers is not None and torch.get_num_threads() == 1:
-            found: Hypotheses | None = self.workers.answer((self.settings, batch))
+            job = (self.settings, replace(batch, stopped=None), batch.stopped is not None)
+            found: Hypotheses | None = self.workers.answer(job, batch.stopped)
             if found is not None:
                 return found.named(batch.pieces)
+            batch.check()
         return SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
@@ -113,8 +115,15 @@ class ModelEngine:
         return forced_log_probs(self.model, source, target, task=task)
 
 
-def _answer(model: Model, dtype: torch.dtype | None, job: tuple[DecodingSettings, SourceBatch]) -> Hypotheses:
-    """What a process makes of a batch."""
-    settings, batch = job
+def _answer(
+    model: Model,
+    dtype: torch.dtype | None,
+    job: tuple[DecodingSettings, SourceBatch, bool],
+    stopped: Callable[[], bool],
+) -> Hypotheses:
+    """The hypotheses that a process computes for a batch; the last value of the job is whether it can be stopped."""
+    settings, batch, can_stop = job
+    if can_stop:
+        batch = replace(batch, stopped=stopped)
     with decoding_with(model, dtype):
         return SEARCHES[settings.method](model, batch, settings)

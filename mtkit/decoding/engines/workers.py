@@ -19,8 +19,14 @@ from typing import Any
 
 import torch
 
-Serve = Callable[[Any], Any]
-"""Makes the answer to a job; both are pickled."""
+Serve = Callable[[Any, Callable[[], bool]], Any]
+"""Computes the answer to a job; both are pickled. The second argument returns whether the job is stopped."""
+
+LOOK_SECONDS = 0.05
+"""Seconds between two looks at whether a job has been stopped."""
+
+STOP = b""
+"""The message that stops a job; no pickled job is empty."""
 
 
 class Workers:
@@ -47,14 +53,18 @@ class Workers:
             for _ in range(self.count):
                 self._idle.put(_forked(serve))
 
-    def answer(self, job: Any) -> Any:
-        """The answer of the next process that is idle; None where it failed, or has died."""
+    def answer(self, job: Any, stopped: Callable[[], bool] | None = None) -> Any:
+        """The answer of the next process that is idle; None if it failed, has died, or was `stopped`."""
         assert self._idle is not None
         process, again = self._idle.get(), None
         try:
             if process is None:
                 return None
             process.send_bytes(pickle.dumps(job))
+            while stopped is not None and not process.poll(LOOK_SECONDS):
+                if stopped():
+                    process.send_bytes(STOP)
+                    break
             answer = pickle.loads(process.recv_bytes())
             again = process
             return answer
@@ -92,9 +102,12 @@ def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
-            job = pickle.loads(jobs.recv_bytes())
+            message = jobs.recv_bytes()
+            if message == STOP:  # of the job that has been answered
+                continue
+            job = pickle.loads(message)
             try:
-                answer = serve(job)
+                answer = serve(job, jobs.poll)
             except Exception:  # who asked does it again, and sees the error there
                 answer = None
             jobs.send_bytes(pickle.dumps(answer))

@@ -35,6 +35,7 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
     ended = _Ended.start(batch, beam)
     state = begin(model, batch, hypotheses=1)  # one hypothesis suffices: the first step makes several of it
     for step in range(batch.longest):
+        batch.check()
         logits, state, weights = model.step(alive.token, state, need_weights=with_coverage)
         if weights is not None:
             alive.attention += weights

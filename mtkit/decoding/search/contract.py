@@ -1,5 +1,6 @@
 """The contract of searches: model, source batch, hypotheses, and the removal of finished segments."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,10 @@ WORTHWHILE, ENOUGH = 0.2, 8
 """Finished segments leave the batch when they are this share of it, or so many."""
 
 
+class StoppedError(Exception):
+    """A search whose result is no longer wanted (`SourceBatch.stopped`)."""
+
+
 @dataclass(frozen=True)
 class SourceBatch:
     """Source segments to decode together."""
@@ -35,6 +40,13 @@ class SourceBatch:
     pieces: Tensor | None = None
     """(K,) ids of the pieces that may come, PAD, UNK, BOS and EOS first, as in the vocabulary; None: all may.
     The search calls a piece by its place among them."""
+    stopped: Callable[[], bool] | None = None
+    """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
+
+    def check(self) -> None:
+        """Raises: StoppedError if the result is no longer wanted."""
+        if self.stopped is not None and self.stopped():
+            raise StoppedError
 
     @cached_property
     def valid(self) -> Tensor:

@@ -36,6 +36,7 @@ def walk(
     token = torch.full((size, hypotheses), BOS, device=device)
     done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
     for step in range(batch.longest):
+        batch.check()
         logits, state, _ = model.step(token, state)
         ends, forbid = ending(batch, rows, step), None
         if no_repeat_ngram:

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.search.contract import SourceBatch, StoppedError
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import Encoded, TinyModel, batch_of, random_sources
@@ -39,8 +41,8 @@ class Counted(Workers):
 
     jobs = answers = 0
 
-    def answer(self, job: Any) -> Any:
-        found = super().answer(job)
+    def answer(self, job: Any, stopped: Callable[[], bool] | None = None) -> Any:
+        found = super().answer(job, stopped)
         self.jobs, self.answers = self.jobs + 1, self.answers + (found is not None)
         return found
 
@@ -60,7 +62,7 @@ def is_there(process: int) -> bool:
 
 
 def test_several_work_at_once() -> None:
-    def serve(job: float) -> tuple[int, int]:
+    def serve(job: float, stopped: Any) -> tuple[int, int]:
         time.sleep(job)
         return os.getpid(), torch.get_num_threads()
 
@@ -87,7 +89,7 @@ def test_an_interrupt_while_they_are_forked_is_not_lost() -> None:
 
 
 def test_what_fails_is_left_to_who_asks() -> None:
-    def serve(job: int) -> int:
+    def serve(job: int, stopped: Any) -> int:
         if job == 0:
             raise MemoryError
         if job == 1:
@@ -104,8 +106,48 @@ def test_what_fails_is_left_to_who_asks() -> None:
     assert [workers.answer(2), workers.answer(2)] == [None, None]
 
 
+def test_a_job_that_is_stopped_ends_and_the_next_one_is_answered() -> None:
+    def serve(job: float, stopped: Callable[[], bool]) -> float | None:
+        end = time.monotonic() + job
+        while time.monotonic() < end:
+            if stopped():
+                return None
+            time.sleep(0.001)
+        return job
+
+    workers = started(serve, 1)
+    assert workers.answer(0.2, lambda: False) == 0.2
+    began = time.monotonic()
+    assert workers.answer(60.0, lambda: time.monotonic() > began + 0.2) is None
+    assert workers.answer(0.0) == 0.0
+    assert workers.answer(0.1, lambda: False) == 0.1
+
+
+def test_a_batch_that_is_no_longer_wanted_stops_in_its_process(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(model: Any, batch: SourceBatch, settings: DecodingSettings) -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            batch.check()
+            time.sleep(0.001)
+
+    monkeypatch.setitem(SEARCHES, "greedy", endless)
+    engine = ModelEngine(trained.run.load_model(), DecodingSettings(method="greedy"), workers=Workers(2))
+    for _ in range(3):
+        until = time.monotonic() + 0.2
+        with pytest.raises(StoppedError):
+            translate_lines(
+                engine,
+                trained.run.tokenizers,
+                ["a dog", "a cat"],
+                stopped=lambda until=until: time.monotonic() > until,  # type: ignore[misc]
+            )
+        assert time.monotonic() < until + 15
+
+
 def test_they_end_with_what_holds_them() -> None:
-    workers = started(lambda job: os.getpid(), 3)
+    workers = started(lambda job, stopped: os.getpid(), 3)
     processes = [workers.answer(0) for _ in range(3)]
     assert all(map(is_there, processes))
     del workers

@@ -37,6 +37,9 @@ from mtkit.recipe import DecodingSettings
 LEAST_PENALTY = 1e-6
 """Exponent in place of 0: it changes a score by less than float32 rounds off."""
 
+LONGEST_UNSTOPPED = 1024
+"""Target pieces of a segment, at most, that CTranslate2 decodes if the batch may be stopped."""
+
 Found = list[tuple[list[int], float]]
 """The hypotheses of a segment, best first: pieces and log-probability."""
 
@@ -117,7 +120,12 @@ class CTranslate2Engine:
         return program
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
-        """The hypotheses of CTranslate2, and of mtkit's own search for the segments that need its rules."""
+        """The hypotheses of CTranslate2, and of mtkit's own search for the segments that need its rules.
+
+        CTranslate2 cannot be stopped, so that long batches that may be stopped are left to mtkit's own search.
+        """
+        if batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED:
+            return replace(self.own, lexicon=self.lexicon).translate(batch)
         beam = self.settings.beam if self.settings.method == "beam" else 1
         found = self._found(batch, beam)
         left = [row for row, each in enumerate(found) if not _as_own(each, beam, batch.limits[row])]
@@ -167,7 +175,7 @@ class CTranslate2Engine:
         pieces = batch.pieces if self.lexicon is None else self.lexicon.shortlist(batch.source)
         task = None if batch.task is None else batch.task[rows]
         limits = [batch.limits[row] for row in rows]
-        return SourceBatch(batch.source[rows], limits, batch.keys[rows], task, pieces)
+        return SourceBatch(batch.source[rows], limits, batch.keys[rows], task, pieces, batch.stopped)
 
 
 def _as_own(found: Found, beam: int, limit: int) -> bool:

@@ -15,6 +15,7 @@ from mtkit.decoding.batches import padded
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, SourceBatch
+from mtkit.decoding.search.contract import StoppedError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from tests.decoding.engines.plain import V, recipe_of, reversing_model, sources_of
@@ -23,6 +24,8 @@ from tests.decoding.trained import three_threads
 
 pytestmark = pytest.mark.peer
 pytest.importorskip("ctranslate2")
+
+from mtkit.decoding.engines.ctranslate2.engine import LONGEST_UNSTOPPED  # noqa: E402
 
 SEGMENTS = 100
 
@@ -95,6 +98,17 @@ def test_it_finds_the_hypotheses_of_mtkit(changes: dict[str, Any], beam: int) ->
     assert_alike(expected, found)
     assert again < SEGMENTS * 3 / 4
     assert len({tuple(each) for each in found.pieces[:, 0].tolist()}) > SEGMENTS / 4
+
+
+def test_a_long_batch_that_may_be_stopped_is_left_to_mtkit() -> None:
+    engine = engine_of(model_of(), method="greedy")
+    for limit, whole in ((LONGEST_UNSTOPPED, False), (LONGEST_UNSTOPPED + 1, True)):
+        batch = replace(batch_of(sources_of(20), limit), stopped=lambda: False)
+        expected, found, again = both(engine, batch)
+        assert (again == 20) == whole
+        assert_alike(expected, replace(found, pieces=pad(found.pieces, (0, limit - found.pieces.shape[2]), value=PAD)))
+    with engine.ready(), pytest.raises(StoppedError):
+        engine.translate(replace(batch, stopped=lambda: True))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])

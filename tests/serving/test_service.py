@@ -1,0 +1,91 @@
+"""A service of strings: parts of requests, lines of any length, documents, names of languages."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtkit.decoding.translator import Translator
+from mtkit.serving.service import Service, Strings, Unit, joined, language_name
+from tests.decoding.trained import make_run
+
+SETTINGS = {"beam": 3, "max_pieces": 6}
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    run = make_run(tmp_path_factory.mktemp("runs"), directions=("en-de", "en-zh")).run
+    return Translator([run], run.recipe.decoding.model_copy(update=SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("de", "German"),
+        ("deu", "German"),
+        ("zh-CN", "Chinese (China)"),
+        ("zh_Hant", "Chinese (Traditional)"),
+        ("es-419", "Spanish (Latin America)"),
+        ("yue", "Cantonese"),
+        ("en-abc", "English (abc)"),
+        ("qqq", "qqq"),
+    ],
+)
+def test_languages_have_names(code: str, name: str) -> None:
+    assert language_name(code) == name
+
+
+@pytest.mark.parametrize("n_best", [1, 2])
+@pytest.mark.parametrize("most", [2, 5, 11, 1000])
+def test_parts_of_a_request_have_the_translations_of_the_whole(translator: Translator, most: int, n_best: int) -> None:
+    service = Service(translator)
+    strings = ["a dog\r\n\na cat\r", "", "\n", "The tree. A house sees the river.\nA house.", "a\n b \n\n"]
+    lines = {line for string in strings for line in re.split("[\r\n]", string)}
+    pieces = max(map(len, translator.tokenizers.source.encode_lines(sorted(lines))))
+    parts = service.parts(strings, "en-de", n_best, most=most)
+    whole = [Strings(tuple(Unit(string, number) for number, string in enumerate(strings)), "en-de", n_best, 1)]
+    results = [result for part in parts for result in service.work([part])]
+    assert [len(result) for result in results] == [len(part.units) for part in parts]
+    assert all(part.size <= most or len(part.units) == 1 for part in parts)
+    assert len(parts) == 1 or most < 1000
+    if most > pieces:
+        assert joined(parts, results) == joined(whole, service.work(whole))
+    assert [hypotheses[0].count("\n") for hypotheses in joined(parts, results)] == [s.count("\n") for s in strings]
+
+
+def test_a_line_of_any_length_is_split(translator: Translator) -> None:
+    service = Service(translator)
+    texts = ["x" * 90, "The dog. " * 12 + "\n", "a dog " * 30 + "\r\nA cat.", " " * 100]
+    parts = service.parts(texts, "en-de", 1, most=12)
+    assert max(part.size for part in parts) <= 12
+    for number, text in enumerate(texts):
+        split = "".join(unit.text for part in parts for unit in part.units if unit.number == number)
+        assert "".join(split.split()) == "".join(text.split())
+        assert re.findall("[\r\n]", split) == re.findall("[\r\n]", text)
+    hypotheses = joined(parts, [result for part in parts for result in service.work([part])])
+    assert len(hypotheses) == len(texts)
+    assert hypotheses[1][0].endswith("\n")
+    assert len(hypotheses[1][0].split("\n")) == 2
+
+
+def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, documents=60).run
+    translator = Translator([run], run.recipe.decoding.model_copy(update={"method": "greedy", "max_pieces": 6}))
+    documents: list[Any] = []
+    lines = translator.lines
+
+    def recorded(texts: list[str], **how: Any) -> Any:
+        documents.append(how["documents"])
+        return lines(texts, **how)
+
+    monkeypatch.setattr(translator, "lines", recorded)
+    monkeypatch.setattr(translator, "with_settings", lambda settings: translator)
+    service = Service(translator)
+    jobs = [
+        service.parts(strings, "en-de", 1, 1000)[0] for strings in (["A dog.\nA cat.", "A tree."], ["Birds.\nA dog."])
+    ]
+    assert [len(found) for found in service.work(jobs)] == [2, 1]
+    assert documents == [[0, 0, 1, 2, 2]]
+    assert len(service.parts(["A dog.\n" * 50], "en-de", 1, 20)) == 1  # its lines are translated together
+    assert len(service.parts(["A dog.\n" * 50], "en-de", 2, 20)) > 1
