@@ -1,11 +1,16 @@
 """Batches of requests: who is decoded together, who waits, and what is stopped."""
 
+import asyncio
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import pytest
 from fastapi.testclient import TestClient
 
 from mtkit.serving.app import make_app
+from mtkit.serving.batcher import Batcher
 from mtkit.serving.limits import ServingLimits
 from tests.serving.slow import Slow, ask
 
@@ -81,16 +86,40 @@ def test_other_requests_have_their_turn_after_each_part_of_a_large_one() -> None
     assert service.texts == [["ab", "cd"], ["yz", "ef", "gh"], ["ij"]]
 
 
-def test_a_batch_holds_no_more_than_it_may() -> None:
-    service = Slow()
-    limits = ServingLimits(wait=0, pieces=8)
-    with TestClient(make_app(service, limits)) as client, ThreadPoolExecutor(8) as pool:  # type: ignore[arg-type]
-        first = pool.submit(ask, client, "first")
-        while not service.batches:
-            time.sleep(0.01)
-        others = [pool.submit(ask, client, ["a", "b"]) for _ in range(5)]
-        while client.get("/health").json()["waiting"] < 5:
-            time.sleep(0.01)
-        service.go.set()
-        assert {each.result().status_code for each in (first, *others)} == {200}
-    assert service.batches == [1, 4, 1]
+@dataclass(frozen=True)
+class Sized:
+    """A job of nothing but its size and kind."""
+
+    size: int
+    kind: str = "a"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "batches"),
+    [
+        ([Sized(2)] * 5, [[2, 2, 2, 2], [2]]),
+        ([Sized(2), Sized(1), Sized(2), Sized(2), Sized(2), Sized(1)], [[2, 1, 2, 2, 1], [2]]),
+        ([Sized(1), Sized(3), Sized(1)], [[1, 1], [3]]),  # more than a quarter of a batch is decoded alone
+        ([Sized(3), Sized(1), Sized(1)], [[3], [1, 1]]),
+        ([Sized(9), Sized(1)], [[9], [1]]),
+        ([Sized(1, "a"), Sized(1, "b"), Sized(1, "a")], [[1, 1], [1]]),
+    ],
+    ids=str,
+)
+def test_a_batch_holds_no_more_than_it_may(waiting: list[Sized], batches: list[list[int]]) -> None:
+    found: list[list[int]] = []
+
+    def work(jobs: Sequence[Sized], stopped: Callable[[], bool]) -> Sequence[Sized]:
+        found.append([job.size for job in jobs])
+        return jobs
+
+    async def run() -> list[list[Sized]]:
+        batcher = Batcher(work, ServingLimits(wait=0, pieces=8), lambda jobs: None)
+        tasks = [asyncio.create_task(batcher.submit([job])) for job in waiting]
+        await asyncio.sleep(0)
+        batcher.stop()
+        await batcher.run()
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(run()) == [[job] for job in waiting]
+    assert found == batches
