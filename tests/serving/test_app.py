@@ -80,6 +80,11 @@ def test_errors(client: TestClient, body: dict[str, Any], status: int, said: str
     assert said in answer.json()["error"]
 
 
+def test_a_request_may_have_as_much_as_the_limits_say(client: TestClient) -> None:
+    assert len(ask(client, ["a" * 100] * 20).json()["translatedText"]) == 20
+    assert ask(client, "a" * 2000).status_code == 200
+
+
 def test_what_is_no_request(client: TestClient) -> None:
     headers = {"Content-Type": "application/json"}
     for content in ("{", "[]"):

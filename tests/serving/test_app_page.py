@@ -9,6 +9,13 @@ from typing import Any
 
 import pytest
 
+from mtkit.decoding.translator import Translator
+from mtkit.serving.limits import ServingLimits
+from mtkit.serving.service import Service
+from tests.decoding.trained import make_run
+from tests.serving.browser import CHROMIUM, browser
+from tests.serving.threads import served
+
 PAGE = Path(__file__).parents[2] / "mtkit/serving/page.html"
 
 DOCUMENT = """
@@ -90,3 +97,39 @@ def test_a_click_asks_for_what_is_shown_and_not_for_what_the_form_holds() -> Non
     first = {"q": "A dog.", "source": "en", "target": "de", "alternatives": 1, "hypothesis": 0}
     assert found["sent"] == [first, {**first, "hypothesis": 1}, first]
     assert found["pressed"] == [True, False]
+
+
+TYPED = """
+new Promise(done => {
+  const text = document.getElementById("text"), found = document.getElementById("found");
+  text.value = %s;
+  document.getElementById("form").requestSubmit();
+  const look = () => asked > answered ? setTimeout(look, 20) : setTimeout(() => done(document.body.innerText), 50);
+  look();
+})
+"""
+COUNTED = """
+var answered = 0;
+const request_ = request;
+request = async (...values) => { await request_(...values); answered += 1; };
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_nothing_is_visible_that_belongs_to_an_earlier_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs").run
+    service = Service(Translator([run], run.recipe.decoding.model_copy(update={"beam": 2, "max_pieces": 6})))
+    with served(service, ServingLimits(wait=0, characters=50)) as port, browser(tmp_path / "browser") as page:
+        page.open(f"http://127.0.0.1:{port}/")
+        page.run(COUNTED)
+        for text, visible in (
+            ("The old dog.", {"Hypotheses", "Attention"}),
+            ("The old dog.\nA cat.", {"Translation"}),
+            ("A tree.", {"Hypotheses", "Attention"}),
+            ("x" * 51, {"characters"}),
+            ("The dog.\nA cat.", {"Translation"}),
+            ("x\n" * 30, {"characters"}),
+        ):
+            shown = page.run(TYPED % json.dumps(text))
+            every = {"Hypotheses", "Attention", "Translation", "characters"}
+            assert {word for word in every if word in shown} == visible, text

@@ -4,40 +4,20 @@ import errno
 import logging
 import resource
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
-import uvicorn
 
-from mtkit.serving.app import make_app
 from mtkit.serving.connections import BriefLog, Connection
 from mtkit.serving.limits import ServingLimits
 from tests.serving.slow import Slow
+from tests.serving.threads import served
 
 BODY = b'{"q": "ab", "target": "de"}'
 HEADER = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 REQUEST = HEADER % len(BODY) + BODY
 UNFINISHED = {"header": REQUEST[:40], "body": REQUEST[:-1]}
-
-
-@contextmanager
-def served(service: Slow, limits: ServingLimits) -> Iterator[int]:
-    """The port of a server in a thread of this process."""
-    app = make_app(service, limits)  # type: ignore[arg-type]
-    config = uvicorn.Config(app, http=Connection.limited(limits), ws="none", log_level="critical", access_log=False)
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, daemon=True)
-        thread.start()
-        try:
-            yield taken.getsockname()[1]
-        finally:
-            service.go.set()
-            server.should_exit = True
-            thread.join(20)
 
 
 def connected(port: int, sent: bytes) -> socket.socket:
