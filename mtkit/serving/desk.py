@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect
 
 from mtkit.decoding.lines.segments import is_blank
 from mtkit.errors import MtkitError
@@ -19,6 +20,9 @@ from mtkit.serving.service import LINE_END, Look, Service, joined
 
 LOOK_SECONDS = 0.2
 """Seconds between two looks at whether a client has left."""
+
+CLIENT_LEFT = 499
+"""The status of a request whose client leaves, as nginx counts it."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -31,9 +35,13 @@ class _Body(BaseModel):
         """The fields of a request's body, which is an object of JSON or a form; a field of a form may be repeated.
 
         `curl -d` calls any body a form, so that a form that begins with a brace is JSON.
-        Raises: HTTPException (400) for another body, and for the first field that has a wrong value.
+        Raises: HTTPException (400) for another body, and for the first field that has a wrong value; (499) if the
+        client leaves before the body is whole.
         """
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect as error:
+            raise HTTPException(CLIENT_LEFT, "the client has left") from error
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             if kind == FORM and not body.lstrip().startswith(b"{"):
@@ -161,7 +169,7 @@ class Desk:
             async with asyncio.timeout(self._limits.seconds):
                 while not (await asyncio.wait({results}, timeout=LOOK_SECONDS))[0]:
                     if await left():
-                        raise HTTPException(499, "the client has left")
+                        raise HTTPException(CLIENT_LEFT, "the client has left")
                 return results.result()
         except QueueFullError as error:
             message = f"{self._limits.queue} requests wait already; try again later"

@@ -70,6 +70,8 @@ def test_unfinished_headers_keep_no_client_of_libretranslate_out(run: Path) -> N
         for _ in range(100):
             header = unfinished.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             header.sendall(b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nX-a: b")
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as left:
+            left.sendall(b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
         client = LibreTranslateAPI(address)
         found = client.translate("The old dog.", "en", "de")
         assert client.detect("The old dog.") == [{"confidence": 100.0, "language": "en"}]
