@@ -104,7 +104,7 @@ class Desk:
     async def translate(self, body: TranslateBody, left: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
         """The translations, in the form of `q`; `left`, here and below, returns whether the client has left."""
         if body.format != "text":
-            raise HTTPException(400, f"format '{body.format}' is not known; this server translates format text")
+            raise HTTPException(400, f"format '{body.format[:80]}' is not known; this server translates format text")
         strings = [body.q] if isinstance(body.q, str) else body.q
         direction, n_best = self._checked(strings, body)
         parts = self._service.parts(strings, direction, n_best, self._limits.share)

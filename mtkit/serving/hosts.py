@@ -41,7 +41,7 @@ class Hosts:
             name = (urlsplit(address).hostname or "").rstrip(".")
         except ValueError:
             return False
-        return name in self._names or (self._any_address and _is_address(name))
+        return bool(name) and (name in self._names or (self._any_address and _is_address(name)))
 
 
 def _is_address(name: str) -> bool:

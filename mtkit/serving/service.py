@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import isfinite
@@ -21,6 +21,9 @@ from mtkit.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
 """Attention weights in an answer; a role of attention that would exceed it is left out."""
+
+SHOWN_CHARACTERS = 40
+"""Characters of a language that an error repeats."""
 
 LANGUAGE_NAMES = Locale("en")
 
@@ -111,7 +114,8 @@ class Service:
         found = [name for name, (one, other) in pairs.items() if other == target and source in (one, "auto")]
         if len(found) == 1:
             return found[0]
-        wanted = f"{source}-{target}"
+        target = target[:SHOWN_CHARACTERS]
+        wanted = f"{source[:SHOWN_CHARACTERS]}-{target}"
         hint = did_you_mean(wanted, self.directions)
         why = f"several source languages translate to {target}" if found else f"no direction {wanted}{hint}"
         raise MtkitError(f"{why}; this server has: {', '.join(self.directions)}")
@@ -127,17 +131,22 @@ class Service:
 
     def parts(self, strings: Sequence[str], direction: str, n_best: int, most: int) -> list[Strings]:
         """The strings in parts of at most `most` source pieces; lines that are translated together stay together."""
-        parts: list[Strings] = []
+        units: list[Unit] = []
         for number, (string, size) in enumerate(zip(strings, self.sizes(strings), strict=True)):
-            units = [Unit(string, number)]
-            if size > most and not (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
-                units = list(self._units(string, number, direction, most))
-            for unit, its in zip(units, self.sizes([unit.text for unit in units]), strict=True):
-                if parts and parts[-1].size + its <= most:
-                    parts[-1] = replace(parts[-1], units=(*parts[-1].units, unit), size=parts[-1].size + its)
-                else:
-                    parts.append(Strings((unit,), direction, n_best, its))
-        return parts
+            if size <= most or (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
+                units.append(Unit(string, number))
+            else:
+                units += self._units(string, number, direction, most)
+        parts: list[Strings] = []
+        group: list[Unit] = []
+        total = 0
+        for unit, size in zip(units, self.sizes([unit.text for unit in units]), strict=True):
+            if group and total + size > most:
+                parts.append(Strings(tuple(group), direction, n_best, total))
+                group, total = [], 0
+            group.append(unit)
+            total += size
+        return [*parts, Strings(tuple(group), direction, n_best, total)] if group else parts
 
     def _units(self, string: str, number: int, direction: str, most: int) -> Iterator[Unit]:
         """The lines of a string; a line of more than `most` pieces is split at sentence ends, or else within them."""

@@ -80,6 +80,13 @@ def test_errors(client: TestClient, body: dict[str, Any], status: int, said: str
     assert said in answer.json()["error"]
 
 
+@pytest.mark.parametrize("field", ["source", "target", "format"])
+def test_an_error_repeats_no_more_than_the_beginning_of_a_value(client: TestClient, field: str) -> None:
+    answer = client.post("/translate", json={"q": "a", "source": "en", "target": "de", field: "x" * 9000})
+    assert answer.status_code == 400
+    assert len(answer.json()["error"]) < 200
+
+
 def test_a_request_may_have_as_much_as_the_limits_say(client: TestClient) -> None:
     assert len(ask(client, ["a" * 100] * 20).json()["translatedText"]) == 20
     assert ask(client, "a" * 2000).status_code == 200

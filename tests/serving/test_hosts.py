@@ -24,6 +24,7 @@ from tests.serving.slow import Slow
         (("127.0.0.1", "127.0.0.1"), "[", False),
         (("127.0.0.1", "127.0.0.1", ["Mine.Example"]), "mine.example:443", True),
         (("127.0.0.1", "127.0.0.1", ["mine.example"]), "elsewhere.example", False),
+        (("127.0.0.1", "127.0.0.1", [""]), "", False),
         (("127.0.0.1", "127.0.0.1", ["*"]), "elsewhere.example", True),
         (("server.example", "10.1.2.3"), "server.example:5000", True),
         (("server.example", "10.1.2.3"), "10.1.2.3:5000", True),
