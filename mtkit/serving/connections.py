@@ -83,6 +83,10 @@ class Connection(H11Protocol):
         """Whether the server has nothing to do for the connection before more bytes arrive."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
+    def _should_upgrade(self) -> bool:
+        """Serves HTTP to a client that asks for another protocol; uvicorn would log advice to install one."""
+        return False
+
     def _expect(self, seconds: float) -> None:
         """Begins a phase that may take that long."""
         if self._deadline is not None:

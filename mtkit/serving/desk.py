@@ -49,8 +49,10 @@ class _Body(BaseModel):
                 fields = {name: values if len(values) > 1 else values[0] for name, values in form.items()}
             else:
                 fields = json.loads(body)
+                if not isinstance(fields, dict):
+                    raise ValueError(f"it holds a {type(fields).__name__}")
         except (ValueError, RecursionError) as error:
-            raise HTTPException(400, f"the body is neither JSON nor a form ({FORM}): {error}") from error
+            raise HTTPException(400, f"the body is neither an object of JSON nor a form ({FORM}): {error}") from error
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

@@ -123,11 +123,12 @@ def test_a_form_is_taken_as_json_is(client: TestClient, form: str, q: Any) -> No
     ("content", "kind", "said"),
     [
         ("q=a", "application/x-www-form-urlencoded", "target: Field required"),
-        ("q=%ff&target=de", "application/x-www-form-urlencoded", "neither JSON nor a form"),
+        ("q=%ff&target=de", "application/x-www-form-urlencoded", "neither an object of JSON nor a form"),
         ("q=a&target=de&target=zh", "application/x-www-form-urlencoded", "target: Input should be a valid string"),
-        ("q=a&target=de", "text/plain", "neither JSON nor a form"),
-        ('{"q": ' + 20_000 * "[", "application/json", "neither JSON nor a form"),
-        ('{"q": "\xff"}', "application/json", "neither JSON nor a form"),
+        ("q=a&target=de", "text/plain", "neither an object of JSON nor a form"),
+        ("null", "application/json", "neither an object of JSON nor a form"),
+        ('{"q": ' + 20_000 * "[", "application/json", "neither an object of JSON nor a form"),
+        ('{"q": "\xff"}', "application/json", "neither an object of JSON nor a form"),
     ],
 )
 def test_a_body_that_is_no_request_is_refused(client: TestClient, content: str, kind: str, said: str) -> None:

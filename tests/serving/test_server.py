@@ -1,5 +1,6 @@
 """The process: an address, a clean end, and the page in a browser."""
 
+import http.client
 import json
 import os
 import re
@@ -72,6 +73,9 @@ def test_unfinished_headers_keep_no_client_of_libretranslate_out(run: Path) -> N
             header.sendall(b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nX-a: b")
         with socket.create_connection(("127.0.0.1", port), timeout=20) as left:
             left.sendall(b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+        other = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        other.request("GET", "/health", headers={"Connection": "Upgrade, close", "Upgrade": "websocket"})
+        assert json.load(other.getresponse())["status"] == "ok"
         client = LibreTranslateAPI(address)
         found = client.translate("The old dog.", "en", "de")
         assert client.detect("The old dog.") == [{"confidence": 100.0, "language": "en"}]
