@@ -103,8 +103,8 @@ def score(
     """The scores of translations against one or several references, line by line.
 
     `metrics` are one or several of BLEU, chrF, TER and exact. `language` is the target language, which decides how BLEU
-    and TER cut text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals, 0
-    for none.
+    and TER cut text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals
+    (`score_corpus`), 0 for none.
 
     Raises: as `mtkit.evaluation.scores.score_corpus`; DataError for a file that cannot be read; MtkitError for a line
     that is no text.

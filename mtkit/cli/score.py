@@ -71,10 +71,10 @@ def score(
 ) -> None:
     """Score translations, with confidence intervals and signatures.
 
-    Without arguments, the latest translations of the latest run are scored by BLEU, chrF and TER, with 95% bootstrap
-    confidence intervals. The first of several systems is the baseline: the others are printed with their difference
-    from it and p-values by paired bootstrap and approximate randomisation. The sacrebleu command gives the same scores
-    on the same files.
+    Without arguments, the latest translations of the latest run are scored by BLEU, chrF and TER. 95% confidence
+    intervals are percentiles of bootstrap resamples; exact match has Wilson's interval. The first of several systems is
+    the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
+    randomisation. The sacrebleu command gives the same scores on the same files.
 
     \b
     Examples:

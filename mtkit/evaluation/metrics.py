@@ -37,7 +37,7 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
     """
     (name,) = metric_names([name])
     if name == "chrF":
-        return _ChrF(lowercase=lowercase)
+        return CHRF(lowercase=lowercase)
     if name == "TER":
         return _ter(language)
     if name == "exact":
@@ -87,21 +87,11 @@ def _ter(language: str | None) -> TER:
     and Burmese whole.
     """
     if has_spaces(language):
-        return _TER()
-    return _CharacterTER() if bleu_tokenizer(language) == "char" else _TER(normalized=True, asian_support=True)
+        return TER()
+    return _CharacterTER() if bleu_tokenizer(language) == "char" else TER(normalized=True, asian_support=True)
 
 
-class _TER(TER):  # type: ignore[misc]
-    """TER whose interval can be computed where a resample has empty references alone; see `_ChrF`."""
-
-    def _compute_score_from_stats(self, stats: Any) -> Any:
-        result = super()._compute_score_from_stats(stats)
-        if isinstance(stats, np.ndarray) and stats[1] == 0:
-            result.score += stats[1] * 0.0
-        return result
-
-
-class _CharacterTER(_TER):
+class _CharacterTER(TER):  # type: ignore[misc]
     """TER between characters."""
 
     def __init__(self) -> None:
@@ -111,19 +101,6 @@ class _CharacterTER(_TER):
 
     def _preprocess_segment(self, sent: str) -> str:
         return str(self._characters(sent.rstrip().lower()))
-
-
-class _ChrF(CHRF):  # type: ignore[misc]
-    """chrF whose interval can be computed where a resample has no match at all.
-
-    sacrebleu 2.6 scores such a resample by a plain float and the others by numpy's, and fails to average them.
-    """
-
-    def _compute_score_from_stats(self, stats: Any) -> Any:
-        result = super()._compute_score_from_stats(stats)
-        if isinstance(stats, np.ndarray) and result.score == 0:
-            result.score = stats[0] * 0.0
-        return result
 
 
 class _ExactSignature(Signature):  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """BLEU, chrF, TER and exact match, each with the signature that says how it was computed."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from mtkit.evaluation.metrics import ALL_METRICS, METRICS, make_metric, metric_n
 from mtkit.evaluation.statistics import Statistics, gather, resample, seed
 
 RESAMPLES = 1000
+
+NORMAL = 1.959964
+"""97.5% quantile of the standard normal distribution, for 95% intervals."""
 
 NO_BLEU, SOME_CHRF = 0.5, 20.0
 """BLEU below the one beside chrF above the other is that of words that are none."""
@@ -28,8 +32,12 @@ class Score:
     signature: str
     """sacrebleu's signature: metric settings and version. Scores with different signatures are not comparable."""
     low: float | None = None
-    """Lower end of the 95% bootstrap confidence interval, None where none was asked for."""
+    """Lower end of the 95% confidence interval, or None without resamples.
+
+    Exact match has Wilson's interval; the other metrics have the percentiles 2.5 and 97.5 of the resamples.
+    """
     high: float | None = None
+    """Upper end of the interval."""
 
 
 def score_corpus(
@@ -45,10 +53,11 @@ def score_corpus(
 ) -> list[Score]:
     """The scores of hypotheses against one or several references for each segment, as the sacrebleu command gives them.
 
-    `references` holds lists as long as `hypotheses`. `bootstrap` is the number of resamples (Koehn, 2004) for the
-    confidence intervals, 0 for none; they are drawn from a fixed seed. `languages` are those that each segment was
-    translated into: BLEU and TER cut its text accordingly, by 13a where they are not known. `tokenize` names BLEU's
-    tokenizer for all of them. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
+    `references` holds lists as long as `hypotheses`. `bootstrap` is the number of resamples (Koehn, 2004) whose
+    percentiles are the confidence intervals, 0 for no intervals; they are drawn from a fixed seed. Exact match is a
+    share of segments, so it has Wilson's interval. `languages` are those that each segment was translated into: BLEU
+    and TER cut its text accordingly, by 13a where they are not known. `tokenize` names BLEU's tokenizer for all of
+    them. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
 
     Raises: DataError for unequal numbers of lines, or none, and without a reference; MtkitError for an unknown metric
     or none, an unknown or missing tokenizer, and one resample or a negative number of them.
@@ -115,7 +124,7 @@ def with_intervals(
     if bootstrap < 2:
         return [[score_of(each) for each in system] for system in systems], []
     resampled = resample(systems, bootstrap, progress=progress)
-    for metric in (metric for system in systems for each in system for metric in each.metrics):
+    for metric in (metric for system in systems for each in system if each.name != "exact" for metric in each.metrics):
         metric.n_bootstrap, metric.seed = bootstrap, str(seed()).lower()
     scores = [
         [score_of(*each) for each in zip(system, samples, strict=True)]
@@ -128,11 +137,24 @@ def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
     """The score of one system in one metric, with an interval where there are sacrebleu's scores of resamples."""
     result = statistics.result()
     low = high = None
-    if resampled:
-        result.estimate_ci(resampled)
-        mean, margin = float(result._mean), float(result._ci)
-        low, high = mean - margin, mean + margin
+    if resampled and statistics.name == "exact":
+        matches, segments = statistics.rows.sum(axis=0).tolist()
+        low, high = wilson(matches, segments)
+    elif resampled:
+        # sacrebleu's percentiles; it centres them at the mean, where skewed ones leave the range of the metric
+        ordered = sorted(float(each.score) for each in resampled)
+        outside = len(ordered) // 40
+        low, high = ordered[outside], ordered[-1 - outside]
     return Score(statistics.name, float(result.score), statistics.signature(), low, high)
+
+
+def wilson(matches: float, segments: float) -> tuple[float, float]:
+    """Ends of the 95% confidence interval, in per cent, of the share of `segments` that match (Wilson, 1927)."""
+    share, spread = matches / segments, NORMAL**2 / segments
+    middle = share + spread / 2
+    margin = math.sqrt(spread * (share * (1 - share) + spread / 4))
+    # no share is below 0 or above 1, but rounded numbers can be
+    return max(100 * (middle - margin) / (1 + spread), 0.0), min(100 * (middle + margin) / (1 + spread), 100.0)
 
 
 def check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str]) -> None:

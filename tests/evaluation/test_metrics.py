@@ -21,14 +21,22 @@ def test_exact_match_is_the_share_of_segments_that_equal_a_reference() -> None:
     references = [["I_WALK I_RUN", "I_WALK I_RUN", "I_WALK", "", "I_LOOK"], ["", "", "", "", "I_JUMP "]]
     (one,) = score_corpus(hypotheses, references[:1], metrics=["exact"])
     assert one.value == 40  # the first and the empty one; spaces within a line count
-    assert one.signature.startswith("nrefs:1|bs:1000|seed:12345|case:mixed|version:")
-    assert one.low is not None
-    assert one.high is not None
-    assert one.low < 40 < one.high
+    assert one.signature.startswith("nrefs:1|case:mixed|version:")  # nothing is drawn for its interval
     assert score_corpus(hypotheses, references, metrics=["exact"])[0].value == 60
     (folded,) = score_corpus(hypotheses, references, metrics=["exact"], lowercase=True)
     assert folded.value == 80
     assert "case:lc" in folded.signature
+
+
+@pytest.mark.parametrize(
+    ("matches", "segments", "low", "high"),
+    [(199, 200, 97.2226, 99.9117), (200, 200, 98.1155, 100), (0, 10, 0, 27.7533), (1, 1, 20.6549, 100)],
+)
+def test_exact_match_has_wilsons_interval(matches: int, segments: int, low: float, high: float) -> None:
+    hypotheses = ["yes"] * matches + ["no"] * (segments - matches)
+    (exact,) = score_corpus(hypotheses, [["yes"] * segments], metrics="exact")
+    assert (exact.low, exact.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    assert (score_corpus(hypotheses, [["yes"] * segments], metrics="exact", bootstrap=0)[0].low) is None
 
 
 def test_exact_match_is_a_sacrebleu_metric() -> None:
