@@ -53,6 +53,17 @@ class Vocabularies(TypedDict):
     target: Vocabulary
 
 
+class Origin(TypedDict):
+    """A run that a training began with, or that such a run began with itself."""
+
+    run: str
+    """Name."""
+    imported_from: str | None
+    """Model of another library that the run was made of."""
+    data: list[str]
+    """Training data, as `mtkit.training.origins.trained_on` returns it."""
+
+
 @stored
 class About(TypedDict):
     """Content of run.json: how the run was made."""
@@ -64,6 +75,8 @@ class About(TypedDict):
     document_pieces: NotRequired[int | None]
     lengths: NotRequired[dict[str, Lengths]]
     init_from: NotRequired[str | None]
+    origins: NotRequired[list[Origin]]
+    imported_from: NotRequired[str]
     commands: NotRequired[list[str]]
     precision: NotRequired[Literal["float32", "bfloat16"]]
 

@@ -41,11 +41,13 @@ def import_(
 
     if name in ("", "..") or Path(name).name != name:
         raise MtkitError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
+    folder = find_folder(model)
     made = import_marian(
-        find_folder(model),
+        folder,
         RUNS / name,
         source_language=source_language,
         target_language=target_language,
+        named=None if folder == Path(model) else model,
         command=["mtkit", *sys.argv[1:]],
     )
     for note in made.notes:

@@ -53,12 +53,13 @@ def import_marian(
     *,
     source_language: str | None = None,
     target_language: str | None = None,
+    named: str | None = None,
     command: Sequence[str] = (),
 ) -> Imported:
     """Make the run folder `into` of the Marian model in `folder`.
 
     It translates as Hugging Face's class does in float32. The languages are those that tokenizer_config.json names,
-    unless given. `command` is recorded.
+    unless given. `command` is recorded, and `named`, the model's name on the hub, if it was downloaded from there.
 
     Raises: RunError or DataError, naming the file and what in it mtkit cannot hold; nothing is then written.
     """
@@ -94,7 +95,7 @@ def import_marian(
         "format": FORMAT,
         "mtkit": mtkit.__version__,
         "torch": torch.__version__,
-        "imported_from": str(folder),
+        "imported_from": named or str(folder.resolve()),
         "directions": directions,
         "document_pieces": None,
         "init_from": None,

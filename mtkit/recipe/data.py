@@ -66,6 +66,15 @@ class Corpus(Settings):
                     raise ValueError(f"{name} of a corpus applies to data sets only; leave it out, or give dataset")
         return self
 
+    @property
+    def label(self) -> str:
+        """The corpus for people: names of its files without folders, or of the data set."""
+        if self.dataset is not None:
+            return self.dataset
+        files = [self.file] if self.file is not None else [self.source, self.target]
+        names = " and ".join(Path(file).name for file in files if file is not None)
+        return names if self.translated_by is None else f"{names}, translated by the run {self.translated_by.name}"
+
 
 class Grammar(Settings):
     """The built-in corpus: a synchronous English-German grammar, drawn from a seed."""

@@ -20,6 +20,7 @@ from mtkit.files import locked, write_json, write_text, writing
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run, is_begun
+from mtkit.training.origins import origin, origins
 from mtkit.training.report import Say
 from mtkit.yaml_text import dump_yaml
 
@@ -88,6 +89,7 @@ def open_folder(
             direction: each.model_dump(mode="json") for direction, each in lengths_of(prepared, longest).items()
         },
         "init_from": None if init_from is None else init_from.folder.name,
+        "origins": [] if init_from is None else [origin(init_from), *origins(init_from)],
         "vocabularies": {
             "source": prepared.tokenizers.source.size,
             "target": prepared.tokenizers.target.size,
@@ -96,6 +98,7 @@ def open_folder(
     if is_begun(folder):
         before = Run(folder)
         _check(before, recipe, about)
+        about["origins"] = origins(before)
         if "precision" in before.about:
             about["precision"] = before.about["precision"]
         commands = [*before.about.get("commands", []), shlex.join(command)]

@@ -51,6 +51,11 @@ class Bin(BaseModel):
     most: NonNegativeFloat
     """Maximum ratio."""
 
+    @property
+    def highest(self) -> float:
+        """The ratio that a translation may reach: the maximum, or `SPREADS` deviations above the mean if larger."""
+        return max(self.most, self.mean + SPREADS * self.spread)
+
 
 class Lengths(BaseModel):
     """The lengths of the training pairs of one direction."""
@@ -101,8 +106,7 @@ class Lengths(BaseModel):
         if not self.bins:
             return None
         bin_ = next((each for each in self.bins if source_pieces <= each.longest), self.bins[-1])
-        ratio = max(bin_.most, bin_.mean + SPREADS * bin_.spread)
-        return math.ceil(ratio * source_pieces - 1e-6) + ROOM
+        return math.ceil(bin_.highest * source_pieces - 1e-6) + ROOM
 
 
 def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:

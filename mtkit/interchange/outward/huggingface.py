@@ -104,6 +104,11 @@ def _search(run: Run) -> dict[str, Any]:
         "suppress_tokens": [PAD, UNK, BOS],
         "num_beams": beam,
         **({"early_stopping": True, "length_penalty": chosen.length_penalty} if beam > 1 else {}),
+        **(
+            {"do_sample": True, "temperature": chosen.temperature, "top_k": chosen.top_k, "top_p": chosen.top_p}
+            if chosen.method == "sample"
+            else {}
+        ),
         "no_repeat_ngram_size": chosen.no_repeat_ngram,
         "max_length": min(chosen.max_pieces or longest, longest) + 1,  # their limit counts the start mark
     }
