@@ -58,6 +58,7 @@ def compare(
     import torch
     from tqdm import tqdm
 
+    from mtkit.cli.progress import latest
     from mtkit.comparison.entries import entries
     from mtkit.comparison.folder import Folder
     from mtkit.comparison.process import compare as run
@@ -69,19 +70,21 @@ def compare(
     prepared = open_prepared(settings.data.folder)
     folder = Folder(out)
     folder.open(chosen, prepared, device=str(find_device(device)), threads=threads or torch.get_num_threads())
-    with tqdm(bar_format="{desc}", disable=None, leave=False) as line:
+    with latest() as show:
 
         def done(name: str) -> None:
             _write(folder)
-            tqdm.write(f"{name}: {_in_short(folder.result(name) or {})}")
+            result = folder.result(name) or {}
+            log = f"; see {folder.log(name)}" if "failed" in result else ""
+            tqdm.write(f"{name}: {_in_short(result)}{log}")
 
-        signal = run(folder, list(chosen), show=line.set_description_str, done=done)
+        signal = run(folder, list(chosen), show=show, done=done)
     written = _write(folder)
     if signal is not None:
         typer.echo("stopped; the same command resumes", err=True)
         raise typer.Exit(128 + signal)
     results = folder.results()
-    typer.echo(f"\n{table(folder.settings(), results)}\n\n{written}")
+    typer.echo(f"\n{table(folder.settings(), results)}\n\n{written}; logs in {folder.logs}")
     if any("failed" in each for each in results if each["attention"] in chosen):
         raise typer.Exit(1)
 

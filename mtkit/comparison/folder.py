@@ -94,9 +94,14 @@ class Folder:
         """The run folder of a mechanism."""
         return self.path / "runs" / name
 
+    @property
+    def logs(self) -> Path:
+        """The folder of the log files."""
+        return self.path / "logs"
+
     def log(self, name: str) -> Path:
         """The log file of a mechanism's process."""
-        return self.path / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def open(self, entries: Mapping[str, Recipe], prepared: Prepared, *, device: str, threads: int) -> None:
         """Make the folder, or check that these mechanisms, on this data, belong to the comparison in it.
@@ -144,10 +149,11 @@ class Folder:
         return _read(path) if path.exists() else None
 
     def results(self) -> list[dict[str, Any]]:
-        """What all mechanisms came to that are done or failed, the best BLEU first, those that failed last."""
+        """Results of all mechanisms that are done or failed, with their options: best BLEU first, failures last."""
         found = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
+        options = self.settings()["attentions"] if self._settings_path.exists() else {}
         return sorted(
-            (each for each in found if each is not None),
+            ({**each, "options": options.get(each["attention"], {})} for each in found if each is not None),
             key=lambda each: -each["bleu"]["value"] if "bleu" in each else 1,
         )
 

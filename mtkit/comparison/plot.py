@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mtkit.comparison.report import Results
+from mtkit.comparison.report import Results, row_name
 from mtkit.files import writing
 
 BLEU, SPEED, FULL = "#1f77b4", "#2ca02c", "#444444"
@@ -24,7 +24,7 @@ def draw_comparison(results: Results, path: Path) -> None:
     # a figure without pyplot: no window system, no state shared with the caller's own pictures
     figure = Figure(figsize=(12, 1.3 + 0.32 * max(len(scored), 2)), layout="constrained")
     bleu, speed = figure.subplots(1, 2, sharey=True)
-    names = [each["attention"] for each in scored]
+    names = [row_name(each) for each in scored]
     values = [each["bleu"]["value"] for each in scored]
     lows = [max(each["bleu"]["value"] - each["bleu"]["low"], 0.0) for each in scored]
     highs = [max(each["bleu"]["high"] - each["bleu"]["value"], 0.0) for each in scored]
@@ -46,7 +46,7 @@ def _bars(
     axes: Any, names: list[str], values: list[float], color: str, labels: list[str], reaches: list[float]
 ) -> None:
     """Bars from zero, each with its number right of it and of the `reaches` of its error bar."""
-    colors = [FULL if name == "full" else color for name in names]
+    colors = [FULL if name.split()[0] == "full" else color for name in names]
     axes.barh(range(len(names)), values, color=colors, alpha=0.85, height=0.7)
     longest = max((value + reach for value, reach in zip(values, reaches, strict=True)), default=0.0) or 1.0
     for row, (value, reach, label) in enumerate(zip(values, reaches, labels, strict=True)):

@@ -30,7 +30,7 @@ def compare(folder: Folder, names: Sequence[str], *, show: Show, done: Callable[
             if result is not None and "failed" not in result:
                 continue
             folder.forget(name)
-            status = children.run(folder, name, show, title=f"[{number}/{len(names)}] {name}: ")
+            status = children.run(folder, name, show, title=f"[{number}/{len(names)}] {name} ({folder.log(name)}): ")
             if children.signal is not None:
                 return children.signal
             if folder.result(name) is None:

@@ -42,6 +42,11 @@ def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:
     }
 
 
+def row_name(result: Mapping[str, Any]) -> str:
+    """The mechanism with its options, as in `longformer window_radius=8`."""
+    return " ".join([result["attention"], *(f"{key}={value}" for key, value in result.get("options", {}).items())])
+
+
 def caption(settings: Mapping[str, Any], results: Results) -> str:
     """What all rows have in common, in one line."""
     recipe = settings["recipe"]
@@ -72,12 +77,12 @@ def _rows(results: Results) -> list[list[str]]:
     rows = [[*HEAD, "note"]]
     for each in results:
         if "failed" in each:
-            rows.append([each["attention"], *("-" * (len(HEAD) - 1)), f"failed: {each['failed']}"])
+            rows.append([row_name(each), *("-" * (len(HEAD) - 1)), f"failed: {each['failed']}"])
             continue
         bleu, training, decoding = each["bleu"], each["training"], each["decoding"]
         rows.append(
             [
-                each["attention"],
+                row_name(each),
                 f"{bleu['value']:.2f}",
                 f"{bleu['low']:.2f} to {bleu['high']:.2f}",
                 f"{training['tokens_per_second']:,.0f}",

@@ -6,7 +6,7 @@ import numpy as np
 
 from mtkit.attention import mechanisms
 from mtkit.comparison.labels import Box, label_places
-from mtkit.comparison.report import Results
+from mtkit.comparison.report import Results, row_name
 from mtkit.files import writing
 
 COLORS = {
@@ -63,7 +63,7 @@ def draw_scatter(results: Results, path: Path) -> None:
             axes.set_yticks(inside)
     canvas.draw()  # the layout is settled, so that pixels are final
     figure.set_layout_engine("none")
-    texts = [axes.text(0, 0, each["attention"], fontsize=8) for each in scored]
+    texts = [axes.text(0, 0, row_name(each), fontsize=8) for each in scored]
     sizes = [(box.width, box.height) for box in (text.get_window_extent() for text in texts)]
     pixels = (axes.transData.transform(pair) for pair in zip(speeds, scores, strict=True))
     dots = [(float(x), float(y)) for x, y in pixels]

@@ -71,6 +71,7 @@ def test_for_real_it_leaves_table_picture_and_a_run_that_translates() -> None:
     pytest.importorskip("matplotlib")
     shown = typed("--attention", "grouped-query")
     assert shown.exit_code == 0, shown.output
+    assert "[1/1] grouped-query (mtkit-compare/logs/grouped-query.log): training" in shown.stderr
     out = Path("mtkit-compare")
     assert all((out / f"compare.{end}").is_file() for end in ("md", "json", "png"))
     (row,) = json.loads((out / "compare.json").read_text())["results"]
@@ -89,10 +90,20 @@ def test_rows_are_sorted_and_later_names_are_added(known: Any) -> None:
     assert [line.split()[1] for line in lines if "1,234,567" in line] == rows
 
 
+def test_rows_have_their_options(known: Any) -> None:
+    shown = typed("--attention", "full,longformer", "--attention-option", "window_radius=3")
+    for text in (shown.stdout, Path("mtkit-compare/compare.md").read_text()):
+        assert text.count("longformer window_radius=3 ") == 1
+        assert "full window_radius" not in text
+    rows = json.loads(Path("mtkit-compare/compare.json").read_text())["results"]
+    assert [row["options"] for row in rows] == [{"window_radius": 3}, {}]
+
+
 def test_a_failure_shows_in_the_exit_code_and_the_table(known: Any) -> None:
     shown = typed("--attention", "full,band")
     assert shown.exit_code == 1
-    assert "failed: diverged" in shown.stdout
+    assert "band: failed: diverged; see mtkit-compare/logs/band.log" in shown.stdout
+    assert shown.stdout.endswith("logs in mtkit-compare/logs\n")
     assert "80.00" in shown.stdout
     assert typed("--attention", "full").exit_code == 0  # another's failure is not this call's
 

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from mtkit.cli.progress import counted, steps, through
+from mtkit.cli.progress import counted, latest, steps, through
 
 
 @pytest.mark.parametrize("stderr", [None, object()])
@@ -19,3 +19,13 @@ def test_without_a_stderr_the_work_is_done_and_nothing_is_shown(
         advance(3)
     with steps("benchmark", "part") as on_progress:
         on_progress(1, 2)
+
+
+def test_a_log_gets_a_line_for_each_title_and_one_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mtkit.cli.progress.monotonic", iter([0, 10, 20, 70, 75, 80, 90]).__next__)
+    with latest() as show:
+        for line in ("one: a", "one: b", "one: c", "one: d", "two: a"):
+            show(line)
+    assert capsys.readouterr().err == "one: a\none: d\ntwo: a\n"

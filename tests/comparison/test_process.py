@@ -34,7 +34,7 @@ def test_one_that_fails_does_not_lose_the_others(tiny: Tiny, opened: Opened) -> 
     assert [each["attention"] for each in found] == ["full", "routing"]
     assert "local_heads" in found[1]["failed"]
     assert "\n" not in found[1]["failed"]
-    assert any(line.startswith("[2/2] full: training") for line in shown)
+    assert any(line.startswith(f"[2/2] full ({folder.log('full')}): training") for line in shown)
     assert any(line.startswith("[2/2] full: training, update 2/2") or line.endswith("decoding") for line in shown)
 
 
