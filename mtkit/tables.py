@@ -1,4 +1,7 @@
-"""Tables of text cells, for the terminal and in Markdown. A wide letter, as of Chinese, takes two places."""
+"""Text for people: tables of cells, for the terminal and in Markdown, and samples of long text.
+
+A wide letter of a table, as of Chinese, takes two places.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -24,6 +27,11 @@ def markdown(rows: Rows, *, left: Collection[int] = (0,)) -> str:
     head, *cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     sides = _sides(rows, left)
     return tabulate(cells, headers=head, tablefmt="pipe", colalign=sides, headersalign=sides, disable_numparse=True)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """The text, or its first `most` characters, the last of which is then an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
 
 
 def _sides(rows: Rows, left: Collection[int]) -> list[str]:

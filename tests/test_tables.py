@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from mtkit.tables import aligned, markdown
+from mtkit.tables import aligned, markdown, shortened
 
 ROWS = [("name", "pieces", "note"), ("full", "1,234", "plain"), ("  part", "5", "")]
 
@@ -35,3 +35,8 @@ def test_markdown_escapes_what_divides_columns() -> None:
     left, right = (cell.strip() for cell in rule.strip("|").split("|"))
     assert (left[0], right[-1], left[-1], right[0]) == (":", ":", "-", "-")
     assert "a\\|b" in rows[0]
+
+
+def test_a_long_sample_is_cut() -> None:
+    assert shortened("a" * 200) == "a" * 200
+    assert shortened("a" * 201) == "a" * 199 + "\u2026"

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtkit.cli.translation.notes import note
+
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
 
@@ -44,7 +46,10 @@ def align(
 
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
-    aligned = translator.align(text, target, direction=direction)
+    whole_text = translator.align(text, target, direction=direction)
+    if left_out := whole_text.left_out():
+        note(left_out)
+    aligned = whole_text.first()
     typer.echo(_table(aligned))
     try:
         whole = draw_alignment(aligned.source, aligned.target, aligned.weights.tolist(), output)

@@ -263,6 +263,7 @@ def _translate_sides(
     from mtkit.decoding.lines.notes import Notes
     from mtkit.decoding.lines.output import write_whole
     from mtkit.decoding.links.lines import pharaoh
+    from mtkit.tables import shortened
 
     for side in sides:
         if joined and side.documents is None:
@@ -279,9 +280,9 @@ def _translate_sides(
             links = translator.links_of_side(side, [each for each, *_ in found], heads, joined=joined)
             write_whole(alignments, "".join(f"{pharaoh(each)}\n" for each in links))
         for number in range(0, len(found), -(-len(found) // SAMPLES)):
-            typer.echo(f"source       {side.sources[number]}")
-            typer.echo(f"reference    {side.references[number]}")
-            typer.echo(f"translation  {found[number][0].text}\n")
+            typer.echo(f"source       {shortened(side.sources[number])}")
+            typer.echo(f"reference    {shortened(side.references[number])}")
+            typer.echo(f"translation  {shortened(found[number][0].text)}\n")
         numbers = speed.numbers()
         typer.echo(
             f"{len(found):,} segments in {numbers['seconds']:.1f} s ({numbers['segments_per_second']:,.0f} "

@@ -23,6 +23,9 @@ ROLES = ("encoder", "decoder", "cross")
 TOKENS = 2048
 """Padded pieces of a side in a batch of `over_segments`, or one segment: each head has a weight for every pair."""
 
+SHOWN = 80
+"""Pieces of a side that tables and pictures show, at most: more cannot be read."""
+
 Layers = list[Tensor | None]
 """The weights of each cross-attention layer; None for a mechanism that has none."""
 
@@ -47,6 +50,22 @@ class Alignment:
     def read(self) -> list[str]:
         """The T pieces that the decoder attends to among its own: the begin mark, and those before the end mark."""
         return [BEGIN, *self.target[:-1]]
+
+    def first(self, most: int = SHOWN) -> "Alignment":
+        """The first `most` pieces of both sides, with their weights."""
+        source, target = self.source[:most], self.target[:most]
+        sizes = {"encoder": (len(source),) * 2, "decoder": (len(target),) * 2, "cross": (len(target), len(source))}
+        layers: Weights = {
+            role: [each if each is None else each[:, : sizes[role][0], : sizes[role][1]] for each in stack]
+            for role, stack in self.layers.items()
+        }
+        return Alignment(source, target, layers)
+
+    def left_out(self, most: int = SHOWN) -> str:
+        """A note on what `first` leaves out; empty if nothing."""
+        sides = {"source": len(self.source), "target": len(self.target)}
+        cut = [f"{most} of {length:,} {side} pieces" for side, length in sides.items() if length > most]
+        return f"only the first {' and '.join(cut)} are shown" if cut else ""
 
     @property
     def weights(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,8 @@ def _families(pieces: Sequence[str]) -> list[str]:
     families = [OWN_FONT]
     lacking = set("".join(pieces))
     lacking -= _letters(font_manager.findfont(OWN_FONT), lacking)
+    if lacking:
+        _add_new_fonts()
     for font in sorted(font_manager.fontManager.ttflist, key=lambda each: each.name):
         if not lacking:
             break
@@ -124,6 +127,17 @@ def _families(pieces: Sequence[str]) -> list[str]:
             families.append(font.name)
             lacking -= found
     return families
+
+
+def _add_new_fonts() -> None:
+    """Add the fonts that were installed after matplotlib stored its list, which it never renews by itself."""
+    from matplotlib import font_manager
+
+    known = {font.fname for font in font_manager.fontManager.ttflist}
+    for path in font_manager.findSystemFonts():
+        if path not in known:
+            with suppress(Exception):  # a damaged font; matplotlib passes over any fault of one too
+                font_manager.fontManager.addfont(path)
 
 
 def _letters(path: str, letters: Iterable[str]) -> set[str]:

@@ -253,14 +253,17 @@ def _attention(
         if isinstance(shown, str):
             parts.append(tag("p", f"No attention is shown: {shown}", class_="soft"))
             continue
-        layers: list[Any] = shown.aligned.layers["cross"]
+        aligned = shown.aligned.first()
+        layers: list[Any] = aligned.layers["cross"]
         links = text("Words: ", tag("code", shown.links), f", by {shown.heads}.")
         mean = shown.heads.rows(layers)
         parts += [
             tag("p", shown.translation, dir="auto"),
             tag("p", links, class_="soft"),
-            attention_table(shown.aligned.source, shown.aligned.target, mean.tolist()),
+            attention_table(aligned.source, aligned.target, mean.tolist()),
         ]
+        if left_out := shown.aligned.left_out():
+            parts.append(tag("p", f"{left_out.capitalize()}.", class_="soft"))
         small = [
             small_map(f"layer {layer} head {head}", weights.tolist())
             for layer, each in enumerate(layers, start=1)

@@ -30,6 +30,7 @@ from mtkit.model.adaptation.lora import merged_in_place
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run
+from mtkit.tables import shortened
 from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs
@@ -84,7 +85,7 @@ class Validation:
             f"{' (best so far)' if better else ''}, {self.seconds:.1f} s, {self.signature}"
         )
         parts = ("source", "reference", "translation")
-        return [head, *(f"  {part:<12}{getattr(sample, part)}" for sample in self.samples for part in parts)]
+        return [head, *(f"  {part:<12}{shortened(getattr(sample, part))}" for sample in self.samples for part in parts)]
 
 
 def validate(

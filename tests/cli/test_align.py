@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,29 @@ def test_what_is_not_one_line_is_refused(folder: Path, text: str, tmp_path: Path
     result = call(text, "--run", str(folder), "--output", str(tmp_path / "boy.png"))
     assert isinstance(result.exception, MtkitError)
     assert not list(tmp_path.iterdir())
+
+
+def test_of_a_long_text_the_beginning_is_shown(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Alignment.first, "__defaults__", (3,))
+    monkeypatch.setattr(Alignment.left_out, "__defaults__", (3,))
+    output = ["--run", str(folder), "--target", "der", "--output", str(tmp_path / "a.png")]
+    result = call("the boy sleeps", *output)
+    assert re.search(r"only the first 3 of \d+ source pieces are shown\n", result.stderr), result.stderr
+    rows = result.stdout.splitlines()[1:-2]
+    assert 1 < len(rows) <= 3
+    assert not any("</s>" in cell for row in rows for cell in row.split()[1:])
+
+
+def test_the_first_pieces_have_their_weights() -> None:
+    layers = {"encoder": [torch.rand(2, 9, 9), None], "decoder": [torch.rand(2, 5, 5)], "cross": [torch.rand(2, 5, 9)]}
+    cut = Alignment(list("abcdefghi"), list("vwxyz"), layers).first(6)
+    assert ("".join(cut.source), "".join(cut.target), cut.read) == ("abcdef", "vwxyz", ["<s>", *"vwxy"])
+    for role, rows, columns in (("encoder", 6, 6), ("decoder", 5, 5), ("cross", 5, 6)):
+        assert torch.equal(cut.layers[role][0], layers[role][0][:, :rows, :columns])  # type: ignore[index, arg-type]
+    assert Alignment(list("abc"), list("xy"), layers).left_out(3) == ""
+    assert Alignment(list("abc"), list("xy"), layers).left_out(1) == (
+        "only the first 1 of 3 source pieces and 1 of 2 target pieces are shown"
+    )
 
 
 def test_columns_of_wide_letters_are_aligned() -> None:

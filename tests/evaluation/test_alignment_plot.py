@@ -48,3 +48,15 @@ def test_fonts_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: 
     gone = [fonts.FontEntry(fname=str(path), name=f"A {path.stem}") for path in (damaged, tmp_path / "gone.ttf")]
     monkeypatch.setattr(fonts.fontManager, "ttflist", [*gone, *fonts.fontManager.ttflist])
     assert not {each.name for each in gone} & set(_families(["\u1d81"]))
+
+
+def test_fonts_installed_after_matplotlib_listed_them_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts = pytest.importorskip("matplotlib.font_manager")
+    letter, listed = "\u1d81", fonts.fontManager.ttflist
+    (new,) = _families([letter])[1:]
+    monkeypatch.setattr(fonts.fontManager, "ttflist", [font for font in listed if font.name == "DejaVu Sans"])
+    monkeypatch.setattr(fonts, "findSystemFonts", lambda: [])
+    assert _families([letter]) == ["DejaVu Sans"]
+    paths = [font.fname for font in listed if font.name == new]
+    monkeypatch.setattr(fonts, "findSystemFonts", lambda: [__file__, *paths])
+    assert _families([letter]) == ["DejaVu Sans", new]

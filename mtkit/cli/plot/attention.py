@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mtkit.cli.translation.notes import note
 from mtkit.errors import MtkitError
 
 
@@ -42,5 +43,8 @@ def attention(
 
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
-    whole = draw_attention(translator.align(source, target, direction=direction), output)
+    aligned = translator.align(source, target, direction=direction)
+    if left_out := aligned.left_out():
+        note(left_out)
+    whole = draw_attention(aligned.first(), output)
     typer.echo(f"{output}" + ("" if whole else " (letters without an installed font are boxes)"))
