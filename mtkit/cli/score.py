@@ -83,7 +83,7 @@ def score(
       mtkit score --hypothesis out.de --reference test.de
     """
     from mtkit.cli.progress import through
-    from mtkit.evaluation.report import side_object, side_text
+    from mtkit.evaluation.report import side_object, sides_text
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
@@ -130,7 +130,7 @@ def score(
         short = {key: first[key] for key in ("hypothesis", "references", "scores")}
         typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))
     else:
-        typer.echo("\n\n".join(side_text(each) for each in found))
+        typer.echo(sides_text(found))
 
 
 def _files(hypotheses: list[Path], references: list[Path], source: Path | None) -> "list[Translated]":

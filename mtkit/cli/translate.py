@@ -279,7 +279,7 @@ def _translate_sides(
         if alignments is not None and heads is not None:
             links = translator.links_of_side(side, [each for each, *_ in found], heads, joined=joined)
             write_whole(alignments, "".join(f"{pharaoh(each)}\n" for each in links))
-        for number in range(0, len(found), -(-len(found) // SAMPLES)):
+        for number in range(0, len(found), -(-len(found) // max(SAMPLES // len(sides), 1))):
             typer.echo(f"source       {shortened(side.sources[number])}")
             typer.echo(f"reference    {shortened(side.references[number])}")
             typer.echo(f"translation  {shortened(found[number][0].text)}\n")

@@ -13,6 +13,9 @@ from mtkit.tables import aligned
 SURE = 0.05
 """p-values below it are marked."""
 
+MANY = 5
+"""Rows from which on sides and directions are shown as one matrix of scores."""
+
 
 def table(scores: Sequence[Score]) -> str:
     """A line for each score: name, value, 95% confidence interval where there is one, signature."""
@@ -27,9 +30,58 @@ def as_objects(scores: Sequence[Score]) -> list[dict[str, Any]]:
     return [asdict(score) for score in scores]
 
 
+def sides_text(sides: Sequence[SideScores]) -> str:
+    """Everything that is known of all sides: a block for each, or one matrix of scores if there are `MANY` rows."""
+    rows = [row for side in sides for row in _matrix_rows(side)]
+    if len(rows) < MANY:
+        return "\n\n".join(map(side_text, sides))
+    files = sides[0].files
+    metrics = [score.name for score in sides[0].overall.scores[0]]
+    second = "95% interval" if len(files) == 1 else "difference"
+    heads = ["side", "direction", "segments", "system", *(head for name in metrics for head in (name, second))]
+    cells, signatures = [], dict[tuple[str, str], list[str]]()
+    for side, direction, segments, comparison in rows:
+        for number, system in enumerate(side.files):
+            where = [side.name or "", direction, f"{segments:,}", system.system if len(files) > 1 else ""]
+            differences = comparison.differences[number - 1] if number else [None] * len(metrics)
+            cells.append(where)
+            for score, difference in zip(comparison.scores[number], differences, strict=True):
+                where += [f"{score.value:.2f}", _interval(score) if len(files) == 1 else _short(difference)]
+        for each in comparison.differences[0] if comparison.differences else comparison.scores[0]:
+            name = each.metric if isinstance(each, Difference) else each.name
+            signatures.setdefault((name, each.signature), []).append(direction or side.name or "")
+    different = len(signatures) > len(metrics)
+    listed = [[*key, ", ".join(dict.fromkeys(used)) if different else ""] for key, used in signatures.items()]
+    folders = dict.fromkeys(str(each.hypothesis.parent) for side in sides for each in side.files)
+    parts = [
+        _title(sides[0]) if len(sides) == 1 else f"{len(sides)} sides in {', '.join(folders)}",
+        _table(heads, cells),
+        _table(["metric", "signature", "used for"], listed),
+    ]
+    if len(files) > 1:
+        names = ", ".join(each.system for each in files[1:])
+        parts.append(f"differences are those of {names} from {files[0].system}; * if all p are below {SURE}")
+    for side in sides:
+        if side.lengths:
+            parts.append("\n".join([*([side.name] if side.name and len(sides) > 1 else []), _length_table(side)]))
+    return "\n\n".join(parts)
+
+
+def _matrix_rows(side: SideScores) -> list[tuple[SideScores, str, int, Comparison]]:
+    """Direction, segments and scores: of the side, and of each direction if it has several."""
+    every = (side, "all" if side.directions else "", side.segments, side.overall)
+    return [every, *((side, way, segments, comparison) for way, (segments, comparison) in side.directions.items())]
+
+
+def _short(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    found = [p for p in (difference.bootstrap_p, difference.randomisation_p) if p is not None]
+    return f"{difference.value:+.2f} {'*' if found and max(found) < SURE else ' '}"
+
+
 def side_text(side: SideScores) -> str:
     """All that is known of one side: what was scored, scores by system and direction, and by source length."""
-    references = ", ".join(map(str, side.files[0].references))
     alone = len(side.files) == 1
     if alone and not side.directions:
         parts = [table(side.overall.scores[0])]
@@ -40,8 +92,12 @@ def side_text(side: SideScores) -> str:
         parts.append(f"differences are those of {names} from {side.files[0].system}; p is two-sided, * below {SURE}")
     if side.lengths:
         parts.append(_length_table(side))
+    return "\n\n".join([_title(side), *parts])
+
+
+def _title(side: SideScores) -> str:
     hypotheses = ", ".join(str(each.hypothesis) for each in side.files)
-    return "\n\n".join([f"{hypotheses} against {references}", *parts])
+    return f"{hypotheses} against {', '.join(map(str, side.files[0].references))}"
 
 
 def side_object(side: SideScores) -> dict[str, Any]:

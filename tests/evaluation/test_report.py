@@ -1,10 +1,12 @@
 """Scores for people and programs."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from mtkit.evaluation.by_length import LengthRow
-from mtkit.evaluation.report import as_objects, side_object, side_text, table
+from mtkit.evaluation.report import as_objects, side_object, side_text, sides_text, table
 from mtkit.evaluation.scores import Score
 from mtkit.evaluation.side_scores import SideScores
 from mtkit.evaluation.significance import Comparison, Difference
@@ -107,3 +109,40 @@ def test_the_object_carries_everything() -> None:
     assert two["by_length"][1]["words"] == "over 60"
     assert two["by_length"][0]["length_ratio"] == 0.98765
     assert side_object(side(ALONE, [], []))["systems"][0]["by_length"] == []
+
+
+def test_many_directions_make_one_matrix() -> None:
+    ways = [f"{one}-{other}" for one in ("de", "en", "fr", "ja") for other in ("de", "en", "fr", "ja") if one != other]
+    title, scores, signatures = sides_text([side(ALONE, ways, [])]).split("\n\n")
+    assert title == "one.de against reference.de"
+    head, *lines = scores.split("\n")
+    assert head.split() == ["side", "direction", "segments", "BLEU", "95%", "interval", "TER", "95%", "interval"]
+    assert [line.split()[1] for line in lines] == ["all", *ways]
+    assert lines[1].split()[2:] == ["600", "31.42", "30.00", "to", "33.33", "150.00", "145.50", "to", "155.50"]
+    assert signatures.count("nrefs") == 2
+    assert "used for" not in signatures
+
+
+def test_many_sides_of_several_systems_make_one_matrix() -> None:
+    sure = Comparison(BOTH.scores, [[replace(BETTER, randomisation_p=0.01), WORSE]])
+    sides = [replace(side(sure if number else BOTH, [], []), name=f"side-{number}") for number in range(6)]
+    title, scores, signatures, legend = sides_text(sides).split("\n\n")
+    assert title == "6 sides in ."
+    lines = scores.split("\n")
+    assert len(lines) == 1 + 6 * 2
+    assert lines[2].split() == ["side-0", "1,203", "two", "31.42", "+1.23", "150.00", "-0.50"]
+    assert lines[4].split() == ["side-1", "1,203", "two", "31.42", "+1.23", "*", "150.00", "-0.50"]
+    assert signatures.count("nrefs") == 2
+    assert "two from one" in legend
+
+
+def test_signatures_that_differ_name_their_sides() -> None:
+    other = Comparison([[replace(BLEU, signature="tok:zh"), TER]], [])
+    sides = [replace(side(other if number == 3 else ALONE, [], []), name=f"s{number}") for number in range(5)]
+    *_, signatures = sides_text(sides).split("\n\n")
+    assert "nrefs:1|case:mixed  s0, s1, s2, s4\n" in signatures
+    assert re.search(r"^BLEU +tok:zh +s3$", signatures, re.MULTILINE)
+
+
+def test_few_sides_have_a_block_each() -> None:
+    assert sides_text([side(ALONE, [], [])] * 3) == "\n\n".join([side_text(side(ALONE, [], []))] * 3)
