@@ -1,7 +1,7 @@
 """Scores for people, as tables, and for programs, as JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtkit.evaluation.by_length import LengthRow
@@ -14,7 +14,7 @@ SURE = 0.05
 """p-values below it are marked."""
 
 MANY = 5
-"""Rows from which on sides and directions are shown as one matrix of scores."""
+"""Sides and directions from which on a matrix of scores shows them."""
 
 
 def table(scores: Sequence[Score]) -> str:
@@ -30,33 +30,56 @@ def as_objects(scores: Sequence[Score]) -> list[dict[str, Any]]:
     return [asdict(score) for score in scores]
 
 
-def sides_text(sides: Sequence[SideScores]) -> str:
-    """Everything that is known of all sides: a block for each, or one matrix of scores if there are `MANY` rows."""
-    rows = [row for side in sides for row in _matrix_rows(side)]
-    if len(rows) < MANY:
-        return "\n\n".join(map(side_text, sides))
-    files = sides[0].files
+@dataclass(frozen=True)
+class Matrix:
+    """Scores of many sides and directions."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    """Side, direction, segments, system, and two cells per metric: of each side or direction, a row per system."""
+    signatures: list[list[str]]
+    """Metric, signature, and the sides and directions that it is of if the metric has several."""
+
+
+def matrix(sides: Sequence[SideScores]) -> Matrix:
+    """The scores with their intervals, or of several systems with their differences from the first one."""
+    several = len(sides[0].files) > 1
     metrics = [score.name for score in sides[0].overall.scores[0]]
-    second = "95% interval" if len(files) == 1 else "difference"
+    second = "difference" if several else "95% interval"
     heads = ["side", "direction", "segments", "system", *(head for name in metrics for head in (name, second))]
-    cells, signatures = [], dict[tuple[str, str], list[str]]()
-    for side, direction, segments, comparison in rows:
-        for number, system in enumerate(side.files):
-            where = [side.name or "", direction, f"{segments:,}", system.system if len(files) > 1 else ""]
-            differences = comparison.differences[number - 1] if number else [None] * len(metrics)
-            cells.append(where)
-            for score, difference in zip(comparison.scores[number], differences, strict=True):
-                where += [f"{score.value:.2f}", _interval(score) if len(files) == 1 else _short(difference)]
-        for each in comparison.differences[0] if comparison.differences else comparison.scores[0]:
-            name = each.metric if isinstance(each, Difference) else each.name
-            signatures.setdefault((name, each.signature), []).append(direction or side.name or "")
+    rows, signatures = [], dict[tuple[str, str], list[str]]()
+    for side in sides:
+        parts = {"all" if side.directions else "": (side.segments, side.overall), **side.directions}
+        for direction, (segments, comparison) in parts.items():
+            for number, system in enumerate(side.files):
+                differences = comparison.differences[number - 1] if number else [None] * len(metrics)
+                cells = [side.name or "", direction, f"{segments:,}", system.system if several else ""]
+                for score, difference in zip(comparison.scores[number], differences, strict=True):
+                    cells += [f"{score.value:.2f}", _short(difference) if several else _interval(score)]
+                rows.append(cells)
+            label = " ".join(filter(None, [side.name if len(sides) > 1 else "", direction]))
+            for name, signature in _signed(comparison):
+                signatures.setdefault((name, signature), []).append(label)
     different = len(signatures) > len(metrics)
-    listed = [[*key, ", ".join(dict.fromkeys(used)) if different else ""] for key, used in signatures.items()]
+    listed = [[*key, ", ".join(labels) if different else ""] for key, labels in signatures.items()]
+    return Matrix(heads, rows, listed)
+
+
+def is_many(sides: Sequence[SideScores]) -> bool:
+    """Whether there are so many sides and directions that a matrix shows them better than a block for each."""
+    return sum(1 + len(side.directions) for side in sides) >= MANY
+
+
+def sides_text(sides: Sequence[SideScores]) -> str:
+    """All that is known of all sides: a block for each, or one matrix of scores if there are many."""
+    if not is_many(sides):
+        return "\n\n".join(map(side_text, sides))
+    files, shown = sides[0].files, matrix(sides)
     folders = dict.fromkeys(str(each.hypothesis.parent) for side in sides for each in side.files)
     parts = [
         _title(sides[0]) if len(sides) == 1 else f"{len(sides)} sides in {', '.join(folders)}",
-        _table(heads, cells),
-        _table(["metric", "signature", "used for"], listed),
+        _table(shown.heads, shown.rows),
+        _table(["metric", "signature", "used for"], shown.signatures),
     ]
     if len(files) > 1:
         names = ", ".join(each.system for each in files[1:])
@@ -65,12 +88,6 @@ def sides_text(sides: Sequence[SideScores]) -> str:
         if side.lengths:
             parts.append("\n".join([*([side.name] if side.name and len(sides) > 1 else []), _length_table(side)]))
     return "\n\n".join(parts)
-
-
-def _matrix_rows(side: SideScores) -> list[tuple[SideScores, str, int, Comparison]]:
-    """Direction, segments and scores: of the side, and of each direction if it has several."""
-    every = (side, "all" if side.directions else "", side.segments, side.overall)
-    return [every, *((side, way, segments, comparison) for way, (segments, comparison) in side.directions.items())]
 
 
 def _short(difference: Difference | None) -> str:
@@ -153,10 +170,14 @@ def _difference_cells(difference: Difference | None) -> list[str]:
 
 
 def _signatures(comparison: Comparison) -> str:
-    rows = [[each.name, each.signature] for each in comparison.scores[0]]
+    return _table(["metric", "signature"], _signed(comparison))
+
+
+def _signed(comparison: Comparison) -> list[tuple[str, str]]:
+    """The metrics with their signatures, which name the paired tests if there are any."""
     if comparison.differences:
-        rows = [[each.metric, each.signature] for each in comparison.differences[0]]
-    return _table(["metric", "signature"], rows)
+        return [(each.metric, each.signature) for each in comparison.differences[0]]
+    return [(each.name, each.signature) for each in comparison.scores[0]]
 
 
 def _length_table(side: SideScores) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.decoding.links.words import begins, words
 from mtkit.errors import RunError
+from mtkit.evaluation.report import is_many, matrix
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
@@ -74,7 +75,7 @@ def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: Progre
         _overview(runs, systems, scored[0]),
         _settings(runs, systems),
         _curves(runs, systems),
-        *(_scores(each) for each in scored),
+        *([_matrix(scored)] if is_many(scored) else [_scores(each) for each in scored]),
         _segments(shown_segments(first), systems, scored[0].name),
         Html() if sample is None else _attention([shown_attention(run, *sample) for run in runs], systems, *sample),
         _commands(runs, systems),
@@ -166,6 +167,21 @@ def _smoothed(points: Sequence[tuple[float, float]]) -> Points:
     return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in parts]
 
 
+def _matrix(sides: Sequence[SideScores]) -> Html:
+    """The scores of many sides and directions."""
+    shown, files = matrix(sides), sides[0].files
+    rows = [
+        [*cells[:3], run_name(cells[3], number % len(files)) if cells[3] else "", *cells[4:]]
+        for number, cells in enumerate(shown.rows)
+    ]
+    parts = [tag("h2", "Scores"), data_table(["run" if head == "system" else head for head in shown.heads], rows)]
+    if len(files) > 1:
+        about = f"Differences are those from {files[0].system}; * if all p of paired tests are below {SURE}."
+        parts.append(tag("p", about, class_="soft"))
+    listed = tag("pre", "\n".join("  ".join(filter(None, each)) for each in shown.signatures))
+    return text(*parts, tag("details", tag("summary", "Signatures"), listed), *map(_lengths, sides))
+
+
 def _scores(side: SideScores) -> Html:
     rows, signatures = [], []
     for metric, best in enumerate(side.overall.scores[0]):
@@ -184,22 +200,32 @@ def _scores(side: SideScores) -> Html:
         parts.append(tag("p", about, class_="soft"))
     listed = tag("pre", "\n".join(f"{name}  {signature}" for name, signature in signatures))
     parts.append(tag("details", tag("summary", "Signatures"), listed))
-    if side.lengths:
-        names = [each.name for each in side.overall.scores[0]]
-        rows = [
-            [
-                f"{row.name} words",
-                f"{row.segments:,}",
-                run_name(files.system, number),
-                *(f"{row.scores[name]:.2f}" for name in names),
-                "" if row.length_ratio is None else f"{row.length_ratio:.3f}",
-            ]
-            for of_length in zip(*side.lengths, strict=True)
-            for number, (files, row) in enumerate(zip(side.files, of_length, strict=True))
+    return text(*parts, tag("h3", "By the length of the source") if side.lengths else Html(), _by_length(side))
+
+
+def _lengths(side: SideScores) -> Html:
+    """A side's scores by the length of the source, folded."""
+    if not side.lengths:
+        return Html()
+    return tag("details", tag("summary", f"{side.name} by the length of the source"), _by_length(side))
+
+
+def _by_length(side: SideScores) -> Html:
+    if not side.lengths:
+        return Html()
+    names = [each.name for each in side.overall.scores[0]]
+    rows = [
+        [
+            f"{row.name} words",
+            f"{row.segments:,}",
+            run_name(files.system, number),
+            *(f"{row.scores[name]:.2f}" for name in names),
+            "" if row.length_ratio is None else f"{row.length_ratio:.3f}",
         ]
-        heads = ["source", "segments", "run", *names, "length ratio"]
-        parts += [tag("h3", "By the length of the source"), data_table(heads, rows)]
-    return text(*parts)
+        for of_length in zip(*side.lengths, strict=True)
+        for number, (files, row) in enumerate(zip(side.files, of_length, strict=True))
+    ]
+    return data_table(["source", "segments", "run", *names, "length ratio"], rows)
 
 
 def _difference(difference: Difference | None) -> list[str]:

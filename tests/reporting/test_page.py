@@ -162,3 +162,18 @@ def test_updates_and_minutes_are_those_of_the_last_checkpoint(folder: Path) -> N
     tree = Tree()
     tree.feed(typed("one"))
     assert "125.0" not in tree.words
+
+
+def test_many_sides_are_one_table(folder: Path) -> None:
+    for run in ("one", "two"):
+        translations = folder / "mtkit-runs" / run / "translations"
+        for path in [*translations.glob("test.*")]:
+            for number in range(5):
+                (translations / path.name.replace("test", f"more-{number}", 1)).write_bytes(path.read_bytes())
+    tree = Tree()
+    tree.feed(typed("one", "two"))
+    assert not tree.open
+    shown = " ".join(tree.words)
+    assert shown.count("95% interval") == 0
+    assert shown.count("nrefs:") == 3
+    assert all(f"more-{number} by the length of the source" in shown for number in range(5))
