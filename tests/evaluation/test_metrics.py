@@ -28,6 +28,12 @@ def test_exact_match_is_the_share_of_segments_that_equal_a_reference() -> None:
     assert "case:lc" in folded.signature
 
 
+@pytest.mark.parametrize(("hypothesis", "equal"), [("a b \t", True), (" a b", False), ("\u3000a b", False)])
+def test_spaces_count_in_exact_match_except_at_the_end_of_a_line(hypothesis: str, equal: bool) -> None:
+    assert score_corpus([hypothesis], [["a b"]], metrics="exact", bootstrap=0)[0].value == 100 * equal
+    assert ExactMatch().corpus_score(["a b"], [[hypothesis]]).score == 100 * equal
+
+
 @pytest.mark.parametrize(
     ("matches", "segments", "low", "high"),
     [(199, 200, 97.2226, 99.9117), (200, 200, 98.1155, 100), (0, 10, 0, 27.7533), (1, 1, 20.6549, 100)],
