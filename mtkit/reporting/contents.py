@@ -15,6 +15,7 @@ from mtkit.evaluation.metrics import make_metric
 from mtkit.evaluation.systems import Translated, read_texts
 from mtkit.files import json_text
 from mtkit.runs import Run
+from mtkit.training.origins import imported_from
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
@@ -50,8 +51,13 @@ class ShownAttention:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Settings by dotted name with their value in each run: those that differ; all of a single run."""
-    flat = [_flat(run.recipe.model_dump(mode="json")) for run in runs]
+    """Settings by dotted name with their value in each run: those that differ; all of a single run.
+
+    An imported run has no settings of training: it was trained elsewhere.
+    """
+    flat = [
+        _flat(run.recipe.model_dump(mode="json", exclude={"training"} if imported_from(run) else None)) for run in runs
+    ]
     names = list(dict.fromkeys(name for each in flat for name in each))
     rows = [(name, [each.get(name, "") for each in flat]) for name in names]
     return [(name, values) for name, values in rows if len(runs) == 1 or len(set(values)) > 1]

@@ -13,7 +13,7 @@ from mtkit.cli.app import app
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.evaluation.systems import run_sides
-from mtkit.reporting.contents import differing, shown_segments
+from mtkit.reporting.contents import differing, differing_settings, shown_segments
 from mtkit.reporting.markup import attention_table, line_chart, tag
 from mtkit.runs import Run
 from mtkit.training.checkpoint import FORMAT, Progress
@@ -131,6 +131,16 @@ def test_segments_are_ordered_by_what_they_show(folder: Path) -> None:
     assert kinds["Where the runs are furthest apart"][0].number == 1
     assert kinds["Best segments"][0].number == 1
     assert kinds["Best segments"][0].scores[1] == 100
+
+
+def test_an_imported_run_has_no_settings_of_training(folder: Path) -> None:
+    runs = [Run(folder / "mtkit-runs" / name) for name in ("one", "two")]
+    assert any(name.startswith("training.") for name, _ in differing_settings(runs[:1]))
+    path = runs[0].folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"imported_from": "opus"}))
+    imported = Run(runs[0].folder)
+    assert not any(name.startswith("training.") for name, _ in differing_settings([imported]))
+    assert ("training.optimizer", ["", "adamw"]) in differing_settings([imported, runs[1]])
 
 
 def test_differences_are_of_words() -> None:
