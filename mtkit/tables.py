@@ -30,7 +30,7 @@ def markdown(rows: Rows, *, left: Collection[int] = (0,)) -> str:
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """The text, or its first `most` characters, the last of which is then an ellipsis."""
+    """Return the text, or if it is longer than `most` characters, its beginning with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}\u2026"
 
 

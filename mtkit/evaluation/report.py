@@ -42,7 +42,7 @@ class Matrix:
 
 
 def matrix(sides: Sequence[SideScores]) -> Matrix:
-    """The scores with their intervals, or of several systems with their differences from the first one."""
+    """Return the scores of one system with intervals, or of several systems with differences from the first system."""
     several = len(sides[0].files) > 1
     metrics = [score.name for score in sides[0].overall.scores[0]]
     second = "difference" if several else "95% interval"
@@ -66,12 +66,12 @@ def matrix(sides: Sequence[SideScores]) -> Matrix:
 
 
 def is_many(sides: Sequence[SideScores]) -> bool:
-    """Whether there are so many sides and directions that a matrix shows them better than a block for each."""
+    """Return whether there are at least `MANY` sides and directions."""
     return sum(1 + len(side.directions) for side in sides) >= MANY
 
 
 def sides_text(sides: Sequence[SideScores]) -> str:
-    """All that is known of all sides: a block for each, or one matrix of scores if there are many."""
+    """Return a block of text for each side, or one matrix of scores if there are many."""
     if not is_many(sides):
         return "\n\n".join(map(side_text, sides))
     files, shown = sides[0].files, matrix(sides)
@@ -82,8 +82,7 @@ def sides_text(sides: Sequence[SideScores]) -> str:
         _table(["metric", "signature", "used for"], shown.signatures),
     ]
     if len(files) > 1:
-        names = ", ".join(each.system for each in files[1:])
-        parts.append(f"differences are those of {names} from {files[0].system}; * if all p are below {SURE}")
+        parts.append(f"difference: the score minus the score of {files[0].system}; * if all p-values are below {SURE}")
     for side in sides:
         if side.lengths:
             parts.append("\n".join([*([side.name] if side.name and len(sides) > 1 else []), _length_table(side)]))
@@ -93,8 +92,8 @@ def sides_text(sides: Sequence[SideScores]) -> str:
 def _short(difference: Difference | None) -> str:
     if difference is None:
         return ""
-    found = [p for p in (difference.bootstrap_p, difference.randomisation_p) if p is not None]
-    return f"{difference.value:+.2f} {'*' if found and max(found) < SURE else ' '}"
+    p_values = [p for p in (difference.bootstrap_p, difference.randomisation_p) if p is not None]
+    return f"{difference.value:+.2f} {'*' if p_values and max(p_values) < SURE else ' '}"
 
 
 def side_text(side: SideScores) -> str:

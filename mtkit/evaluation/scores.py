@@ -149,7 +149,7 @@ def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
 
 
 def wilson(matches: float, segments: float) -> tuple[float, float]:
-    """Ends of the 95% confidence interval, in per cent, of the share of `segments` that match (Wilson, 1927)."""
+    """Return the 95% confidence interval of the matching share of `segments`, in per cent (Wilson, 1927)."""
     share, spread = matches / segments, NORMAL**2 / segments
     middle = share + spread / 2
     margin = math.sqrt(spread * (share * (1 - share) + spread / 4))

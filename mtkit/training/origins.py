@@ -1,4 +1,4 @@
-"""Where a run comes from: its training data, the runs that it began with, and the model that it was imported from."""
+"""The origin of a run: its training data, the runs that it began with, and the model that it was imported from."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def origin(run: Run) -> Origin:
 
 
 def trained_on(run: Run) -> list[str]:
-    """The training corpora and the number of pairs of each direction, for people; empty if unknown."""
+    """Return the names of the training corpora and the pairs per direction, for people; empty if unknown."""
     data = run.recipe.data
     corpora = [corpus.label for corpus in data.train]
     if not corpora and run.about.get("data") is not None:

@@ -133,7 +133,7 @@ def test_many_sides_of_several_systems_make_one_matrix() -> None:
     assert lines[2].split() == ["side-0", "1,203", "two", "31.42", "+1.23", "150.00", "-0.50"]
     assert lines[4].split() == ["side-1", "1,203", "two", "31.42", "+1.23", "*", "150.00", "-0.50"]
     assert signatures.count("nrefs") == 2
-    assert "two from one" in legend
+    assert "minus the score of one" in legend
 
 
 def test_signatures_that_differ_name_their_sides() -> None:

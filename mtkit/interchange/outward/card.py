@@ -53,7 +53,7 @@ def translate(line):
 
 print(translate("..."))""",
 }
-"""How a model is used with the run's decoding settings, by library. `length` counts the end of the source."""
+"""Python code by library that translates with the run's decoding settings. `length` counts the end of the source."""
 
 
 def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, caution: str) -> str:
@@ -156,7 +156,7 @@ def _data(run: Run) -> list[str]:
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
-    """The settings that had an effect."""
+    """Return the settings that had an effect."""
     recipe = run.recipe
     parts = {"model", "attention", "decoding"} | (set() if imported_from(run) else {"training"})
     found = recipe.model_dump(mode="json", include=parts)
