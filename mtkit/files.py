@@ -1,16 +1,19 @@
 """Writing files so that a kill or a full disk never leaves half of one."""
 
 import errno
+import gzip
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
@@ -21,17 +24,86 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_FILES_OF_RUNS = {
+    *("recipe.yaml", "run.json", "best.json", "metrics.jsonl", "curves.png", "cost.json"),
+    *("lexicon.safetensors", "heads.json", "tokenizer", "checkpoints", "ctranslate2", "tensorboard"),
+}
+"""Names in a run's folder that only mtkit writes."""
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The path of a file or folder that mtkit keeps at `names` below `folder`, which may itself be a link.
+
+    All code that writes or removes files in a folder gets their paths here. Such a folder may come from anybody, so a
+    link in it could point to any file of the user.
+
+    Raises: MtkitError if one of the paths on the way is a link, or a name is not the name of a file.
+    """
+    path = folder
+    for name in names:
+        if name in ("", "..") or Path(name).name != name:
+            raise MtkitError(f"'{name}' is not a file name, so mtkit cannot write it in {folder}; choose another name")
+        path /= name
+        if path.is_symlink():
+            raise MtkitError(
+                f"{path} is a link, and mtkit writes only real files in {folder}; replace it with what it points to, "
+                "or remove it"
+            )
+    return path
+
+
+def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
+    """Check, before long work, that files which a user named can be written and that they replace no needed file.
+
+    An output must not be one of the `inputs`, another output, or a file that mtkit keeps in a run, in prepared data, or
+    beside an output that is not complete yet. Links are followed. Devices and pipes pass.
+
+    Raises: MtkitError for such an output, for a folder, and for a place that cannot be written.
+    """
+    written: dict[Path, Path] = {}
+    for output in outputs:
+        if is_device(output):
+            continue
+        _check_kept(output)
+        check_writable(output)
+        place = Path(os.path.realpath(output))
+        for path in (place, *map(place.with_name, (f"{place.name}{end}" for end in UNFINISHED))):
+            if (other := written.setdefault(path, output)) is not output:
+                raise MtkitError(f"{other} and {output} would be written to the same file; give each a file of its own")
+    for path in inputs:
+        for place, output in written.items():
+            if _is_same(path, place):
+                raise MtkitError(f"{output} would replace {path}, which is read; give the output another name")
+
+
+UNFINISHED = (".partial", ".partial.jsonl", ".partial.lock")
+"""Ends of the names of files that are kept beside an output until it is complete: its text, its record and its lock."""
+
+
+def is_device(path: Path) -> bool:
+    """Whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
+    descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
+    return path.exists() and (descriptor or not (path.is_file() or path.is_dir()))
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """A temporary path, for a file or a folder, that replaces `path` when the block ends well.
 
     The new content is on the disk before it takes its place; when the block fails, nothing of it stays. An existing
-    folder at `path` is replaced whole; a link stays one. What processes that were killed here left is removed.
+    folder at `path` is replaced whole; a link stays one, so paths in a folder come from `inside`. Content for a device
+    or a pipe is copied there. What processes that were killed here left is removed.
 
     Raises: MtkitError where the disk is full or the place cannot be written.
     """
     place = Path(os.path.realpath(path))
     try:
+        if is_device(path):
+            with TemporaryDirectory() as folder:
+                yield (temporary := Path(folder) / place.name)
+                with temporary.open("rb") as content, path.open("wb") as device:
+                    shutil.copyfileobj(content, device)
+            return
         place.parent.mkdir(parents=True, exist_ok=True)
         _clear_after_kills(place)
         with _own_folder(place) as own:
@@ -73,9 +145,20 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all."""
+    """Write UTF-8 text, whole or not at all; in gzip format if the name ends in .gz."""
     with writing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.write_bytes(packed(path, text.encode()))
+
+
+def packed(path: Path, content: bytes) -> bytes:
+    """The content, or part of it, as the file at `path` holds it: if the name ends in .gz, a member of a gzip file."""
+    return gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
+
+
+def finish(partial: Path, path: Path) -> None:
+    """Give a complete file, which is on the disk, its final name. Raises: OSError."""
+    partial.replace(path)
+    _to_disk(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -127,6 +210,11 @@ def locked(path: Path, held: str) -> Iterator[None]:
 
     Raises: MtkitError with the message `held` where another process has it; OSError where it cannot be written.
     """
+    inside(path.parent, path.name)
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        if found.st_size or not stat.S_ISREG(found.st_mode):
+            raise MtkitError(f"{path} is no lock of mtkit, which would remove it; move it away")
     with ExitStack() as stack:
         if not _acquired(FileLock(path), stack):
             raise MtkitError(held)
@@ -160,10 +248,43 @@ def _own_folder(path: Path) -> Iterator[Path]:
 def _clear_after_kills(path: Path) -> None:
     """Remove what processes that are gone left of writing `path`: a folder that nobody has locked."""
     for left in path.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", left.name) and left.is_dir():
-            with ExitStack() as stack, suppress(FileNotFoundError):  # it was not left, and is done
-                if _acquired(_lock_of(left, path), stack, without=False):
-                    clear(left, path)
+        if not is_left_of(left, path):
+            continue
+        with ExitStack() as stack, suppress(FileNotFoundError):  # it was not left, and is done
+            if _acquired(_lock_of(left, path), stack, without=False):
+                clear(left, path)
+
+
+def is_left_of(left: Path, path: Path) -> bool:
+    """Whether `left` is the folder of a process that writes or wrote `path`: by its name and lock; it may be empty."""
+    named = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", left.name)
+    if not named or left.is_symlink() or not left.is_dir():
+        return False
+    lock = left / f"{path.name}.lock"
+    with suppress(FileNotFoundError):  # another process has just removed it
+        return (lock.is_file() and not lock.is_symlink()) or not any(left.iterdir())
+    return False
+
+
+def _check_kept(output: Path) -> None:
+    """Raises: MtkitError for a file that only mtkit writes, in a run or in prepared data."""
+    place = Path(os.path.realpath(output))
+    for folder in place.parents:
+        top, *below = place.relative_to(folder).parts
+        kept = (folder / "prepared.json").is_file() or ((folder / "run.json").is_file() and top in _FILES_OF_RUNS)
+        if (folder / "run.json").is_file() and top == "translations" and below:
+            kept = any(f"{below[0]}.".startswith(f"{side.stem}.") for side in (folder / top).glob("*.json"))
+        if kept:
+            raise MtkitError(f"{output} is a file that mtkit keeps in {folder}; give the output another name")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    if is_device(one):
+        return False
+    try:
+        return one.samefile(other)
+    except OSError:  # one is missing
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _lock_of(folder: Path, path: Path) -> FileLock:

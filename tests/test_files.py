@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import gzip
 import json
 import math
 import os
@@ -14,7 +15,17 @@ import pytest
 import torch
 
 from mtkit.errors import MtkitError
-from mtkit.files import check_writable, json_text, write_json, write_tensors, write_text, writing
+from mtkit.files import (
+    check_outputs,
+    check_writable,
+    inside,
+    json_text,
+    locked,
+    write_json,
+    write_tensors,
+    write_text,
+    writing,
+)
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -171,3 +182,118 @@ def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(MtkitError, match=r"is a folder; give the name of a file to write"), writing(tmp_path) as file:
         file.write_text("words")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_content_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, flushed = tmp_path / "new", list[tuple[int, bool]]()
+
+    def fsync(handle: int) -> None:
+        flushed.append((os.fstat(handle).st_ino, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with writing(path) as temporary:
+        file = temporary / "below" / "file" if kind == "folder" else temporary
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("words")
+    written = path / "below" / "file" if kind == "folder" else path
+    assert flushed == [(written.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+def test_paths_inside_a_folder_lead_over_no_link(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "named").symlink_to(tmp_path / "real")
+    assert inside(tmp_path / "named", "deep", "file.txt") == tmp_path / "named" / "deep" / "file.txt"
+    (tmp_path / "real" / "deep" / "file.txt").symlink_to(tmp_path / "home" / "none")
+    (tmp_path / "real" / "away").symlink_to(tmp_path / "home")
+    for names in (("deep", "file.txt"), ("away",), ("away", "file.txt")):
+        with pytest.raises(MtkitError, match=rf"named/{names[0]}.* is a link, and mtkit writes only real files"):
+            inside(tmp_path / "named", *names)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../home", "/etc/passwd", "a/b"])
+def test_a_name_inside_a_folder_is_one_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MtkitError, match="is not a file name"):
+        inside(tmp_path, name)
+
+
+def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:
+    text, link, out = tmp_path / "text", tmp_path / "link", tmp_path / "out"
+    text.write_text("words")
+    link.symlink_to(text)
+    for output in (text, link, tmp_path / "." / "text"):
+        with pytest.raises(MtkitError, match=r"would replace .*text, which is read"):
+            check_outputs([out, output], [text])
+    for end in (".partial", ".partial.jsonl", ".partial.lock"):
+        with pytest.raises(MtkitError, match="which is read"):
+            check_outputs([out], [tmp_path / f"out{end}"])
+        with pytest.raises(MtkitError, match="would be written to the same file"):
+            check_outputs([out, tmp_path / f"out{end}"])
+    with pytest.raises(MtkitError, match="would be written to the same file"):
+        check_outputs([text, link])
+    check_outputs([out, Path("/dev/null"), Path("/dev/null")], [text, Path("/dev/null")])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "text"]
+
+
+@pytest.mark.parametrize(
+    ("record", "path", "kept"),
+    [
+        ("run.json", "run.json", True),
+        ("run.json", "checkpoints/update-00000001/model.safetensors", True),
+        ("run.json", "translations/test.txt", True),
+        ("run.json", "translations/test.json", True),
+        ("run.json", "translations/testing.txt", False),
+        ("run.json", "my.txt", False),
+        ("prepared.json", "train.arrow", True),
+        ("other.json", "run.json", False),
+    ],
+)
+def test_an_output_that_is_a_file_of_a_run_is_refused(tmp_path: Path, record: str, path: str, kept: bool) -> None:
+    (tmp_path / "run" / "translations").mkdir(parents=True)
+    for name in (record, "translations/test.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "run" / path)
+    for output in (tmp_path / "run" / path, tmp_path / "link"):
+        if kept:
+            with pytest.raises(MtkitError, match=f"{output} is a file that mtkit keeps in .*run; give"):
+                check_outputs([output])
+        else:
+            check_outputs([output])
+
+
+def test_a_lock_that_is_a_file_of_the_user_stays(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("words")
+    with pytest.raises(MtkitError, match="is no lock of mtkit"), locked(tmp_path / "lock", "held"):
+        pass
+    assert (tmp_path / "lock").read_text() == "words"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_folder_that_no_process_of_mtkit_left_stays(tmp_path: Path, kind: str) -> None:
+    theirs, named = tmp_path / "theirs", tmp_path / ".file.txt.0123456789abcdef.tmp"
+    theirs.mkdir()
+    (theirs / "words").write_text("words")
+    (theirs / "file.txt.replaced").write_text("old")
+    if kind == "link":
+        named.symlink_to(theirs)
+    else:
+        theirs.rename(named)
+    write_text(tmp_path / "file.txt", "new")
+    assert sorted(each.name for each in named.iterdir()) == ["file.txt.replaced", "words"]
+
+
+def test_a_device_gets_the_content_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "words")
+    assert os.read(reading, 100) == b"words"
+    os.close(reading)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_text_with_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:
+    write_text(tmp_path / "page.html.gz", "words\n")
+    assert gzip.decompress((tmp_path / "page.html.gz").read_bytes()) == b"words\n"

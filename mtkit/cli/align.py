@@ -42,8 +42,10 @@ def align(
     """
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_alignment
+    from mtkit.files import check_outputs
     from mtkit.runs import find_run
 
+    check_outputs([output])
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
     whole_text = translator.align(text, target, direction=direction)

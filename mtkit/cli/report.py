@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from mtkit.errors import MtkitError
-
 
 def report(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.")],
@@ -28,12 +26,11 @@ def report(
       mtkit report full longformer --output report.html
     """
     from mtkit.cli.progress import through
-    from mtkit.files import write_text
+    from mtkit.files import check_outputs, write_text
     from mtkit.reporting.page import report_page
     from mtkit.runs import find_run
 
-    if output.is_dir():
-        raise MtkitError(f"{output} is a folder; give the name of a file to write")
+    check_outputs([output])
     runs = [find_run(each) if each.is_dir() or len(each.parts) > 1 else find_run(name=str(each)) for each in run]
     write_text(output, report_page(runs, side or (), through))
     typer.echo(str(output))

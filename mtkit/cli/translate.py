@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from mtkit.cli.translation.checks import check_alone, check_documents, check_options, check_set, check_standard_input
+from mtkit.cli.translation.checks import (
+    check_alone,
+    check_documents,
+    check_options,
+    check_set,
+    check_standard_input,
+    check_standard_output,
+)
 from mtkit.cli.translation.input import count, is_live, text
 from mtkit.cli.translation.lexicons import heads_for, lexicon_for
 from mtkit.cli.translation.notes import note
@@ -161,8 +168,8 @@ def translate(
     import torch
 
     from mtkit.decoding.files import force_file, translate_file
-    from mtkit.decoding.lines.output import check_output
     from mtkit.decoding.translator import Translator, joins_documents
+    from mtkit.files import check_outputs
     from mtkit.runs import find_runs
 
     given = given_settings(
@@ -190,8 +197,12 @@ def translate(
     check_documents(documents, document_ids)
     check_set(test, languages, side)
     check_parts(part, join, input, output, target)
-    for file in filter(None, (output, alignments)):
-        check_output(file)
+    read = None if input in (None, "-") else Path(str(input))
+    check_outputs(
+        [each for each in (output, alignments) if each is not None],
+        [each for each in (read, target, document_ids, recipe) if each is not None],
+    )
+    check_standard_output(output, {"--input": read, "--target": target})
     if join:
         join_parts(Path(str(input)), cast(Path, output), alignments)
         return
@@ -261,8 +272,8 @@ def _translate_sides(
     from mtkit.cli.progress import counted
     from mtkit.decoding.held_out import n_best_lines
     from mtkit.decoding.lines.notes import Notes
-    from mtkit.decoding.lines.output import write_whole
     from mtkit.decoding.links.lines import pharaoh
+    from mtkit.files import write_text
     from mtkit.tables import shortened
 
     for side in sides:
@@ -275,10 +286,10 @@ def _translate_sides(
         if output is not None:
             several = translator.settings.n_best > 1
             lines = n_best_lines(found) if several else (each.text for each, *_ in found)
-            write_whole(output, "".join(f"{line}\n" for line in lines))
+            write_text(output, "".join(f"{line}\n" for line in lines))
         if alignments is not None and heads is not None:
             links = translator.links_of_side(side, [each for each, *_ in found], heads, joined=joined)
-            write_whole(alignments, "".join(f"{pharaoh(each)}\n" for each in links))
+            write_text(alignments, "".join(f"{pharaoh(each)}\n" for each in links))
         for number in range(0, len(found), -(-len(found) // max(SAMPLES // len(sides), 1))):
             typer.echo(f"source       {shortened(side.sources[number])}")
             typer.echo(f"reference    {shortened(side.references[number])}")

@@ -10,7 +10,7 @@ from mtkit.data.readers import Lines, Span
 from mtkit.decoding.held_out import n_best_lines
 from mtkit.decoding.lines.documents import parted_by_blank_lines
 from mtkit.decoding.lines.notes import Notes
-from mtkit.decoding.lines.output import is_device, write_lines
+from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.lines.stream import Item
@@ -19,6 +19,7 @@ from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.errors import DataError, MtkitError
+from mtkit.files import check_outputs, is_device
 
 Text = Path | Iterable[str]
 """Lines: a file, .gz too, or what gives one after the other, without line ends."""
@@ -56,9 +57,12 @@ def translate_file(
     With a `part` of a source file, its lines alone are translated, as in a translation of the whole, into files of that
     part (`FilePart.output`). `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
 
-    Raises: MtkitError for options that do not combine, and where `output` cannot be written; DataError for bad input.
+    Raises: MtkitError for options that do not combine, and where `output` cannot be written or would replace text that
+    is read or a file of a run; DataError for bad input.
     """
     heads = Heads() if heads is None else heads
+    outputs = [output] if alignments is None else [output, alignments]
+    _check_outputs(outputs, [source, document_ids], part)
     if alignments is not None:
         translator.check_links()
     together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
@@ -95,7 +99,6 @@ def translate_file(
             "heads": None if alignments is None else [heads.members, heads.shifted],
         }
 
-    outputs = [output] if alignments is None else [output, alignments]
     if part is not None and span is not None:
         paths = cast("list[Path]", outputs)
         if not begin_part(part, cast(Path, source), span, paths, about()):
@@ -131,6 +134,7 @@ def force_file(
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as
     `translate_file` does.
     """
+    _check_outputs([output], [sources, targets])
     pairs = _pairs(sources, targets)
     ways = directions if isinstance(directions, Directions) else None
     one = "" if ways else translator.directions(cast("str | None", directions), 1).names_of_lines()[0]
@@ -193,6 +197,16 @@ def _count(text: Text) -> int | None:
     if _is_file(text):
         return sum(1 for _ in _lines(text))
     return len(text) if isinstance(text, Sequence) else None
+
+
+def _check_outputs(
+    outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | None], part: FilePart | None = None
+) -> None:
+    """Raises: MtkitError as `check_outputs`, for the outputs that are paths."""
+    paths = [each for each in outputs if isinstance(each, Path)]
+    if part is not None:
+        paths += [*map(part.output, paths), *map(part.record, paths[:1])]
+    check_outputs(paths, [each for each in texts if isinstance(each, Path)])
 
 
 def _check_part(

@@ -1,5 +1,7 @@
 """Where `mtkit translate` writes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,51 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_decoding(
             with pytest.raises(MtkitError, match=wrong):
                 CliRunner().invoke(app, ["translate", *options, place], catch_exceptions=False)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--input", "text", "--output", "text"],
+        ["--input", "text", "--output", "link"],
+        ["--input", "link", "--output", "text"],
+        ["--input", "text", "--output", "out", "--alignments", "text"],
+        ["--input", "other", "--target", "text", "--output", "text"],
+        ["--input", "other", "--document-ids", "text", "--output", "text"],
+        ["--input", "other", "--recipe", "text", "--output", "text"],
+        ["--input", "out.partial.jsonl", "--output", "out"],
+    ],
+)
+def test_an_output_never_replaces_text_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "other", "out.partial.jsonl"):
+        Path(name).write_text("Anna sleeps.\n")
+    Path("link").symlink_to("text")
+    with pytest.raises(MtkitError, match=r"would replace .*, which is read; give the output another name"):
+        CliRunner().invoke(app, ["translate", *options], catch_exceptions=False)
+    assert Path("text").read_text() == Path("out.partial.jsonl").read_text() == "Anna sleeps.\n"
+
+
+def test_standard_output_is_not_appended_to_the_text_that_is_read(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("Anna sleeps.\n")
+    with text.open("a") as appended:
+        command = [sys.executable, "-P", "-m", "mtkit", "translate", "--input", str(text)]
+        ended = subprocess.run(command, stdout=appended, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 2
+    assert f"standard output goes to {text}, the file of --input" in ended.stderr
+    assert text.read_text() == "Anna sleeps.\n"
+
+
+@pytest.mark.parametrize("command", [["report", "run"], ["align", "A."], ["plot", "attention", "--source", "A."]])
+def test_other_commands_replace_no_file_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/run.json").write_text("{}")
+    with pytest.raises(MtkitError, match=r"run/run\.json is a file that mtkit keeps in .*run"):
+        CliRunner().invoke(app, [*command, "--output", "run/run.json"], catch_exceptions=False)
+    assert Path("run/run.json").read_text() == "{}"

@@ -39,8 +39,10 @@ def attention(
         raise MtkitError("pictures need matplotlib; install it: pip install 'mtkit[plots]'") from error
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_attention
+    from mtkit.files import check_outputs
     from mtkit.runs import find_run
 
+    check_outputs([output])
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
     aligned = translator.align(source, target, direction=direction)

@@ -1,5 +1,8 @@
 """Options of `mtkit translate` that do not go together."""
 
+import os
+import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,3 +47,16 @@ def check_standard_input(input: str | None, others: Mapping[str, Path | None]) -
     for option, file in others.items():
         if input == "-" and str(file) == "-":
             raise MtkitError(f"--input and {option} cannot both be standard input; give one of them as a file")
+
+
+def check_standard_output(output: Path | None, read: Mapping[str, Path | None]) -> None:
+    """Raises: MtkitError if the shell appends standard output to a file that is read: its end would never come."""
+    try:
+        stdout = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # it is closed, or no file
+        return
+    if output is not None or not stat.S_ISREG(stdout.st_mode):
+        return
+    for option, file in read.items():
+        if file is not None and file.exists() and os.path.samestat(file.stat(), stdout):
+            raise MtkitError(f"standard output goes to {file}, the file of {option}; send it to another file")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtkit.errors import DataError, MtkitError
+from mtkit.files import inside
 
 _NAMED = 10
 
@@ -31,12 +32,12 @@ class FilePart:
         return f"{self.number}/{self.of}"
 
     def output(self, path: Path) -> Path:
-        """The file of this part of an output."""
-        return path.with_name(f"{path.name}.part-{self.number}-of-{self.of}")
+        """The file of this part of an output. Raises: MtkitError if it is a link."""
+        return inside(path.parent, f"{path.name}.part-{self.number}-of-{self.of}")
 
     def record(self, output: Path) -> Path:
-        """The file that tells what this part of an output is made of."""
-        return output.with_name(f"{self.output(output).name}.json")
+        """The file that tells what this part of an output is made of. Raises: MtkitError if it is a link."""
+        return inside(output.parent, f"{self.output(output).name}.json")
 
 
 def all_parts(outputs: Sequence[Path], finished: Callable[[FilePart], bool], verb: str) -> list[FilePart]:

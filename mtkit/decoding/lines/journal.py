@@ -62,10 +62,7 @@ class Journal(AbstractContextManager["Journal"]):
         head = self._file.readline()
         if head in (self._head, b""):
             return None
-        try:
-            whole = "about" in json.loads(head)
-        except (ValueError, TypeError):
-            whole = False
+        whole = _is_head(head)
         return "was made with another model or other settings" if whole else "has no record that can be read"
 
     def finished(self, sizes: Sequence[int]) -> Iterator[tuple[int, Finished]]:
@@ -101,6 +98,20 @@ class Journal(AbstractContextManager["Journal"]):
     def _to_disk(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def is_journal(path: Path) -> bool:
+    """Whether the file at the path is a record, empty or with a readable first line."""
+    with path.open("rb") as file:
+        head = file.readline()
+    return head == b"" or _is_head(head)
+
+
+def _is_head(line: bytes) -> bool:
+    try:
+        return "about" in json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -6,15 +6,14 @@ text.de.part-2-of-8.json  what they are made of: which lines of the input, their
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.readers import Span, next_line, open_file
-from mtkit.errors import DataError
-from mtkit.files import json_text, write_json, writing
+from mtkit.errors import DataError, MtkitError
+from mtkit.files import json_text, packed, write_json, writing
 
 _BLOCK = 1 << 20
 
@@ -51,6 +50,8 @@ def begin_part(part: FilePart, source: Path, span: Span, outputs: Sequence[Path]
     made_of = {"begin": span.begin, "end": span.end, "before": span.before, "lines": lines, "sha256": sha256}
     record = {**made_of, "about": json.loads(json_text(about))}
     made = [part.output(output) for output in outputs]
+    if not part.record(outputs[0]).exists() and (foreign := [each for each in made if each.exists()]):
+        raise MtkitError(f"{foreign[0]} exists, and mtkit has no record that it wrote it; move it away")
     if _read(part, outputs[0]) == record:
         return not all(each.is_file() for each in made)
     for each in made:
@@ -90,7 +91,10 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
         with writing(output) as temporary, temporary.open("wb") as whole:
             for path in (part.output(output) for part in parts):
                 with open_file(path) as written:
-                    shutil.copyfileobj(written, whole, _BLOCK)
+                    while block := written.read(_BLOCK):
+                        whole.write(packed(output, block))
+            if not before:
+                whole.write(packed(output, b""))
     return len(parts), before
 
 

@@ -10,10 +10,10 @@ from queue import Queue
 from threading import Thread
 from typing import Any, BinaryIO
 
-from mtkit.decoding.lines.journal import Finished, Journal
+from mtkit.decoding.lines.journal import Finished, Journal, is_journal
 from mtkit.decoding.lines.notes import Notes
 from mtkit.errors import MtkitError
-from mtkit.files import locked
+from mtkit.files import UNFINISHED, finish, inside, locked, packed
 
 CHUNK = 10_000
 """Items worked on together, at most; what is lost by a kill."""
@@ -76,23 +76,23 @@ def to_file(
     interruption, the same call skips finished chunks; `on_skip` gets the number of their items. A chunk is skipped if
     it and all chunks before it held the same items, and if `about`, the JSON values of all else that the output depends
     on, is the same. `size` is that of a chunk; None: `CHUNK`. `say` gets a message when work resumes or starts again.
+    An output whose name ends in .gz is a gzip file with a member for each chunk.
 
-    Raises: MtkitError where it cannot be written, or another process is writing it.
+    Raises: MtkitError where it cannot be written, or another process is writing it, and for a file named like those
+    that mtkit did not write.
     """
     paths = [Path(os.path.realpath(path)) for path in paths]  # a link is kept
-    partials = [path.with_name(f"{path.name}.partial") for path in paths]
-    record_path = paths[0].with_name(f"{paths[0].name}.partial.jsonl")
-    for path in paths:
-        if path.is_dir():
-            raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    partials, (record_path, *_), locks = (
+        [inside(path.parent, f"{path.name}{end}") for path in paths] for end in UNFINISHED
+    )
+    _check_own(paths, partials, record_path)
     todo, notes = _chunks(items, together, size), Notes()
     try:
         with ExitStack() as stack:
-            for path in paths:
+            for path, lock in zip(paths, locks, strict=True):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 held = f"another process is writing {path}; wait for it, or choose another file"
-                stack.enter_context(locked(path.with_name(f"{path.name}.partial.lock"), held))
-            _drop_earlier_record(paths[0], partials[0], say)
+                stack.enter_context(locked(lock, held))
             files = [stack.enter_context(partial.open("ab")) for partial in partials]
             record = stack.enter_context(Journal(record_path, about))
             sizes = [partial.stat().st_size for partial in partials]
@@ -108,14 +108,18 @@ def to_file(
             for first, chunk in chain(waiting, todo):
                 outputs, found = work(first, chunk)
                 notes += found
-                for file, lines in zip(files, outputs, strict=True):
-                    file.write(_bytes(lines))
+                for file, path, lines in zip(files, paths, outputs, strict=True):
+                    file.write(packed(path, _bytes(lines)))
                     file.flush()
                     os.fsync(file.fileno())
                 ends = tuple(os.fstat(file.fileno()).st_size for file in files)
                 record.add(Finished(_digest(chunk), ends, notes.state()))
+            if not any(os.fstat(file.fileno()).st_size for file in files):
+                for file, path in zip(files, paths, strict=True):
+                    file.write(packed(path, b""))  # a gzip file without a member is damaged
+                    file.flush()
             for partial, path in reversed([*zip(partials, paths, strict=True)]):  # the first tells that all are there
-                partial.replace(path)
+                finish(partial, path)
             record.keep(0)
             return notes
     except BrokenPipeError:
@@ -214,12 +218,16 @@ def _taken(items: Iterator[Item], begun: list[Item], most: int) -> list[Item]:
     return chunk
 
 
-def _drop_earlier_record(path: Path, partial: Path, say: Callable[[str], object]) -> None:
-    """Earlier versions rewrote one JSON object after each chunk; what it tells of is begun again."""
-    earlier = path.with_name(f"{path.name}.partial.json")
-    if earlier.exists():
-        say(f"{partial} was made by an earlier version of mtkit; translation starts again")
-        earlier.unlink()
+def _check_own(paths: Sequence[Path], partials: Sequence[Path], record: Path) -> None:
+    """Raises: MtkitError for folders, and for unfinished outputs, or a record of them, that mtkit did not write."""
+    for path in paths:
+        if path.is_dir():
+            raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    for partial in partials:
+        if partial.exists() and not (partial.is_file() and (record.is_file() or not partial.stat().st_size)):
+            raise MtkitError(f"{partial} exists, but no {record.name} says that mtkit began it; move it away")
+    if record.exists() and not (record.is_file() and (partials[0].exists() or is_journal(record))):
+        raise MtkitError(f"{record} is not a record of mtkit; move it away")
 
 
 def _clear(record: Journal, paths: Iterable[Path]) -> None:

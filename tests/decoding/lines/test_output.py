@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from mtkit.decoding.lines.notes import Listed, Notes
-from mtkit.decoding.lines.output import write_lines, write_whole
+from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.stream import Item
+from mtkit.files import write_text
 
 
 def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
@@ -29,7 +30,7 @@ def test_a_file_a_pipe_and_a_stream_get_the_same(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     written(tmp_path / "pipe")
-    write_whole(tmp_path / "pipe", "C\n")
+    write_text(tmp_path / "pipe", "C\n")
     assert os.read(reading, 100) == b"A\nB\nC\n"
     os.close(reading)
     assert (tmp_path / "pipe").is_fifo()

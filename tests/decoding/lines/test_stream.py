@@ -195,14 +195,6 @@ def test_killed_again_and_again_it_comes_to_the_end(out: Path) -> None:
     assert out.read_bytes() == expected(items(47))
 
 
-def test_a_record_of_an_earlier_version_is_refused_in_a_message(out: Path) -> None:
-    killed(out, items(47), at=25)
-    record_of(out).rename(out.with_name("out.txt.partial.json"))
-    said, skipped = run(out, items(47), Worker())
-    assert (said, skipped) == ([f"{out}.partial was made by an earlier version of mtkit; translation starts again"], 0)
-    assert [each.name for each in out.parent.iterdir()] == ["out.txt"]
-
-
 def test_the_record_grows_by_one_line_a_chunk(out: Path) -> None:
     sizes = list[int]()
 

@@ -1,0 +1,52 @@
+"""Output chunk by chunk: the files that it is kept in."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from mtkit.decoding.lines import stream
+from mtkit.errors import MtkitError
+from tests.decoding.lines.test_stream import KilledError, Worker, expected, items, run
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 10)
+
+
+@pytest.mark.parametrize("name", ["out.txt.partial", "out.txt.partial.jsonl", "out.txt.partial.lock"])
+@pytest.mark.parametrize("kind", ["text", "link", "folder", "pipe"])
+def test_what_mtkit_did_not_write_stays(tmp_path: Path, name: str, kind: str) -> None:
+    out, kept = tmp_path / "deep" / "out.txt", tmp_path / "kept"
+    theirs = out.with_name(name)
+    theirs.parent.mkdir()
+    kept.write_text("years of work\n")
+    if kind == "text":
+        theirs.write_text("years of work\n")
+    elif kind == "link":
+        theirs.symlink_to(kept)
+    elif kind == "folder":
+        theirs.mkdir()
+    else:
+        os.mkfifo(theirs)
+    with pytest.raises(MtkitError, match=f"{name} .*(move it away|remove it)$"):
+        run(out, items(3), Worker())
+    assert [each.name for each in out.parent.iterdir()] == [name]
+    assert kept.read_text() == "years of work\n"
+    assert kind != "text" or theirs.read_text() == "years of work\n"
+
+
+@pytest.mark.parametrize("count", [0, 47])
+def test_a_name_that_ends_in_gz_gets_a_gzip_file(tmp_path: Path, count: int) -> None:
+    out = tmp_path / "out.gz"
+    if count:
+        with pytest.raises(KilledError):
+            run(out, items(count), Worker(25))
+        assert not out.exists()
+    _, skipped = run(out, items(count), Worker())
+    assert skipped == (20 if count else 0)
+    with gzip.open(out) as file:
+        assert file.read() == expected(items(count))
+    assert out.stat().st_size > 0
