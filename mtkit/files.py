@@ -68,8 +68,9 @@ def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
         check_writable(output)
         place = Path(os.path.realpath(output))
         for path in (place, *map(place.with_name, (f"{place.name}{end}" for end in UNFINISHED))):
-            if (other := written.setdefault(path, output)) is not output:
-                raise MtkitError(f"{other} and {output} would be written to the same file; give each a file of its own")
+            if path in written:
+                raise MtkitError(f"{output} cannot hold two outputs; give each a file of its own")
+            written[path] = output
     for path in inputs:
         for place, output in written.items():
             if _is_same(path, place):
