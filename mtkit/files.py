@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_FILES_OF_RUNS = {
+FILES_OF_RUNS = {
     *("recipe.yaml", "run.json", "best.json", "metrics.jsonl", "curves.png", "cost.json"),
     *("lexicon.safetensors", "heads.json", "tokenizer", "checkpoints", "ctranslate2", "tensorboard"),
 }
@@ -272,7 +272,7 @@ def _check_kept(output: Path) -> None:
     place = Path(os.path.realpath(output))
     for folder in place.parents:
         top, *below = place.relative_to(folder).parts
-        kept = (folder / "prepared.json").is_file() or ((folder / "run.json").is_file() and top in _FILES_OF_RUNS)
+        kept = (folder / "prepared.json").is_file() or ((folder / "run.json").is_file() and top in FILES_OF_RUNS)
         if (folder / "run.json").is_file() and top == "translations" and below:
             kept = any(f"{below[0]}.".startswith(f"{side.stem}.") for side in (folder / top).glob("*.json"))
         if kept:

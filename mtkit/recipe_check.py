@@ -25,7 +25,7 @@ from mtkit.evaluation.metrics import metric_names
 from mtkit.evaluation.report import side_object
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.systems import run_sides
-from mtkit.files import write_json
+from mtkit.files import inside, write_json
 from mtkit.recipe import Recipe, load_recipe
 from mtkit.recipe.head import Head, read_head
 from mtkit.recipe.promises import Promise, due_after, promise
@@ -71,8 +71,8 @@ def check(
     Raises: MtkitError as the four steps do.
     """
     head = read_head(path)
-    recipe = load_recipe(path, {"data": {"folder": folder / "data"}, "training": dict(limits)})
-    run = Run(folder / "run")
+    recipe = load_recipe(path, {"data": {"folder": inside(folder, "data")}, "training": dict(limits)})
+    run, record = Run(inside(folder, "run")), inside(folder, "check.json")
     try:
         data = with_translations(recipe.data, device=device, say=say, progress=progress)
         report = prepare(data, workers=workers, progress=progress)
@@ -90,7 +90,7 @@ def check(
         say(f"note: {note}")
     scores = {(side.name, each.name): each.value for side in sides for each in side.overall.scores[0]}
     checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
-    write_json(folder / "check.json", _as_object(checked, recipe))
+    write_json(record, _as_object(checked, recipe))
     return checked
 
 

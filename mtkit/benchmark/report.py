@@ -11,7 +11,7 @@ from mtkit import __version__
 from mtkit.benchmark.attention_report import hardware
 from mtkit.benchmark.machine import Rate
 from mtkit.errors import MtkitError
-from mtkit.files import write_json, write_text, writing
+from mtkit.files import inside, write_json, write_text, writing
 
 FORMAT = 1
 
@@ -28,7 +28,7 @@ class Bars:
 
 def write(stem: Path, text: str, content: Mapping[str, Any], charts: Sequence[Bars]) -> str:
     """Writes table, JSON and, where matplotlib is installed, a picture; gives the words that say where they are."""
-    paths = [stem.with_suffix(end) for end in (".txt", ".json", ".png")]
+    paths = [inside(stem.parent, f"{stem.name}{end}") for end in (".txt", ".json", ".png")]
     write_text(paths[0], text + "\n")
     write_json(paths[1], dict(content))
     try:

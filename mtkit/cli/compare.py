@@ -97,16 +97,15 @@ def _write(folder: "Folder") -> str:
     from mtkit.files import write_json, write_text
 
     settings, results = folder.settings(), folder.results()
-    stem = folder.path / "compare"
-    write_text(stem.with_suffix(".md"), markdown(settings, results))
-    write_json(stem.with_suffix(".json"), as_object(settings, results))
-    speed = folder.path / "compare-speed.png"
+    text, data, picture, speed = folder.outputs()
+    write_text(text, markdown(settings, results))
+    write_json(data, as_object(settings, results))
     try:
-        draw_comparison(results, stem.with_suffix(".png"))
+        draw_comparison(results, picture)
         draw_scatter(results, speed)
     except ModuleNotFoundError:
-        return f"{stem}.md, {stem}.json (no pictures: matplotlib is not installed)"
-    return f"{stem}.md, {stem}.json, {stem}.png, {speed}"
+        return f"{text}, {data} (no pictures: matplotlib is not installed)"
+    return f"{text}, {data}, {picture}, {speed}"
 
 
 def _in_short(result: dict[str, Any]) -> str:

@@ -15,12 +15,15 @@ from typing_extensions import TypedDict
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.files import write_json
+from mtkit.files import inside, write_json
 from mtkit.recipe import Recipe, differences, make_recipe
 from mtkit.stored import Count, read_stored, stored
 
 FORMAT = 1
 """Version of the folder's layout; a comparison of another one is refused."""
+
+OUTPUTS = ("compare.md", "compare.json", "compare.png", "compare-speed.png")
+"""Names of the files for people."""
 
 OWN = {"attention", "promises"}
 """What the mechanisms of a comparison do not share, and what does not change it."""
@@ -92,7 +95,7 @@ class Folder:
 
     def run(self, name: str) -> Path:
         """The run folder of a mechanism."""
-        return self.path / "runs" / name
+        return inside(self.path, "runs", name)
 
     @property
     def logs(self) -> Path:
@@ -101,7 +104,11 @@ class Folder:
 
     def log(self, name: str) -> Path:
         """The log file of a mechanism's process."""
-        return self.logs / f"{name}.log"
+        return inside(self.path, "logs", f"{name}.log")
+
+    def outputs(self) -> list[Path]:
+        """The files for people: a table, the same as JSON, and two pictures."""
+        return [inside(self.path, name) for name in OUTPUTS]
 
     def open(self, entries: Mapping[str, Recipe], prepared: Prepared, *, device: str, threads: int) -> None:
         """Make the folder, or check that these mechanisms, on this data, belong to the comparison in it.
@@ -127,6 +134,12 @@ class Folder:
                     "repeat them to resume it, or choose another --out"
                 )
             settings["attentions"] = before["attentions"] | attentions
+        elif foreign := [each for each in ("runs", "results", "logs", *OUTPUTS) if (self.path / each).exists()]:
+            raise MtkitError(
+                f"{self.path / foreign[0]} exists, and {self.path} is not the folder of a comparison: it has no "
+                "settings.json; choose another --out"
+            )
+        self.outputs()  # a link among them is said before the work
         write_json(self._settings_path, settings)
 
     def settings(self) -> dict[str, Any]:
@@ -171,10 +184,10 @@ class Folder:
 
     @property
     def _settings_path(self) -> Path:
-        return self.path / "settings.json"
+        return inside(self.path, "settings.json")
 
     def _result_path(self, name: str) -> Path:
-        return self.path / "results" / f"{name}.json"
+        return inside(self.path, "results", f"{name}.json")
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import doubt, score_corpus
-from mtkit.files import write_json
+from mtkit.files import inside, write_json
 from mtkit.memory.kept import keep_freed_memory
 from mtkit.memory.peak import peak_bytes
 from mtkit.runs import Run
@@ -41,7 +41,7 @@ def main() -> int:
     torch.set_num_threads(folder.settings()["threads"])
     try:
         # the process of a comparison that was just killed may still write its checkpoint: its log is locked until then
-        with FileLock(folder.log(name).with_suffix(".lock")):
+        with FileLock(inside(folder.log(name).parent, f"{name}.lock")):
             return compare_one(folder, name)
     except MtkitError as error:
         folder.fail(name, str(error))
@@ -67,7 +67,7 @@ def compare_one(folder: Folder, name: str) -> int:
         device=str(device),
         say=lambda line: print(line, flush=True),
     )
-    cost = folder.run(name) / "cost.json"
+    cost = inside(folder.run(name), "cost.json")
     before = _peak_before(cost) if cost.exists() else 0
     if outcome.trained or not cost.exists():  # a training that went on in several processes: the most of all
         write_json(cost, {"peak_bytes": max(before, peak_bytes(device))})

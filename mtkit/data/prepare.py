@@ -33,7 +33,7 @@ from mtkit.data.sides import SideWriter
 from mtkit.data.subword.sample import TextSample
 from mtkit.data.subword.training import make_tokenizers
 from mtkit.errors import DataError, DiffersError
-from mtkit.files import json_text, locked, write_json, writing
+from mtkit.files import inside, json_text, locked, write_json, writing
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
 
@@ -232,7 +232,7 @@ def _joined(settings: DataSettings) -> list[Shards]:
 
 
 def _partial(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.partial")
+    return inside(folder.parent, f"{folder.name}.partial")
 
 
 def _tidy(settings: DataSettings, part: Shards) -> None:

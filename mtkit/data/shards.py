@@ -28,7 +28,7 @@ from mtkit.data.readers import name_of
 from mtkit.data.segments import Ragged, lists
 from mtkit.data.sides import SideAlignment
 from mtkit.errors import DataError
-from mtkit.files import json_text, locked, write_json, writing
+from mtkit.files import inside, json_text, locked, write_json, writing
 from mtkit.recipe.data import DataSettings
 
 PAIRS = 1_000_000
@@ -60,7 +60,7 @@ class Shards:
     @property
     def tokenizer(self) -> Path:
         """The folder of its tokenizer."""
-        return self.folder / "tokenizer"
+        return inside(self.folder, "tokenizer")
 
     @property
     def record(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Shards:
         if self.folder.exists() and found["part"] is None and any(self.folder.iterdir()):
             raise DataError(f"{self.folder} exists and is no part of prepared data; move it away")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / "lock", f"{self.folder} is being written by another process; let it end"):
+        with locked(inside(self.folder, "lock"), f"{self.folder} is being written by another process; let it end"):
             if (found["part"], found["about"]) != (str(self.part), self._about):
                 for each in self.folder.glob("shard-*.arrow"):
                     each.unlink()
@@ -167,12 +167,12 @@ class Shards:
         return [self._path(number) for number in range(1, self.record["shards"] + 1)]
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"shard-{number}.arrow"
+        return inside(self.folder, f"shard-{number}.arrow")
 
     def _write_record(self, pairs: int | None, shards: int) -> None:
         tokenizer = None if pairs is None else vocabulary_of(self.tokenizer)
         write_json(
-            self.folder / "part.json",
+            inside(self.folder, "part.json"),
             {"part": str(self.part), "about": self._about, "tokenizer": tokenizer, "pairs": pairs, "shards": shards},
         )
 

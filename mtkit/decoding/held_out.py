@@ -27,7 +27,7 @@ from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.errors import DataError, did_you_mean
-from mtkit.files import write_json, write_text
+from mtkit.files import inside, write_json, write_text
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
@@ -150,6 +150,15 @@ def timed(
     return found, Speed(monotonic() - begin, len(side.sources), tokens)
 
 
+def files_of(run: Run, side: str) -> dict[str, Path]:
+    """The files of a side's translations in the run's folder, by the ends of their names: "txt", "source.txt", ...
+
+    Raises: MtkitError if one of them, or their folder, is a link.
+    """
+    ends = ("txt", "nbest.txt", "source.txt", "reference.txt", "direction.txt", "json")
+    return {end: inside(run.folder, TRANSLATIONS, f"{side}.{end}") for end in ends}
+
+
 def save(
     run: Run, side: HeldOut, translations: Sequence[Sequence[Translation]], speed: Speed, about: dict[str, Any]
 ) -> Path:
@@ -157,17 +166,17 @@ def save(
 
     Raises: MtkitError where it cannot be written.
     """
-    folder = run.folder / TRANSLATIONS
-    path, record = folder / f"{side.name}.txt", folder / f"{side.name}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    files = files_of(run, side.name)
+    path, record = files["txt"], files["json"]
+    record.parent.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     _write_lines(path, [each[0].text for each in translations])
-    _write_lines(folder / f"{side.name}.source.txt", side.sources)
-    _write_lines(folder / f"{side.name}.reference.txt", side.references)
+    _write_lines(files["source.txt"], side.sources)
+    _write_lines(files["reference.txt"], side.references)
     ways = side.directions.names_of_lines() if side.directions and len(side.directions.names) > 1 else []
-    _write_if_any(folder / f"{side.name}.direction.txt", ways)
+    _write_if_any(files["direction.txt"], ways)
     several = len(translations[0]) > 1
-    _write_if_any(folder / f"{side.name}.nbest.txt", list(n_best_lines(translations)) if several else [])
+    _write_if_any(files["nbest.txt"], list(n_best_lines(translations)) if several else [])
     write_json(
         record,
         {

@@ -21,7 +21,7 @@ from mtkit.data.prepared import Prepared, Tokens, open_prepared
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.errors import DataError, MtkitError, RunError
-from mtkit.files import write_tensors, writing
+from mtkit.files import inside, write_tensors, writing
 from mtkit.runs import Run, read_tensors
 
 FILE = "lexicon.safetensors"
@@ -80,7 +80,7 @@ class Lexicon:
 
 def save_lexicon(run: Run, lexicon: Lexicon) -> None:
     """Saves the lexicon in the folder of the run, atomically. Raises: MtkitError where it cannot be written."""
-    with writing(run.folder / FILE) as temporary:
+    with writing(inside(run.folder, FILE)) as temporary:
         write_tensors(temporary, {"translations": lexicon.translations, "frequent": lexicon.frequent})
 
 

@@ -17,7 +17,7 @@ from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.errors import MtkitError
-from mtkit.files import json_text
+from mtkit.files import inside, json_text
 
 CHUNK = 1_000
 """Segments translated together, at most; what is lost by a kill."""
@@ -43,7 +43,7 @@ def translate_side(
 
     Raises: MtkitError where the folder cannot be written, or another process is translating the side.
     """
-    path = folder / f".{side.name}.jsonl"
+    path = inside(folder, f".{side.name}.jsonl")
     ways = side.directions.names_of_lines() if side.directions else [""] * len(side.sources)
     documents = [str(each) for each in side.documents.ids] if joined and side.documents else [""] * len(side.sources)
 

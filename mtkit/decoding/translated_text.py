@@ -20,8 +20,8 @@ from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import EMPTY_LINES, Lines, measure_file
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translator import Translator
-from mtkit.errors import RecipeError, RunError
-from mtkit.files import json_text, write_json
+from mtkit.errors import DataError, RecipeError, RunError
+from mtkit.files import inside, json_text, write_json
 from mtkit.languages import languages_of
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.runs import find_run
@@ -42,7 +42,7 @@ def with_translations(
     Raises: RunError for a run that is not there; RecipeError for one of another direction; DataError for bad text.
     """
     settings = with_tokenizer(settings)  # which says the languages, where nobody else does
-    folder = settings.folder.with_name(f"{settings.folder.name}-translated")
+    folder = inside(settings.folder.parent, f"{settings.folder.name}-translated")
     train = [
         _completed(corpus, settings.direction_of(corpus), folder / f"train-{number}", device, say, progress)
         for number, corpus in enumerate(settings.train, start=1)
@@ -57,7 +57,8 @@ def _completed(
     if corpus.translated_by is None:
         return corpus
     given, missing = ("source", "target") if corpus.target is None else ("target", "source")
-    text, output, record = Path(str(getattr(corpus, given))), stem.with_suffix(".txt"), stem.with_suffix(".json")
+    text = Path(str(getattr(corpus, given)))
+    output, record = inside(stem.parent, f"{stem.name}.txt"), inside(stem.parent, f"{stem.name}.json")
     facts, translator = measure_file(text), _translator(corpus.translated_by, device)
     if given == "target":
         direction = "-".join(reversed(languages_of(direction)))
@@ -70,7 +71,9 @@ def _completed(
         "documents": corpus.documents if ids is None else measure_file(ids).sha256,
     }
     if not output.is_file() or _made_of(record) != json.loads(json_text(about)):
-        record.unlink(missing_ok=True)
+        if output.exists() and not record.is_file():
+            raise DataError(f"{output} exists, and mtkit has no record that it wrote it; move it away")
+        write_json(record, {})  # what is unfinished was made of nothing yet, but by mtkit
         run = translator.runs[0].folder
         say(f"translating {facts.lines:,} lines of {text} with {run}, beam {translator.settings.beam}, into {output}")
         bar = iter(progress(range(facts.lines), f"translating {text.name}", facts.lines))

@@ -16,7 +16,7 @@ from mtkit.decoding.engines.ensemble import Ensemble
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.held_out import TRANSLATIONS, HeldOut, Speed, save, timed
+from mtkit.decoding.held_out import HeldOut, Speed, files_of, save, timed
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.lines.limits import TrainedOn
@@ -264,8 +264,9 @@ class Translator:
 
         about = {**self.about, "by_documents": joined}  # what is written beside the time, which is of all calls
         identity = {**self.identity, **about, "document_pieces": self.document_pieces}
+        folder = files_of(run, side.name)["txt"].parent  # before the work, as a link among the files is an error
         found, speed = translate_side(
-            side, translated, run.folder / TRANSLATIONS, identity, joined=joined, say=say, on_progress=on_progress
+            side, translated, folder, identity, joined=joined, say=say, on_progress=on_progress
         )
         return found, speed, save(run, side, found, speed, about)
 

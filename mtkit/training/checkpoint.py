@@ -23,7 +23,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.files import clear, digest, json_text, write_json, write_tensors, writing
+from mtkit.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
 from mtkit.runs import BASE, PICKLES, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
@@ -103,9 +103,9 @@ class Checkpoints:
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int, judged_by: str = "") -> None:
         """`judged_by` is the fingerprint of the settings that scores are made by from now on."""
-        self.folder = run / "checkpoints"
-        self.base = self.folder / BASE
-        self._best = run / "best.json"
+        self.folder = inside(run, "checkpoints")
+        self.base = inside(self.folder, BASE)
+        self._best = inside(run, "best.json")
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._judged_by = judged_by
@@ -118,7 +118,7 @@ class Checkpoints:
         path = self.folder / f"update-{progress.update:08d}"
         if path.is_dir():
             state = read_state(path)
-            write_json(path / "state.json", state | asdict(progress))
+            write_json(inside(path, "state.json"), state | asdict(progress))
         else:
             write_checkpoint(path, tensors, asdict(progress))
         self.mark_best()
@@ -131,8 +131,8 @@ class Checkpoints:
             write_checkpoint(self.base, {"model": weights}, {"update": 0})
 
     def all(self) -> list[Path]:
-        """The checkpoint folders in order of their updates."""
-        return sorted(path for path in self.folder.glob("update-*") if path.is_dir())
+        """The checkpoint folders in order of their updates. Raises: MtkitError if one is a link."""
+        return sorted(inside(self.folder, path.name) for path in self.folder.glob("update-*") if path.is_dir())
 
     def last(self) -> Path | None:
         """The latest checkpoint, from which training resumes; None without one."""
@@ -168,7 +168,7 @@ class Checkpoints:
     def save_average(self, weights: Mapping[str, Tensor], *, updates: list[int], bleu: float, nll: float) -> None:
         """Write the average of the checkpoints of these updates; with the highest BLEU it is the best checkpoint."""
         state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "judged_by": self._judged_by}
-        write_checkpoint(self.folder / "average", {"model": weights}, state)
+        write_checkpoint(inside(self.folder, "average"), {"model": weights}, state)
         self.mark_best()
 
     def mark_best(self) -> None:
@@ -188,13 +188,18 @@ class Checkpoints:
         Without a checkpoint the run begins anew, so best.json and the frozen weights of an earlier one go too.
         """
         for path in self.folder.glob(".*"):
-            if written := re.match(r"\.(average|base|update-\d+)\.", path.name):
+            written = re.match(r"\.(average|base|update-[0-9]+)\.", path.name)
+            if written and is_left_of(path, self.folder / written[1]):
                 clear(path, self.folder / written[1])
-        for path in self.folder.glob("update-*/.state.json.*.tmp"):
-            clear(path, path.parent / "state.json")
+            elif re.fullmatch(r"\.update-[0-9]+\.old", path.name) and _is_own(path):
+                shutil.rmtree(path)
+        for folder in self.all():
+            for path in folder.glob(".state.json.*.tmp"):
+                if is_left_of(path, folder / "state.json"):
+                    clear(path, folder / "state.json")
         if self.last() is None:
             self._best.unlink(missing_ok=True)
-            if self.base.is_dir():
+            if _is_own(self.base):
                 shutil.rmtree(self.base)
         self.mark_best()
         self._let_go()
@@ -222,6 +227,12 @@ class Checkpoints:
                 # renamed first: a kill in between leaves no half of a checkpoint under its name
                 doomed = path.rename(path.with_name(f".{path.name}.old"))
                 shutil.rmtree(doomed)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether the path is a folder with nothing but the files of a checkpoint, or what is left of them."""
+    files = {"state.json", *(f"{name}.safetensors" for name in ("model", "optimizer", "ema"))}
+    return path.is_dir() and not path.is_symlink() and {each.name for each in path.iterdir()} <= files
 
 
 def _updates(paths: Sequence[Path]) -> list[int]:

@@ -16,7 +16,7 @@ from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
-from mtkit.files import locked, write_json, write_text, writing
+from mtkit.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run, is_begun
@@ -49,7 +49,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             held = f"another training is at work in {folder}; wait for it, or choose another --name"
-            stack.enter_context(locked(folder / ".lock", held))
+            stack.enter_context(locked(inside(folder, ".lock"), held))
         except MtkitError as error:
             raise RunError(str(error)) from error
         except OSError as error:
@@ -110,12 +110,35 @@ def open_folder(
     elif (average := folder / "checkpoints" / "average").is_dir():
         raise RunError(f"{average} is all that is left of an earlier training; choose another --name, or remove it")
     else:
+        _check_free(folder, recipe)
         commands = [shlex.join(command)]
-        with writing(folder / "tokenizer") as temporary:
+        with writing(inside(folder, "tokenizer")) as temporary:
             temporary.mkdir()
             copy_tokenizers(prepared.folder / "tokenizer", temporary)
-    write_text(folder / "recipe.yaml", dump_yaml(_dumped(recipe)))
-    write_json(folder / "run.json", about | {"commands": commands})  # last: with it, a folder is a run
+    write_text(inside(folder, "recipe.yaml"), dump_yaml(_dumped(recipe)))
+    write_json(inside(folder, "run.json"), about | {"commands": commands})  # last: with it, a folder is a run
+
+
+def _check_free(folder: Path, recipe: Recipe) -> None:
+    """Raises: RunError if the folder is no run, but holds files named like those of one, as a user's own recipe.
+
+    What a killed process wrote before run.json does not count.
+    """
+    if (folder / "run.json").exists():
+        return
+    for name in sorted(FILES_OF_RUNS):
+        path = folder / name
+        if name == "recipe.yaml" and path.is_file():
+            own = path.read_bytes() == dump_yaml(_dumped(recipe)).encode()
+        elif name == "tokenizer" and path.is_dir():
+            own = all(each.suffix == ".model" for each in path.iterdir())
+        else:
+            own = not path.exists()
+        if not own:
+            raise RunError(
+                f"{path} exists, but {folder} is not a run, as it has no run.json; move {path.name} away, or choose "
+                "another --name"
+            )
 
 
 def begin(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
@@ -136,7 +159,7 @@ def begin(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
 
 def keep_precision(folder: Path, name: str) -> None:
     """Note in run.json which precision was chosen, for when the run is resumed."""
-    path = folder / "run.json"
+    path = inside(folder, "run.json")
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"precision": name})
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from typing_extensions import TypedDict
 
 from mtkit.errors import MtkitError, RunError
-from mtkit.files import json_text, write_text
+from mtkit.files import inside, json_text, write_text
 from mtkit.stored import Count, read_stored_lines, stored
 from mtkit.terminal import watched
 
@@ -55,11 +55,11 @@ class Metrics:
 
         Lines of what comes again, from before a kill, are dropped.
         """
-        self._path = folder / "metrics.jsonl"
+        self._path, self._curves = inside(folder, "metrics.jsonl"), inside(folder, "curves.png")
         last = {"train": update, "validation": update if validated else update - 1}
         kept = [row for row in read_metrics(self._path) if row["update"] <= last[row["kind"]]]
         write_text(self._path, "".join(json_text(row) + "\n" for row in kept))
-        self._board = _tensorboard(folder / "tensorboard", update)
+        self._board = _tensorboard(inside(folder, "tensorboard"), update)
 
     def write(self, kind: str, update: int, **values: Any) -> None:
         """One line: `kind` is "train" or "validation"."""
@@ -78,7 +78,7 @@ class Metrics:
         if importlib.util.find_spec("matplotlib") is not None:
             from mtkit.evaluation.curves import draw_curves
 
-            draw_curves(read_metrics(self._path), self._path.with_name("curves.png"))
+            draw_curves(read_metrics(self._path), self._curves)
 
     def close(self) -> None:
         """Write out what TensorBoard still holds."""

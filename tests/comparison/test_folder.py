@@ -98,3 +98,15 @@ def test_damaged_settings_are_named_and_damaged_results_are_made_again(tiny: Tin
         path.write_bytes(content)
         assert folder.result("full") is None
         use()
+
+
+def test_files_of_the_user_stay(tiny: Tiny, prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / "compare.md").write_text("words")
+    folder, chosen = Folder(tmp_path), entries(tiny(), ["full"])
+    with pytest.raises(MtkitError, match=r"compare\.md exists, and .* is not the folder of a comparison"):
+        folder.open(chosen, prepared, device="cpu", threads=1)
+    (tmp_path / "compare.md").rename(tmp_path / "theirs")
+    (tmp_path / "logs").symlink_to(tmp_path)
+    with pytest.raises(MtkitError, match="logs is a link, and mtkit writes only real files"):
+        folder.log("full")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["logs", "theirs"]

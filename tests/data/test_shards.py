@@ -329,3 +329,14 @@ def test_the_built_in_corpus_has_no_parts(tmp_path: Path) -> None:
         prepare_part(DataSettings(folder=tmp_path / "data"), FilePart(1, 2))
     with pytest.raises(MtkitError, match="the built-in corpus is not prepared in parts"):
         prepare(DataSettings(folder=tmp_path / "data"), join=True)
+
+
+def test_a_link_in_the_place_of_the_shards_is_refused(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtkit.data.shards.PAIRS", 10)
+    other = elsewhere(settings, "linked")
+    theirs = other.folder.parent / "theirs"
+    theirs.mkdir()
+    (other.folder.parent / "linked.partial").symlink_to(theirs)
+    with pytest.raises(MtkitError, match=r"linked\.partial is a link, and mtkit writes only real files"):
+        prepare(other)
+    assert not list(theirs.iterdir())

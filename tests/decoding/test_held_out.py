@@ -7,7 +7,7 @@ import pytest
 
 from mtkit.decoding.held_out import HeldOut, Speed, held_out, n_best_lines, save
 from mtkit.decoding.translate import Translation
-from mtkit.errors import DataError
+from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.systems import run_sides
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
@@ -105,3 +105,16 @@ def test_n_best_lines_name_their_line() -> None:
     lines = list(n_best_lines(several))
     assert [line[0] for line in n_best_lines(several, first=6)] == ["7", "7", "8"]
     assert lines == ["1\t-1.000000\ta", "1\t-2.000000\tb", "2\t-1.000000\tc\tc"]
+
+
+@pytest.mark.parametrize("link", ["translations", "translations/test.source.txt", "translations/test.json"])
+def test_nothing_is_written_through_a_link_in_the_run_folder(tmp_path: Path, link: str) -> None:
+    run, home = Run(tmp_path / "run"), tmp_path / "home"
+    home.mkdir()
+    (home / "theirs").write_text("words")
+    (run.folder / link).parent.mkdir(parents=True)
+    (run.folder / link).symlink_to(home if link == "translations" else home / "theirs")
+    with pytest.raises(MtkitError, match=f"{link} is a link, and mtkit writes only real files in .*run; replace it"):
+        save(run, SIDE, [[translation("one")], [translation("two")]], Speed(2.0, 2, 4), {})
+    assert [each.name for each in home.iterdir()] == ["theirs"]
+    assert (home / "theirs").read_text() == "words"

@@ -83,6 +83,16 @@ def test_what_is_there_is_used_again_until_the_text_or_the_run_is_another(monkey
     assert len(calls) == 4
 
 
+def test_a_file_of_the_user_is_not_replaced() -> None:
+    theirs = Path("mtkit-data-translated/train-2.txt")
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("years of work\n")
+    theirs.with_suffix(".json").unlink(missing_ok=True)
+    with pytest.raises(DataError, match="exists, and mtkit has no record that it wrote it; move it away"):
+        with_translations(settings({"source": "more.en", "translated_by": "mtkit-runs/one"}))
+    assert theirs.read_text() == "years of work\n"
+
+
 def test_progress_is_that_of_the_lines() -> None:
     seen: list[Any] = []
 

@@ -135,6 +135,7 @@ def test_cleaning_puts_back_an_average_whose_successor_never_came_and_finds_the_
     checkpoints.save_average({"w": torch.ones(3)}, updates=[1], bleu=9.0, nll=1.0)
     left = tmp_path / "checkpoints" / ".average.0123456789abcdef.tmp"
     left.mkdir()
+    (left / "average.lock").touch()
     (tmp_path / "checkpoints" / "average").rename(left / "average.replaced")
     (tmp_path / "best.json").unlink()
     checkpoints.clean()
@@ -160,16 +161,30 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
 def test_what_a_killed_process_left_is_cleaned_up(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
     path = save(checkpoints, 1)
-    half = checkpoints.folder / ".update-00000002.123.tmp"
+    half = checkpoints.folder / ".update-00000002.0123456789abcdef.tmp"
     half.mkdir()
+    (half / "update-00000002.lock").touch()
     (half / "model.safetensors").write_bytes(b"half")
+    removed = checkpoints.folder / ".update-00000003.old"
+    removed.mkdir()
+    (removed / "model.safetensors").write_bytes(b"half")
     (checkpoints.folder / ".mine").touch()
+    for name in (".update-00000004.old", ".update-00000004.0123456789abcdef.tmp", "base"):
+        (checkpoints.folder / name).mkdir()
+        (checkpoints.folder / name / "mine").touch()
     state = path / ".state.json.0123456789abcdef.tmp"
     state.mkdir()
+    (state / "state.json.lock").touch()
     (state / "state.json").write_text("half")
     checkpoints.clean()
     assert sorted(each.name for each in path.iterdir()) == ["model.safetensors", "state.json"]
-    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [".mine", "update-00000001"]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        ".mine",
+        ".update-00000004.0123456789abcdef.tmp",
+        ".update-00000004.old",
+        "base",
+        "update-00000001",
+    ]
 
 
 @pytest.fixture

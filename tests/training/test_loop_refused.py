@@ -75,3 +75,30 @@ def test_a_limit_before_the_first_update_is_one_clear_error(
     with pytest.raises(RunError, match=r"max_minutes = 1e-09 was reached before the first update; raise that limit"):
         run(recipe, prepared, tmp_path)
     assert run(tiny(training={"max_updates": 1}), prepared, tmp_path).trained == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "run.json", "recipe.yaml", "best.json", "tensorboard", "checkpoints", ".lock"],
+)
+def test_nothing_is_written_through_a_link_in_the_run_folder(prepared: Prepared, tmp_path: Path, name: str) -> None:
+    folder, theirs = tmp_path / "run", tmp_path / "theirs"
+    run(tiny(training={"max_updates": 1}), prepared, folder)
+    (folder / name).rename(theirs) if (folder / name).exists() else theirs.write_text("")
+    (folder / name).symlink_to(theirs)
+    before = {path: path.is_file() and path.read_bytes() for path in [theirs, *theirs.rglob("*")]}
+    with pytest.raises(MtkitError, match=f"run/{name} is a link, and mtkit writes only real files in .*run; replace"):
+        run(tiny(training={"max_updates": 2}), prepared, folder)
+    assert before == {path: path.is_file() and path.read_bytes() for path in [theirs, *theirs.rglob("*")]}
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer/notes.txt", "metrics.jsonl"])
+def test_files_of_the_user_that_are_named_like_those_of_a_run_stay(
+    prepared: Prepared, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("# years of work\n")
+    with pytest.raises(RunError, match=r"exists, but .* is not a run, as it has no run\.json; move .* away"):
+        run(tiny(training={"max_updates": 1}), prepared, tmp_path)
+    assert (tmp_path / name).read_text() == "# years of work\n"
+    assert not (tmp_path / "checkpoints").exists()

@@ -22,7 +22,7 @@ from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
 from mtkit.decoding.lines.segments import Segment, Source
 from mtkit.errors import MtkitError, RunError
-from mtkit.files import digest, write_json
+from mtkit.files import digest, inside, write_json
 from mtkit.model.network import Network
 from mtkit.runs import Run
 from mtkit.stored import read_stored
@@ -111,7 +111,7 @@ def heads_for(
     chosen = replace(best_heads(network, run.tokenizers, side, probabilities), weights=digest(run.weights(checkpoint)))
     follows = "" if chosen.agreement is None else f", which follows the lexicon in {chosen.agreement:.0%} of its pieces"
     try:
-        write_json(run.folder / FILE, asdict(chosen))
+        write_json(inside(run.folder, FILE), asdict(chosen))
         where = f"kept in {run.folder / FILE}"
     except MtkitError as error:
         where = f"not kept: {error}"

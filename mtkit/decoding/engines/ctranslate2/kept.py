@@ -4,14 +4,16 @@ ctranslate2/<checkpoint>-<key>/  CTranslate2's files; the key is a hash of the w
 """
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mtkit.decoding.engines.ctranslate2.conversion import convert
 from mtkit.errors import MtkitError
-from mtkit.files import digest, writing
+from mtkit.files import digest, inside, writing
 from mtkit.model.network import Network
 from mtkit.runs import Run
 
@@ -20,6 +22,9 @@ FOLDER = "ctranslate2"
 
 VERSION = 1
 """Of the conversion; a model converted by another is converted anew."""
+
+_CONVERSION = re.compile(r"(average|update-[0-9]+)-[0-9a-f]{16}")
+"""Name of the folder of a converted checkpoint."""
 
 Files = dict[str, bytes]
 """The content of each file of a converted model, by its name."""
@@ -34,9 +39,9 @@ def converted(
     message where the folder cannot be written.
     """
     key = hashlib.sha256(f"{VERSION} {digest(run.weights(checkpoint))} {model.settings.model_dump_json()}".encode())
-    folder = run.folder / FOLDER / f"{checkpoint}-{key.hexdigest()[:16]}"
+    name = f"{checkpoint}-{key.hexdigest()[:16]}"
     try:
-        return _read(folder)
+        return _read(run.folder / FOLDER / name)
     except OSError:  # it is not there, or another process removes it, for which it is stale
         pass
     with TemporaryDirectory() as elsewhere:
@@ -44,11 +49,12 @@ def converted(
         convert(model, made)
         files = _read(made)
     try:
+        folder = inside(run.folder, FOLDER, name)
         with writing(folder) as temporary:
             temporary.mkdir()
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
-        _remove_stale(run, checkpoint, folder)
+        _remove_stale(run, checkpoint, folder, files)
     except MtkitError as error:
         say(f"{error}; the model will be converted again next time")
     return files
@@ -61,9 +67,12 @@ def _read(folder: Path) -> Files:
     return files
 
 
-def _remove_stale(run: Run, checkpoint: str, kept: Path) -> None:
+def _remove_stale(run: Run, checkpoint: str, kept: Path, files: Files) -> None:
+    """Removes folders that are named as those of other conversions and hold only `files`, as a conversion does."""
     for other in kept.parent.iterdir():
-        of = other.name.rpartition("-")[0]
-        begun = other.name.startswith(".")  # by another process
-        if other != kept and not begun and (of == checkpoint or not (run.folder / "checkpoints" / of).is_dir()):
-            shutil.rmtree(other, ignore_errors=True)
+        if other == kept or other.is_symlink() or not (found := _CONVERSION.fullmatch(other.name)):
+            continue
+        stale = found[1] == checkpoint or not (run.folder / "checkpoints" / found[1]).is_dir()
+        with suppress(OSError):  # it is no folder, or another process removes it too
+            if stale and {each.name for each in other.iterdir()} <= files.keys():
+                shutil.rmtree(other)

@@ -101,3 +101,24 @@ def test_a_moving_average_is_what_is_converted(run: Run) -> None:
     averaged = {name: torch.zeros_like(value) for name, value in load_file(path).items()}
     save_file(averaged, path.with_name("ema.safetensors"))
     assert converted(run)["model.bin"] != first["model.bin"]
+
+
+def test_only_conversions_are_removed_and_none_through_a_link(run: Run) -> None:
+    converted(run)
+    (old,) = there(run)
+    named = old.with_name("update-00000005-0123456789abcdef")
+    for folder in (old.with_name("my-thesis"), named):
+        folder.mkdir()
+        (folder / "thesis.tex").write_text("years of work")
+    other_weights(run)
+    converted(run)
+    assert {each.name for each in there(run)} >= {"my-thesis", named.name}
+    assert not old.exists()
+    home = run.folder / "home"
+    (run.folder / "ctranslate2").rename(home)
+    (run.folder / "ctranslate2").symlink_to(home)
+    before, said = sorted(home.rglob("*")), list[str]()
+    other_weights(run)
+    converted(run, say=said)
+    assert sorted(home.rglob("*")) == before
+    assert "ctranslate2 is a link, and mtkit writes only real files" in said[0]
