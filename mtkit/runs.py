@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.lines.lengths import Lengths
 from mtkit.errors import RunError, did_you_mean
+from mtkit.files import digest
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
@@ -200,9 +201,16 @@ class Run:
             return model.to(device).eval()
 
     def tensors(self, checkpoint: str = "best") -> "dict[str, Tensor]":
-        """What `load_model` takes: all weights, adapters merged into those that they adapt. Raises: as `load_model`."""
-        base, tensors = self.folder / "checkpoints" / BASE / "model.safetensors", read_tensors(self.weights(checkpoint))
+        """What `load_model` takes: all weights, adapters merged into those that they adapt. Raises: as `load_model`.
+
+        Files are checked against their checksums in state.json, if there is one.
+        """
+        base, weights = self.folder / "checkpoints" / BASE / "model.safetensors", self.weights(checkpoint)
+        advice = "copy it again, choose another --checkpoint, or train again"
+        check_sum(weights, advice)
+        tensors = read_tensors(weights)
         if base.exists():
+            check_sum(base, advice)
             tensors = {**read_tensors(base), **tensors}
         if self.recipe.training.lora is None:
             return tensors
@@ -265,7 +273,12 @@ def beginning(named: Path | None, folder: Path) -> Run | None:
         return None
     if is_begun(folder):
         return Run(run_folder_of(named))
-    return find_run(named) if named.is_dir() or named.name != str(named) else find_run(name=str(named))
+    return named_run(named)
+
+
+def named_run(named: Path) -> Run:
+    """The run that is given by its folder, or by its name under ./mtkit-runs. Raises: RunError as `find_run`."""
+    return find_run(named) if run_folder_of(named) == named else find_run(name=str(named))
 
 
 def find_runs(folders: Sequence[Path] | None = None, names: Sequence[str] | None = None) -> list[Run]:
@@ -286,6 +299,27 @@ def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Pa
             shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
             raise RunError(f"{origin} holds another model: {name} is {shapes}")
     model.load_state_dict(dict(weights))
+
+
+@stored
+class Checksums(TypedDict):
+    """Content of a checkpoint's state.json, as far as it concerns whether the checkpoint's files are damaged."""
+
+    sha256: dict[str, str]
+
+
+def check_sum(file: Path, advice: str) -> bool:
+    """Compare a file of a checkpoint with its checksum in state.json; False if there is no state.json.
+
+    Raises: RunError, which ends with `advice`, for a file that was altered or has no checksum.
+    """
+    record = file.with_name("state.json")
+    if not record.exists():
+        return False
+    sums = read_stored(record, Checksums, advice, error=RunError)["sha256"]
+    if file.is_file() and sums.get(file.name) != digest(file):
+        raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {advice}")
+    return True
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":

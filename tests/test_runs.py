@@ -13,9 +13,10 @@ from torch import nn
 
 from mtkit import runs
 from mtkit.errors import RunError
+from mtkit.files import digest
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
-from mtkit.runs import FORMAT, find_run, find_runs, load_weights, read_tensors
+from mtkit.runs import FORMAT, Run, find_run, find_runs, load_weights, named_run, read_tensors
 from tests.damage import check_damages
 
 
@@ -153,3 +154,30 @@ def test_weights_of_another_model_are_refused(weights: dict[str, torch.Tensor], 
         load_weights(nn.Linear(3, 2), weights, Path("there"))
     with pytest.raises(RunError, match=r"weight is \(2, 2\) there and \(2, 3\)"):
         load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 2)}, Path("there"))
+
+
+def test_a_folder_that_is_no_run_does_not_hide_the_run_of_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    Path("one").mkdir()
+    assert named_run(Path("one")).folder == run
+    (Path("one") / "run.json").write_text((run / "run.json").read_text())
+    assert named_run(Path("one")).folder == Path("one")
+    assert named_run(run).folder == run
+    with pytest.raises(RunError, match="no run 'two'"):
+        named_run(Path("two"))
+
+
+@pytest.mark.parametrize("checksum", ["right", "other", "none"])
+def test_weights_are_checked_against_their_checksum(run: Path, checksum: str) -> None:
+    weights = run / "checkpoints" / "update-00000010" / "model.safetensors"
+    sums = {} if checksum == "none" else {weights.name: digest(weights)}
+    weights.with_name("state.json").write_text(json.dumps({"format": 1, "sha256": sums, "update": 10}))
+    if checksum == "other":
+        content = bytearray(weights.read_bytes())
+        content[-9] ^= 0x40
+        weights.write_bytes(content)
+    if checksum == "right":
+        Run(run).load_model()
+        return
+    with pytest.raises(RunError, match=r"model\.safetensors is damaged: its checksum is not the one in state\.json"):
+        Run(run).load_model()

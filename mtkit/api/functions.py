@@ -18,8 +18,8 @@ from mtkit.errors import MtkitError
 from mtkit.evaluation.metrics import METRICS
 from mtkit.evaluation.scores import RESAMPLES, Score, score_corpus
 from mtkit.model.build import label_attention
-from mtkit.recipe import Recipe, load_recipe, merged
-from mtkit.runs import Run, beginning, begun_folder, find_run, run_folder
+from mtkit.recipe import Recipe, load_recipe, overridden
+from mtkit.runs import Run, beginning, begun_folder, find_run, named_run, run_folder
 from mtkit.training.limits import Outcome
 from mtkit.training.loop import train as run_training
 
@@ -126,12 +126,12 @@ def _recipe(given: Settings, init_from: Path | str | None = None, begun: Path | 
         return given
     more = {} if init_from is None else {"training": {"init_from": Path(init_from)}}
     if isinstance(given, Mapping):
-        return load_recipe(None, merged(given, more), begun)
+        return load_recipe(None, overridden(given, more), begun)
     return load_recipe(None if given is None else Path(given), more, begun)
 
 
 def _run(run: Path | str) -> Run:
-    return find_run(Path(run)) if isinstance(run, Path) or Path(run).is_dir() or "/" in run else find_run(name=run)
+    return find_run(run) if isinstance(run, Path) else named_run(Path(run))
 
 
 def _lines(text: Text, name: str) -> list[str]:

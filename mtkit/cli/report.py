@@ -28,9 +28,9 @@ def report(
     from mtkit.cli.progress import through
     from mtkit.files import check_outputs, write_text
     from mtkit.reporting.page import report_page
-    from mtkit.runs import find_run
+    from mtkit.runs import named_run
 
     check_outputs([output])
-    runs = [find_run(each) if each.is_dir() or len(each.parts) > 1 else find_run(name=str(each)) for each in run]
+    runs = [named_run(each) for each in run]
     write_text(output, report_page(runs, side or (), through))
     typer.echo(str(output))

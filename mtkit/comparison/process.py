@@ -71,7 +71,8 @@ class Children:
         with log.open("ab") as output:
             # in a session of its own Ctrl-C reaches it from here alone
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mtkit.comparison.worker", str(folder.path), name],
+                # -P: without it, Python would import a torch.py of the current folder
+                [sys.executable, "-P", "-m", "mtkit.comparison.worker", str(folder.path), name],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -80,7 +80,8 @@ def copy_tokenizers(source: Path, target: Path) -> None:
 
 def _find(named: Path) -> _Lender:
     """The folder of that path, or the run of that name. Raises: DataError where it has no tokenizer."""
-    plain = named.name == str(named) and not (named / "tokenizer").is_dir()
+    records = (named / "prepared.json", named / "run.json")
+    plain = named.name == str(named) and not any(each.is_file() for each in records)
     folder = RUNS / named if plain else named
     if not (folder / "tokenizer").is_dir():
         runs = sorted(path.parent.name for path in RUNS.glob("*/run.json"))

@@ -24,7 +24,8 @@ from mtkit.errors import DataError, RecipeError, RunError
 from mtkit.files import inside, json_text, write_json
 from mtkit.languages import languages_of
 from mtkit.recipe.data import Corpus, DataSettings
-from mtkit.runs import find_run
+from mtkit.recipe.settings import run_folder_of
+from mtkit.runs import named_run
 
 
 def with_translations(
@@ -96,10 +97,9 @@ def _completed(
 
 def _translator(run: Path, device: str) -> Translator:
     """The run in that folder, or of that name under ./mtkit-runs; gives one translation per line."""
-    named = run.name == str(run) and not run.is_dir()
-    if not named and not run.is_dir():
+    if run_folder_of(run) == run and not run.is_dir():
         raise RunError(f"data.train: translated_by {run}: no such run folder; train that run first, or name another")
-    found = find_run(name=str(run)) if named else find_run(run)
+    found = named_run(run)
     return Translator([found], found.recipe.decoding.model_copy(update={"n_best": 1}), device=device, forks=True)
 
 

@@ -72,6 +72,9 @@ class Translator:
         # "best" may be another in a moment, where a run is still training
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
+        for weights in (run.weights(one) for run, one in zip(runs, chosen, strict=True)):
+            if not weights.with_name("state.json").exists():
+                say(f"{weights} was not verified: no state.json beside it has its checksum")
         # now, as a training that goes on may drop the files
         self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]

@@ -9,6 +9,7 @@ from mtkit.recipe.recipe import (
     load_recipe,
     make_recipe,
     merged,
+    overridden,
 )
 from mtkit.recipe.training import TrainingSettings
 
@@ -22,4 +23,5 @@ __all__ = [
     "load_recipe",
     "make_recipe",
     "merged",
+    "overridden",
 ]

@@ -181,7 +181,7 @@ def load_recipe(
     if path is None:
         return make_recipe(with_beginning(overrides or {}, begun))
     path = find_recipe(path)
-    given = merged(with_variables(read_settings(path), path), overrides or {})
+    given = overridden(with_variables(read_settings(path), path), overrides or {}, origin=str(path))
     return make_recipe(with_beginning(given, begun), origin=str(path))
 
 
@@ -196,6 +196,22 @@ def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
         return Recipe.model_validate(merged(PRESETS[preset], given))
     except PydanticError as error:
         raise RecipeError(where + _explain(error)) from error
+
+
+def overridden(given: Mapping[str, Any], above: Mapping[str, Any], origin: str | None = None) -> dict[str, Any]:
+    """Settings of a user with others on top.
+
+    Raises: RecipeError, beginning with `origin`, if `given` has no mapping where `above` has one: it would be lost.
+    """
+    if _replaces(given, above):
+        make_recipe(given, origin)
+    return merged(given, above)
+
+
+def _replaces(given: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    """Whether a mapping in `above` has the place of something else in `given`."""
+    pairs = [(given.get(key), value) for key, value in above.items() if isinstance(value, Mapping)]
+    return any(_replaces(under, value) if isinstance(under, Mapping) else under is not None for under, value in pairs)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,11 @@ RUNS = Path("mtkit-runs")
 
 
 def run_folder_of(named: Path) -> Path:
-    """The folder of a run that is given by its name under `RUNS`, or by its folder."""
-    return RUNS / named if named.name == str(named) and not named.is_dir() else named
+    """The folder of a run that is given by its folder, or by its name under `RUNS`.
+
+    A plain name is that of a folder only if the folder is a run, which has a run.json.
+    """
+    return RUNS / named if named.name == str(named) and not (named / "run.json").is_file() else named
 
 
 MOST = 2**31 - 1

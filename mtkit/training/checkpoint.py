@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
-from mtkit.runs import BASE, PICKLES, read_tensors
+from mtkit.runs import BASE, PICKLES, check_sum, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
 
@@ -286,9 +286,8 @@ def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
     Raises: RunError where the file is missing, truncated, altered or a pickle.
     """
     file = path / f"{name}.safetensors"
-    state = read_state(path)
-    if file.is_file() and state["sha256"].get(file.name) != digest(file):
-        raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {_way_out(path)}")
+    read_state(path)
+    check_sum(file, _way_out(path))
     if not file.is_file() and not any(each.suffix in PICKLES for each in path.iterdir()):  # which have their own error
         raise RunError(f"{file} is missing; {_way_out(path)}")
     # copied out of the mapped file, which may be removed while training goes on

@@ -94,3 +94,17 @@ def _nobody_works_on(log: Path) -> bool:
             return True
     except Timeout:
         return False
+
+
+def test_no_code_of_the_current_folder_is_run(
+    tiny: Tiny, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tiny(), "full")
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "torch.py").write_text("open('ran', 'w'); raise SystemExit(3)")
+    monkeypatch.chdir(here)
+    # a mechanism that the comparison does not have ends the process after its imports
+    compare(folder, ["none"], show=lambda line: None, done=lambda name: None)
+    assert "has no mechanism none" in (folder.result("none") or {})["failed"]
+    assert [each.name for each in here.iterdir()] == ["torch.py"]

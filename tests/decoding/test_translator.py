@@ -102,3 +102,12 @@ def test_the_first_line_counts_for_sampling(trained: Trained) -> None:
     rest, alone = (translator.lines(lines[3:], direction="en-de", first=first) for first in (3, 0))
     assert [best.pieces for best, *_ in rest] == [best.pieces for best, *_ in whole[3:]]
     assert [best.pieces for best, *_ in alone] != [best.pieces for best, *_ in whole[3:]]
+
+
+def test_weights_without_a_checksum_are_said_not_to_be_verified(tmp_path: Path) -> None:
+    run, said = make_run(tmp_path).run, list[str]()
+    Translator([run], say=said.append)
+    assert said == []
+    (run.checkpoint() / "state.json").unlink()
+    Translator([run], say=said.append)
+    assert said == [f"{run.weights()} was not verified: no state.json beside it has its checksum"]

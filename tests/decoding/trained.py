@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
@@ -15,6 +14,7 @@ from mtkit.decoding.lines.documents import source_budget
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run
+from mtkit.training.checkpoint import write_checkpoint
 
 LONGEST = 24
 """Pieces that the model takes."""
@@ -100,8 +100,7 @@ def make_run(
             value.mul_(3.0 if "tokens" in parameter else 1.5)
     run = folder / "mtkit-runs" / name
     checkpoint = run / "checkpoints" / "update-00000010"
-    checkpoint.mkdir(parents=True)
-    (run / "tokenizer").mkdir()
+    (run / "tokenizer").mkdir(parents=True)
     for each in (recipe.data.folder / "tokenizer").glob("*.model"):
         (run / "tokenizer" / each.name).write_bytes(each.read_bytes())
     (run / "recipe.yaml").write_text(recipe.model_dump_json())
@@ -113,7 +112,7 @@ def make_run(
         "document_pieces": source_budget(prepared),
     }
     (run / "run.json").write_text(json.dumps(about))
-    save_file({key: value.clone() for key, value in model.state_dict().items()}, checkpoint / "model.safetensors")
+    write_checkpoint(checkpoint, {"model": model.state_dict()}, {"update": 10})
     return Trained(Run(run), prepared)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
@@ -13,6 +12,7 @@ from mtkit.data.tokenizer import EOS
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run
+from mtkit.training.checkpoint import write_checkpoint
 from tests.interchange.text import ENGLISH, OTHERS, sentences
 
 
@@ -61,12 +61,11 @@ def make_run(
             network.output_bias[EOS] += end
     run = folder / "run"
     checkpoint = run / "checkpoints" / "update-00000010"
-    checkpoint.mkdir(parents=True)
-    (run / "tokenizer").mkdir()
+    (run / "tokenizer").mkdir(parents=True)
     for each in (recipe.data.folder / "tokenizer").glob("*.model"):
         (run / "tokenizer" / each.name).write_bytes(each.read_bytes())
     (run / "recipe.yaml").write_text(recipe.model_dump_json(), encoding="utf-8")
     about = {"format": FORMAT, "vocabularies": sizes, "data": prepared.fingerprint, "directions": prepared.directions}
     (run / "run.json").write_text(json.dumps(about), encoding="utf-8")
-    save_file({key: value.clone() for key, value in network.state_dict().items()}, checkpoint / "model.safetensors")
+    write_checkpoint(checkpoint, {"model": network.state_dict()}, {"update": 10})
     return Run(run)

@@ -1,7 +1,9 @@
 """The recipe: layers of settings, and errors that name the setting and the nearest one."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,3 +98,24 @@ def test_numbers_of_numpy_are_numbers_in_options_too() -> None:
     assert make_recipe(json.loads(json.dumps(recipe.model_dump(mode="json")))) == recipe
     assert recipe.attention.options == {"window_radius": 5, "decoder.window_radius": [5, 6]}
     assert type(recipe.attention.options["window_radius"]) is int
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("data: corpus", {"data": {"tokenizer": {"vocabulary": 400}}}),
+        ("data: corpus", {"data": {}}),
+        ("data: {tokenizer: bpe}", {"data": {"tokenizer": {"vocabulary": 400}}}),
+        ("training: [max_updates, 3]", {"training": {"max_updates": 1}}),
+        ("attention: {options: 3}", {"attention": {"options": {}}}),
+    ],
+)
+def test_a_group_of_a_wrong_type_is_not_dropped_for_an_option(
+    tmp_path: Path, text: str, overrides: dict[str, Any]
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as alone:
+        load_recipe(path)
+    with pytest.raises(RecipeError, match=re.escape(str(alone.value))):
+        load_recipe(path, overrides)

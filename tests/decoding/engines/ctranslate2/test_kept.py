@@ -1,13 +1,15 @@
 """The converted model in a run's folder: made once, for the weights that are there, whatever happens beside it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mtkit.runs import Run
+from mtkit.training.checkpoint import write_checkpoint
 from tests.decoding.trained import make_run
 
 pytestmark = pytest.mark.peer
@@ -33,7 +35,7 @@ def converted(run: Run, checkpoint: str = CHECKPOINT, say: list[str] | None = No
 
 def other_weights(run: Run, checkpoint: str = CHECKPOINT) -> None:
     path = run.weights(checkpoint)
-    save_file({name: value + 1.0 for name, value in load_file(path).items()}, path)
+    write_checkpoint(path.parent, {"model": {name: value + 1.0 for name, value in load_file(path).items()}}, {})
 
 
 def test_a_model_is_converted_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,15 +53,13 @@ def test_other_weights_are_converted_anew_and_what_is_stale_goes(run: Run) -> No
     first = converted(run)
     checkpoints = run.folder / "checkpoints"
     another = checkpoints / "update-00000020"
-    another.mkdir()
-    save_file(load_file(run.weights(CHECKPOINT)), another / "model.safetensors")
+    write_checkpoint(another, {"model": load_file(run.weights(CHECKPOINT))}, {})
     assert converted(run, another.name)["model.bin"] == first["model.bin"]
     assert len(there(run)) == 2
     other_weights(run)
     assert converted(run)["model.bin"] != first["model.bin"]
     assert len(there(run)) == 2  # those of the same checkpoint have been replaced
-    (another / "model.safetensors").unlink()
-    another.rmdir()
+    shutil.rmtree(another)
     other_weights(run)
     converted(run)
     assert [each.name.rpartition("-")[0] for each in there(run)] == [CHECKPOINT]
@@ -98,8 +98,9 @@ def test_where_a_file_is_in_the_way_the_model_is_converted_each_time(run: Run) -
 def test_a_moving_average_is_what_is_converted(run: Run) -> None:
     first = converted(run)
     path = run.weights(CHECKPOINT)
-    averaged = {name: torch.zeros_like(value) for name, value in load_file(path).items()}
-    save_file(averaged, path.with_name("ema.safetensors"))
+    weights = load_file(path)
+    averaged = {name: torch.zeros_like(value) for name, value in weights.items()}
+    write_checkpoint(path.parent, {"model": weights, "ema": averaged}, {})
     assert converted(run)["model.bin"] != first["model.bin"]
 
 
