@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from mtkit.data.prepared.columns import Column, Mapped, Texts, Tokens
+from mtkit.data.prepared.columns import Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.data.prepared.record import AGAIN, Record, read_record
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.errors import DataError
@@ -158,8 +158,8 @@ def _all_below(column: Column, count: int) -> bool:
 
 def _open_side(folder: Path, name: str, record: Record) -> Side:
     path, rows = folder / f"{name}.arrow", record["sides"][name]["rows"]
-    with pa.memory_map(str(path)) as mapped:
-        whole = mapped.read_buffer()
+    file = MappedFile(path)
+    whole = file.content
     flat = np.frombuffer(whole, dtype=np.int32, count=whole.size // 4)
     batches = list(pa.ipc.open_stream(pa.BufferReader(whole)))
     if not batches or sum(batch.num_rows for batch in batches) != rows:
@@ -179,29 +179,29 @@ def _open_side(folder: Path, name: str, record: Record) -> Side:
         return np.concatenate([batch[name].to_numpy() for batch in batches]) if name in schema.names else None
 
     def tokens(side: Literal["source", "target"]) -> Tokens:
-        starts, lengths = _places([batch[side] for batch in batches], whole, flat, breaks)
-        return Tokens(flat, starts, lengths, record["vocabulary"][side])
+        starts, lengths = _places([batch[side] for batch in batches], file, flat, breaks)
+        return Tokens(flat, starts, lengths, record["vocabulary"][side], file)
 
     def numbers(name: str) -> Mapped | None:
-        return _mapped([batch[name] for batch in batches], whole) if name in schema.names else None
+        return _mapped([batch[name] for batch in batches], file) if name in schema.names else None
 
     return Side(
         source=tokens("source"),
         target=tokens("target"),
-        lines=_mapped([batch["line"] for batch in batches], whole),
-        source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches])) if has_text else None,
-        target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches])) if has_text else None,
+        lines=_mapped([batch["line"] for batch in batches], file),
+        source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches]), file) if has_text else None,
+        target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches]), file) if has_text else None,
         tasks=numbers("task"),
         corpora=numbers("corpus"),
         documents=column("document"),
     )
 
 
-def _places(chunks: list[pa.ListArray], whole: pa.Buffer, flat: np.ndarray, breaks: int) -> tuple[Mapped, np.ndarray]:
+def _places(chunks: list[pa.ListArray], file: MappedFile, flat: np.ndarray, breaks: int) -> tuple[Mapped, np.ndarray]:
     """Starts, in the mapped file, and lengths of all record batches' rows; the last `breaks` pieces are not theirs."""
     rows = [len(chunk) for chunk in chunks]
     lengths = np.empty(sum(rows), dtype=np.uint16)
-    places, added, end = [], [], 0
+    places, added, end, whole = [], [], 0, file.content
     for chunk, count in zip(chunks, rows, strict=True):
         offsets = chunk.offsets.to_numpy()
         values = chunk.values.buffers()[1]
@@ -215,16 +215,17 @@ def _places(chunks: list[pa.ListArray], whole: pa.Buffer, flat: np.ndarray, brea
             lengths = lengths.astype(np.int32)
         lengths[end : end + count] = own
         end += count
-    return Mapped(flat, places, rows, added), lengths
+    return Mapped(flat, places, rows, added, file), lengths
 
 
-def _mapped(chunks: list[pa.Array], whole: pa.Buffer) -> Mapped:
+def _mapped(chunks: list[pa.Array], file: MappedFile) -> Mapped:
     """A column of numbers, as it stands in the mapped file."""
+    whole = file.content
     dtype = np.dtype(chunks[0].type.to_pandas_dtype())
     values = np.frombuffer(whole, dtype=dtype, count=whole.size // dtype.itemsize)
     # a column of no rows may have no buffer
     places = [len(each) and _distance(each.buffers()[1], whole) // dtype.itemsize + each.offset for each in chunks]
-    return Mapped(values, places, [len(each) for each in chunks])
+    return Mapped(values, places, [len(each) for each in chunks], file=file)
 
 
 def _distance(buffer: pa.Buffer, whole: pa.Buffer) -> int:

@@ -225,3 +225,53 @@ def test_a_missing_folder_says_to_prepare(tmp_path: Path) -> None:
     ):
         open_prepared(tmp_path / "none")
     assert DataSettings().folder == Path("mtkit-data")
+
+
+_READ_AFTER = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from mtkit.data.prepared import open_prepared
+from mtkit.errors import DataError
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+prepared = open_prepared(folder)
+train, valid, rows = prepared.train, prepared.valid, np.arange(5)
+for path in folder.glob("*.arrow"):
+    if how == "emptied":
+        path.write_bytes(b"")
+    elif how == "overwritten":
+        path.write_bytes(bytes(path.stat().st_size))
+    elif how == "removed":
+        path.unlink()
+    else:
+        path.with_suffix(".new").write_bytes(b"new")
+        path.with_suffix(".new").replace(path)
+reads = {
+    "line": lambda: train.lines[rows],
+    "taken": lambda: train.source.taken(rows),
+    "padded": lambda: train.target.padded(rows, 99, None, None),
+    "spans": lambda: train.source.spans(rows, rows)[0],
+    "row": lambda: train.source[0],
+    "text": lambda: valid.source_text[0],
+    "texts": lambda: list(valid.target_text),
+}
+for name, read in reads.items():
+    try:
+        read()
+        print(name, "is read")
+    except DataError as error:
+        print(name, error)
+"""
+
+
+@pytest.mark.parametrize("how", ["emptied", "overwritten", "removed", "replaced"])
+def test_a_file_that_is_changed_in_place_is_not_read(builtin: Prepared, tmp_path: Path, how: str) -> None:
+    """To read behind the end of a mapped file kills the process; one that is removed or replaced stays readable."""
+    shutil.copytree(builtin.folder, tmp_path / "data")
+    command = [sys.executable, "-c", _READ_AFTER, str(tmp_path / "data"), how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = ended.stdout.splitlines()
+    assert (ended.returncode, len(lines)) == (0, 7), ended.stderr
+    wanted = ".arrow was changed while it was in use; repeat" if how in ("emptied", "overwritten") else " is read"
+    assert [line for line in lines if wanted not in line] == []
