@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import from_json
 
 from mtkit import __version__
 from mtkit.benchmark.attention_report import hardware
@@ -26,9 +27,23 @@ class Bars:
     """Label, speed, and whether it is mtkit's."""
 
 
-def write(stem: Path, text: str, content: Mapping[str, Any], charts: Sequence[Bars]) -> str:
-    """Writes table, JSON and, where matplotlib is installed, a picture; gives the words that say where they are."""
-    paths = [inside(stem.parent, f"{stem.name}{end}") for end in (".txt", ".json", ".png")]
+def outputs(folder: Path, name: str) -> list[Path]:
+    """The files of a report in a folder: table, JSON and picture.
+
+    Raises: MtkitError if one is a link, or exists and was not written by mtkit, as its JSON tells.
+    """
+    paths = [inside(folder, f"{name}{end}") for end in (".txt", ".json", ".png")]
+    try:
+        own = "mtkit" in from_json(paths[1].read_bytes())
+    except (OSError, ValueError, TypeError):
+        own = False
+    if not own and (foreign := [each for each in paths if each.exists()]):
+        raise MtkitError(f"{foreign[0]} exists, and mtkit has no record that it wrote it; give another --output")
+    return paths
+
+
+def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], charts: Sequence[Bars]) -> str:
+    """Writes the `outputs`, the picture if matplotlib is installed; returns the words that say where they are."""
     write_text(paths[0], text + "\n")
     write_json(paths[1], dict(content))
     try:

@@ -64,6 +64,7 @@ def attention(
 
     from mtkit.benchmark.attention import Setting, default_names, measure_attention
     from mtkit.benchmark.attention_report import as_object, table
+    from mtkit.benchmark.report import outputs
     from mtkit.cli.progress import steps
     from mtkit.device import find_device
     from mtkit.files import write_json, write_text
@@ -71,6 +72,7 @@ def attention(
     if threads is not None:
         torch.set_num_threads(threads)
     say_if_busy()
+    text, data, picture = outputs(output, f"attention-{role}")
     setting = Setting(
         role=role,
         width=width,
@@ -84,10 +86,9 @@ def attention(
     with steps("benchmark", "part") as on_progress:
         measured = measure_attention(chosen, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
     typer.echo(table(measured))
-    stem = output / f"attention-{role}"
-    write_text(stem.with_suffix(".txt"), table(measured) + "\n")
-    write_json(stem.with_suffix(".json"), as_object(measured))
-    typer.echo(f"\n{stem}.txt, {stem}.json{_picture(measured, stem.with_suffix('.png'))}")
+    write_text(text, table(measured) + "\n")
+    write_json(data, as_object(measured))
+    typer.echo(f"\n{text}, {data}{_picture(measured, picture)}")
     if measured.failed:
         raise typer.Exit(1)
 

@@ -91,7 +91,8 @@ def load_lexicon(run: Run) -> Lexicon | None:
         return None
     try:
         found = read_tensors(path)
-        lexicon = Lexicon(found["translations"], found["frequent"])
+        # copies, as a read from a mapped file that another process shortens kills this one
+        lexicon = Lexicon(found["translations"].clone(), found["frequent"].clone())
         if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST) or lexicon.frequent.dim() != 1:
             raise ValueError
         for pieces in (lexicon.translations, lexicon.frequent):

@@ -93,7 +93,7 @@ def decode(
 
     from mtkit.benchmark.decoding import Candidate, OwnDecoder, common_side, first_segments, measure_decoding
     from mtkit.benchmark.decoding_report import as_object, bars, table
-    from mtkit.benchmark.report import write
+    from mtkit.benchmark.report import outputs, write
     from mtkit.cli.progress import steps
     from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
@@ -101,6 +101,7 @@ def decode(
     if threads is not None:
         torch.set_num_threads(threads)
     say_if_busy()
+    files = outputs(output, "decode")
     folders = [data or each.recipe.data.folder for each in runs]
     chosen = first_segments(common_side([open_prepared(each) for each in dict.fromkeys(folders)], side), segments)
     where, candidates = str(find_device(device)), []
@@ -121,7 +122,7 @@ def decode(
     with steps("benchmark", "turn") as on_progress:
         measured = measure_decoding(candidates, chosen, beams, repeats=repeats, on_progress=on_progress)
     typer.echo(table(measured))
-    typer.echo(f"\n{write(output / 'decode', table(measured), as_object(measured), bars(measured))}")
+    typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")
 
 
 def _peers(program: str, run: "Run", model: "Network", lexicons: "Sequence[Lexicon | None]") -> "Iterator[Decoder]":

@@ -51,13 +51,14 @@ def documents(
 
     from mtkit.benchmark.documents.measure import DocumentSetting, measure_documents
     from mtkit.benchmark.documents.report import as_object, bars, table
-    from mtkit.benchmark.report import write
+    from mtkit.benchmark.report import outputs, write
     from mtkit.cli.progress import steps
     from mtkit.device import find_device
 
     if threads is not None:
         torch.set_num_threads(threads)
     say_if_busy()
+    files = outputs(output, "documents")
     setting = DocumentSetting(
         recipe=settings,
         vocabulary=vocabulary,
@@ -73,4 +74,4 @@ def documents(
             parse_names(attention), parse_numbers("--lengths", lengths), setting, on_progress=on_progress
         )
     typer.echo(table(measured))
-    typer.echo(f"\n{write(output / 'documents', table(measured), as_object(measured), bars(measured))}")
+    typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")

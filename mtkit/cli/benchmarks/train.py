@@ -81,7 +81,7 @@ def train(
 
     import torch
 
-    from mtkit.benchmark.report import write
+    from mtkit.benchmark.report import outputs, write
     from mtkit.benchmark.training import Plan, measure_training
     from mtkit.benchmark.training_report import as_object, bars, table
     from mtkit.cli.progress import steps
@@ -93,6 +93,7 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     say_if_busy()
+    files = outputs(output, "train")
     prepared = open_prepared(settings.data.folder)
     settings = settings.model_copy(update={"data": prepared.settings})
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
@@ -104,7 +105,7 @@ def train(
             measured = measure_training(settings, prepared, own, peers, plan, world, on_progress=on_progress)
         if world.first:
             typer.echo(table(measured))
-            typer.echo(f"\n{write(output / 'train', table(measured), as_object(measured), [bars(measured)])}")
+            typer.echo(f"\n{write(files, table(measured), as_object(measured), [bars(measured)])}")
 
 
 def _own(

@@ -53,7 +53,8 @@ class Journal(AbstractContextManager["Journal"]):
     @property
     def empty(self) -> bool:
         """Whether it tells of no chunk."""
-        return self.problem is not None or os.fstat(self._file.fileno()).st_size <= len(self._head)
+        # the size first: to read again what a full disk did not take raises the same error
+        return os.fstat(self._file.fileno()).st_size <= len(self._head) or self.problem is not None
 
     @property
     def problem(self) -> str | None:

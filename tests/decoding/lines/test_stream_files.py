@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,14 @@ def test_a_name_that_ends_in_gz_gets_a_gzip_file(tmp_path: Path, count: int) -> 
     with gzip.open(out) as file:
         assert file.read() == expected(items(count))
     assert out.stat().st_size > 0
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(MtkitError, match=r"cannot write .*free some space"):
+            run(tmp_path / "out", items(3), Worker())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,23 @@
+"""Where a benchmark's report is written."""
+
+from pathlib import Path
+
+import pytest
+
+from mtkit.benchmark.report import Bars, outputs, write
+from mtkit.errors import MtkitError
+
+
+@pytest.mark.parametrize("content", [None, '{"mtkit": "1"}', '{"mine": 1}', "[]", "1"])
+def test_only_an_earlier_report_is_replaced(tmp_path: Path, content: str | None) -> None:
+    corpus = tmp_path / "train.txt"
+    corpus.write_text("years of work\n")
+    if content is not None:
+        (tmp_path / "train.json").write_text(content)
+    if content == '{"mtkit": "1"}':
+        write(outputs(tmp_path, "train"), "table", {"mtkit": "2"}, [Bars("speed", "tokens/s", [("a", 1.0, True)])])
+        assert corpus.read_text() == "table\n"
+        return
+    with pytest.raises(MtkitError, match=r"train\.txt exists, and mtkit has no record that it wrote it; give another"):
+        outputs(tmp_path, "train")
+    assert corpus.read_text() == "years of work\n"
