@@ -25,9 +25,10 @@ def align(
         str | None, typer.Option(metavar="EN-FR", help="Direction; required for runs with several.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Picture (PNG), where matplotlib is installed.")] = Path(
-        "alignment.png"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture (PNG), where matplotlib is installed.  [default: alignment.png]"),
+    ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Show what a run attends to for each piece.
@@ -42,9 +43,10 @@ def align(
     """
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_alignment
-    from mtkit.files import check_outputs
+    from mtkit.files import check_outputs, inside
     from mtkit.runs import find_run
 
+    output = inside(Path(), "alignment.png") if output is None else output
     check_outputs([output])
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")

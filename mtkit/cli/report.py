@@ -8,7 +8,7 @@ import typer
 
 def report(
     run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Page (HTML).")] = Path("report.html"),
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Page (HTML).  [default: report.html]")] = None,
     side: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
@@ -26,10 +26,11 @@ def report(
       mtkit report full longformer --output report.html
     """
     from mtkit.cli.progress import through
-    from mtkit.files import check_outputs, write_text
+    from mtkit.files import check_outputs, inside, write_text
     from mtkit.reporting.page import report_page
     from mtkit.runs import named_run
 
+    output = inside(Path(), "report.html") if output is None else output
     check_outputs([output])
     runs = [named_run(each) for each in run]
     write_text(output, report_page(runs, side or (), through))

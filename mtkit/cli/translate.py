@@ -38,7 +38,8 @@ def translate(
         typer.Option(metavar="FILE", help="Text file, one segment per line (.gz too); - is standard input."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Output file.  [default: standard output with --input]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Output file (.gz too).  [default: standard output with --input]"),
     ] = None,
     run: Annotated[
         list[Path] | None,

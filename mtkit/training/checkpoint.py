@@ -115,7 +115,7 @@ class Checkpoints:
 
         Where the update has its checkpoint already, only its state is written: its weights are the same.
         """
-        path = self.folder / f"update-{progress.update:08d}"
+        path = inside(self.folder, f"update-{progress.update:08d}")
         if path.is_dir():
             state = read_state(path)
             write_json(inside(path, "state.json"), state | asdict(progress))
@@ -176,7 +176,7 @@ class Checkpoints:
 
         Of equals it is the one with the lowest loss, and of these the earliest.
         """
-        average = self.folder / "average"
+        average = inside(self.folder, "average")
         ranked = self._ranked(self.all() + ([average] if average.is_dir() else []))
         if ranked:
             bleu, path = ranked[0]

@@ -73,3 +73,22 @@ def test_other_commands_replace_no_file_of_a_run(
     with pytest.raises(MtkitError, match=r"run/run\.json is a file that mtkit keeps in .*run"):
         CliRunner().invoke(app, [*command, "--output", "run/run.json"], catch_exceptions=False)
     assert Path("run/run.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["report", "run"], "report.html"),
+        (["align", "A."], "alignment.png"),
+        (["plot", "attention", "--source", "A."], "attention.png"),
+    ],
+)
+def test_an_output_that_is_not_named_replaces_no_file_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("theirs").write_text("words")
+    Path(name).symlink_to("theirs")
+    with pytest.raises(MtkitError, match=f"{name} is a link, and mtkit writes only real files"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    assert Path("theirs").read_text() == "words"

@@ -255,3 +255,18 @@ def test_damaged_states_are_named(tmp_path: Path) -> None:
     del other["training_seconds"], other["judged_by"]  # as it was once written
     (path / "state.json").write_text(json.dumps(other))
     assert read_progress(path).training_seconds == other["seconds"]
+
+
+@pytest.mark.parametrize("name", ["update-00000001", "average", "base", "../best.json"])
+def test_no_checkpoint_is_written_through_a_broken_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / name).symlink_to(tmp_path / "new")
+
+    def work() -> None:
+        checkpoints = Checkpoints(tmp_path / "run", keep_last=1, keep_best=1)
+        save(checkpoints, 1, bleu=1.0)
+        checkpoints.save_average({"w": torch.ones(3)}, updates=[1], bleu=9.0, nll=1.0)
+
+    with pytest.raises(MtkitError, match="is a link, and mtkit writes only real files"):
+        work()
+    assert not (tmp_path / "new").exists()

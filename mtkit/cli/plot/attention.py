@@ -20,7 +20,9 @@ def attention(
         str | None, typer.Option(metavar="EN-FR", help="Direction; required for runs with several.")
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Picture (PNG).")] = Path("attention.png"),
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: attention.png]")
+    ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw the attention of every layer and head.
@@ -39,9 +41,10 @@ def attention(
         raise MtkitError("pictures need matplotlib; install it: pip install 'mtkit[plots]'") from error
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_attention
-    from mtkit.files import check_outputs
+    from mtkit.files import check_outputs, inside
     from mtkit.runs import find_run
 
+    output = inside(Path(), "attention.png") if output is None else output
     check_outputs([output])
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")

@@ -50,13 +50,16 @@ def begin_part(part: FilePart, source: Path, span: Span, outputs: Sequence[Path]
     made_of = {"begin": span.begin, "end": span.end, "before": span.before, "lines": lines, "sha256": sha256}
     record = {**made_of, "about": json.loads(json_text(about))}
     made = [part.output(output) for output in outputs]
-    if not part.record(outputs[0]).exists() and (foreign := [each for each in made if each.exists()]):
-        raise MtkitError(f"{foreign[0]} exists, and mtkit has no record that it wrote it; move it away")
+    kept, there = part.record(outputs[0]), [each for each in made if each.exists()]
+    if kept.exists() and not (kept.is_file() and (there or _read(part, outputs[0])["about"] is not None)):
+        raise MtkitError(f"{kept} is not a record of mtkit; move it away")
+    if there and not kept.exists():
+        raise MtkitError(f"{there[0]} exists, and mtkit has no record that it wrote it; move it away")
     if _read(part, outputs[0]) == record:
         return not all(each.is_file() for each in made)
     for each in made:
         each.unlink(missing_ok=True)
-    write_json(part.record(outputs[0]), record)
+    write_json(kept, record)
     return True
 
 

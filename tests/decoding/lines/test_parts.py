@@ -1,5 +1,6 @@
 """Parts of a file: each line in one of them, and a join that leaves none out."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,20 @@ def test_what_cannot_be_parted_is_named(tmp_path: Path) -> None:
         with pytest.raises(MtkitError, match="the second of eight is --part 2/8"):
             FilePart.named(name)
     assert str(FilePart.named("2/8")) == "2/8"
+
+
+@pytest.mark.parametrize("name", ["out.part-2-of-3", "out.part-2-of-3.json"])
+@pytest.mark.parametrize("kind", ["text", "link", "pipe"])
+def test_what_mtkit_did_not_write_stays(source: Path, out: Path, name: str, kind: str) -> None:
+    theirs, kept = out.with_name(name), out.with_name("kept")
+    kept.write_text("years of work\n")
+    if kind == "text":
+        theirs.write_text("years of work\n")
+    elif kind == "link":
+        theirs.symlink_to(kept)
+    else:
+        os.mkfifo(theirs)
+    with pytest.raises(MtkitError, match=f"{name} .*(move it away|remove it)$"):
+        translate(source, out, FilePart(2, 3))
+    assert theirs.is_fifo() or theirs.read_text() == "years of work\n"
+    assert kept.read_text() == "years of work\n"
