@@ -89,7 +89,7 @@ def open_folder(
             direction: each.model_dump(mode="json") for direction, each in lengths_of(prepared, longest).items()
         },
         "init_from": None if init_from is None else init_from.folder.name,
-        "origins": [] if init_from is None else [origin(init_from), *origins(init_from)],
+        "origins": [],
         "vocabularies": {
             "source": prepared.tokenizers.source.size,
             "target": prepared.tokenizers.target.size,
@@ -111,6 +111,8 @@ def open_folder(
         raise RunError(f"{average} is all that is left of an earlier training; choose another --name, or remove it")
     else:
         _check_free(folder, recipe)
+        if init_from is not None:
+            about["origins"] = [origin(init_from), *origins(init_from)]
         commands = [shlex.join(command)]
         with writing(inside(folder, "tokenizer")) as temporary:
             temporary.mkdir()
