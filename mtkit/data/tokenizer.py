@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from mtkit.data.lines.invisible import has_invisible
 from mtkit.data.subword.folding import Folding
 from mtkit.data.subword.model_file import keeps_text
 from mtkit.errors import DataError
@@ -109,6 +110,10 @@ class Tokenizer:
         text = text if self._folding is None else self._folding(text)
         normalised: str = self._processor.normalize(text)
         return normalised
+
+    def cleans(self, text: str) -> bool:
+        """Whether control or invisible characters of the text are dropped or become spaces before it is cut."""
+        return self._folding is not None and has_invisible(text)
 
     def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
         """The pieces of each line, by all processors or by so many threads."""

@@ -45,6 +45,8 @@ class Translation:
     """Whether it, or a part of it, has as many pieces as it may have, so that its end may be missing."""
     fell_back: bool = False
     """Whether that translation did not come apart into as many lines, so that this line was translated alone."""
+    cleaned: bool = False
+    """Whether its line has control or invisible characters that were dropped or became spaces."""
     of_parts: tuple["Translation", ...] = ()
     """Those of its parts, where there are several."""
 
@@ -110,6 +112,9 @@ def translate_lines(
         if number in sizes:
             whole = [replace(each, together=sizes[number], fell_back=True) for each in whole]
         found[number] = whole
+    for number, line in enumerate(lines):
+        if encoded[number] and tokenizers.source.cleans(line):
+            found[number] = [replace(each, cleaned=True) for each in found[number]]
     return [found[number] for number in range(len(lines))]
 
 

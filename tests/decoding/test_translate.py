@@ -57,6 +57,16 @@ def translate(parts: tuple[Transformer, Tokenizers]) -> Translate:
     return call
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["The\tdog.", "The dog.\u200b", "\ufeffThe dog.", "The d\u00adog.", "The\x85dog.\x00", "\u202aThe dog.\u202c"],
+)
+def test_invisible_characters_change_no_translation_and_are_noted(translate: Translate, line: str) -> None:
+    (plain,), (found,) = translate(["The dog.", line])
+    assert (found.pieces, found.parts) == (plain.pieces, 1)
+    assert (plain.cleaned, found.cleaned) == (False, True)
+
+
 @pytest.mark.parametrize("line", ["\u200b", "\ufeff", "\u00ad", " \u3000\u00a0\t", "\u200d\u200e\u2060", "\x00\x07"])
 def test_a_line_that_shows_nothing_is_blank(translate: Translate, line: str) -> None:
     found = translate([line, f"{line}The dog.", "。"], method="greedy")

@@ -2,18 +2,29 @@
 
 import re
 from itertools import pairwise
-from unicodedata import category
+from unicodedata import category, combining, normalize
 
 from mtkit.data.lines.abbreviations import ABBREVIATIONS, BEFORE_NUMBERS, CODES, ORDINALS
+from mtkit.data.lines.invisible import DROPPED
 
 _WIDE = "。！？｡।॥؟։።፧။។៕"
 """Marks that end a sentence whether or not a space follows."""
 
 _CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
-_OPENING = r"\"'“‘„‚«»‹›(\[{「『（【《〈〔［｛＂＇¿¡–—#@*-"
-_CLOSES = rf"(?:[{_CLOSING}]|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
-_END = re.compile(rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})(?P<space>\s*+)")
-_OPENED = re.compile(rf"(?:[{_OPENING}]\s*+)*+")
+_CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
+"""A sentence goes on if one of these comes next: no other sentence begins with them."""
+
+_CLOSES = (
+    rf"(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
+)
+_END = re.compile(
+    rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})[{DROPPED}]*+(?P<space>\s*+)"
+)
+_UNSPOKEN = r"</?[A-Za-z][^<>]*+>|&#?\w++;|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<!\w)[xX]D)(?!\w)"
+"""Tags and entities of HTML, and emoticons: letters in them are no text."""
+_NO_TEXT = re.compile(_UNSPOKEN)
+_OPENED = re.compile(rf"(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*+")
+"""What may stand before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
@@ -34,6 +45,8 @@ def sentences(text: str, language: str | None) -> list[str]:
     A sentence ends at . ! ? … and the marks of other scripts, closing quotes and brackets included. Behind marks of
     Latin script there must be a space, and no lower-case letter, unless the text has no others. A full stop ends
     nothing behind an abbreviation, initials, the number of a list's item, or an ordinal where those are written so.
+    Each sentence has a letter, unless the text has none: symbols, numbers, HTML tags and emoticons between two marks
+    belong to the sentence before them. Text in NFD and in NFC has the same sentences.
     """
     if _MARKS.isdisjoint(text.rstrip(_AT_THE_END)):  # as of most segments: no mark but at its end
         return [text] if text else []
@@ -46,7 +59,13 @@ def sentences(text: str, language: str | None) -> list[str]:
             position = quote.end()
         if position < len(text) and _is_end(text, end, position, cuts[-1], code, lowercase):
             cuts.append(position)
-    return [text[start:stop] for start, stop in pairwise([*cuts, len(text)]) if start < stop]
+    starts, has_letter = [0], False
+    for start, stop in pairwise([*cuts, len(text)]):
+        letter = any(map(str.isalpha, _NO_TEXT.sub("", text[start:stop])))
+        if letter and has_letter:
+            starts.append(start)
+        has_letter |= letter
+    return [text[start:stop] for start, stop in pairwise([*starts, len(text)])]
 
 
 def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str, lowercase: bool) -> bool:
@@ -54,7 +73,7 @@ def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str,
     opened = _OPENED.match(text, position)
     following = text[opened.end() : opened.end() + 1] if opened is not None else ""
     quoted = bool(end["closing"]) and _HIRAGANA.match(following) is not None  # 「はい。」と言う
-    if not following:
+    if not following or following in _CONTINUES:
         return False
     if not end["space"]:
         wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?．") == "" and _JAPANESE_OR_CHINESE.match(following))
@@ -63,7 +82,7 @@ def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str,
         return True
     if end["mark"] in (";", "\u037e") and code != "el":
         return False
-    if category(following)[0] == "P" or (following.islower() and not lowercase):
+    if following.islower() and not lowercase:
         return False
     before = text[max(begin, end.start() - _LONGEST_WORD) : end.start()]
     return end["mark"] != "." or bool(end["closing"]) or not _goes_on(before, following, code)
@@ -71,6 +90,7 @@ def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str,
 
 def _goes_on(before: str, following: str, code: str) -> bool:
     """Whether a full stop between these is an abbreviation's, or behind a number that ends no sentence."""
+    before = "".join(each for each in normalize("NFC", before) if not combining(each) and category(each) != "Cf")
     words = before.split()
     if not words or before[-1].isspace():
         return False

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import sentencepiece
 
+from mtkit.data.lines.invisible import visible
+
 _SIMPLE = (range(0x500), range(0x2010, 0x2028))
 """Characters of Latin, Greek and Cyrillic text, and its dashes and quotes.
 
@@ -15,9 +17,10 @@ is kept and none is a combining one, the text of them is kept.
 
 
 class Folding:
-    """Writes characters of the source text as others that stand for them, before it is cut: full-width ones, ligatures.
+    """Normalises source text before it is cut into pieces.
 
-    It is a sentencepiece model that only normalises, so what was folded in training is folded in the same way for ever.
+    Control and invisible characters are dropped or become spaces (`mtkit.data.lines.invisible`). Then a sentencepiece
+    model that only normalises writes full-width characters, ligatures and their like as others that stand for them.
     """
 
     def __init__(self, rule: str | bytes) -> None:
@@ -27,8 +30,8 @@ class Folding:
             **given, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
         )
         simple = [chr(each) for some in _SIMPLE for each in some if not unicodedata.combining(chr(each))]
-        kept = [one for one, folded in zip(simple, self._normalizer.normalize(simple), strict=True) if one == folded]
-        self._keeps_ascii = {chr(each) for each in range(128)} <= {*kept}
+        kept = [each for each in simple if each == self(each)]
+        self._keeps_ascii = {chr(each) for each in range(32, 127)} <= {*kept}
         self._others = re.compile(f"[^{re.escape(''.join(kept))}]")
 
     @property
@@ -38,11 +41,15 @@ class Folding:
         return proto
 
     def __call__(self, text: str) -> str:
-        folded: str = self._normalizer.normalize(text)
+        folded: str = self._normalizer.normalize(visible(text))
         return folded
 
     def lines(self, texts: Sequence[str]) -> list[str]:
         """Many texts, in less time than one by one."""
-        doubtful = [not (self._keeps_ascii and text.isascii()) and self._others.search(text) for text in texts]
-        rest = iter(self._normalizer.normalize([text for text, each in zip(texts, doubtful, strict=True) if each]))
+        doubtful = [
+            not (self._keeps_ascii and text.isascii() and text.isprintable()) and self._others.search(text)
+            for text in texts
+        ]
+        others = [visible(text) for text, each in zip(texts, doubtful, strict=True) if each]
+        rest = iter(self._normalizer.normalize(others))
         return [next(rest) if each else text for text, each in zip(texts, doubtful, strict=True)]

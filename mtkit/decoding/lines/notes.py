@@ -41,6 +41,7 @@ class Notes:
     failed: Listed = Listed()
     joined: Listed = Listed()
     fell_back: Listed = Listed()
+    cleaned: Listed = Listed()
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
@@ -52,6 +53,7 @@ class Notes:
             failed=Listed.of(number for number, each in best if each.score == float("-inf")),
             joined=Listed.of(number for number, each in best if each.together > 1),
             fell_back=Listed.of(number for number, each in best if each.fell_back),
+            cleaned=Listed.of(number for number, each in best if each.cleaned),
         )
 
     @classmethod
@@ -71,6 +73,11 @@ class Notes:
 
     def messages(self) -> Iterator[str]:
         """The messages for the user, one line each."""
+        if self.cleaned.count:
+            yield (
+                f"{self.cleaned.count:,} lines have control or invisible characters, which were dropped or became "
+                f"spaces before translation: {self.cleaned}"
+            )
         if self.in_parts.count:
             yield (
                 "lines were split at sentence ends and translated in parts: they hold more than training lines, "

@@ -1,7 +1,10 @@
 """Where sentences end, in several languages."""
 
+import unicodedata
+
 import pytest
 
+from mtkit.data.lines.abbreviations import ABBREVIATIONS
 from mtkit.data.lines.sentences import sentences
 
 PARTED = [
@@ -33,6 +36,13 @@ PARTED = [
     ("my", "သူလာတယ်။|သူသွားတယ်။"),
     ("km", "គាត់មក។|គាត់ទៅ។"),
     ("th", "เขามา เขาไป"),
+    ("en", "• Anna sleeps.|• The dog barks.|‣ It eats.|· It runs.|¶ It stops.|/ It waits.|& It leaves.|† It returns."),
+    ("en", "Anna sleeps.|😆 The dog barks.|→ It runs.|❤️ _It_ stops.|<b>It</b> waits.|:-) It leaves."),
+    ("en", "She paid approx. €5 to No. §7.|<i>He slept.</i>|<br/> “• So it was.”"),
+    ("de", "Das gilt nicht.|§ 5 bleibt.|§5a auch.|Es kostet ca. §0 nichts."),
+    ("zh", "他走了。。|（她来了。），然后走了。|→ 他说。"),
+    ("ja", "「はい。」、と言う。|・次の項目。"),
+    ("he", "הוא הלך.\u200f|היא באה.\u200e|סוף"),
     ("xx", "One of no known language.|Two!|(Three.)|Four"),
 ]
 
@@ -74,6 +84,10 @@ def test_long_runs_of_marks_take_no_time() -> None:
         ".\u201d " * 70_000 + "x",
         "\u201d" * 200_000,
         " " * 200_000,
+        "1. " * 70_000,
+        "१। • " * 40_000,
+        "! <a" * 50_000,
+        "• . &a" * 30_000,
     ):
         assert "".join(sentences(text, "fr")) == text
 
@@ -81,3 +95,41 @@ def test_long_runs_of_marks_take_no_time() -> None:
 def test_a_quotation_that_begins_belongs_to_what_follows() -> None:
     assert sentences("他走了。“你好。”“不好。”", "zh") == ["他走了。", "“你好。”", "“不好。”"]
     assert sentences("„Ja.“ Er ging.", "de") == ["„Ja.“ ", "Er ging."]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        *"\u200b\ufeff\u00ad\u200e\u202c\u2069\x01♥😆©|~+1½①—",
+        "❤️",
+        "<3",
+        "[1]",
+        "(1)",
+        "12!",
+        "%.",
+        "&nbsp;",
+        "</p>",
+        ":D",
+    ],
+)
+@pytest.mark.parametrize(("language", "text"), [("en", "Anna sleeps. "), ("zh", "他走了。"), ("ja", "犬が寝る。 ")])
+def test_what_has_no_letters_is_no_sentence(language: str, text: str, tail: str) -> None:
+    assert sentences(text + tail, language) == [text + tail]
+    assert sentences(f"{tail} {text}", language) == [f"{tail} {text}"]
+    found = sentences(f"{text}{tail} {text}", language)
+    assert len(found) == 2
+    assert all(text.strip() in each for each in found)
+
+
+def test_decomposed_text_has_the_same_sentences() -> None:
+    texts = [("fr", "É. Zola dort. Il rêve."), ("sv", "Å. Larsson kom. Ön sov."), ("yo", "Ọ́. Ṣoyinka wá. Ó lọ.")]
+    texts += [(code, f"Xaaa {name}. Yaaa gaaa.") for code, names in ABBREVIATIONS.items() for name in names]
+    for language, text in texts:
+        composed, decomposed = (
+            [unicodedata.normalize("NFC", each) for each in sentences(unicodedata.normalize(form, text), language)]
+            for form in ("NFC", "NFD")
+        )
+        assert composed == decomposed
+    assert [each.strip() for each in sentences(unicodedata.normalize("NFD", texts[2][1]), "yo")][1:] == [
+        unicodedata.normalize("NFD", "Ó lọ.")
+    ]

@@ -29,7 +29,7 @@ def test_the_notes_on_all_are_those_on_each_part() -> None:
 def test_they_come_back_from_json() -> None:
     whole = Notes.of(LINES)
     assert Notes.restored(json.loads(json.dumps(whole.state()))) == whole
-    for damaged in (None, [], [[1, [1]]] * 4, [[1, None]] * 5, [["x", []]] * 5):
+    for damaged in (None, [], [[1, [1]]] * 5, [[1, None]] * 6, [["x", []]] * 6):
         with pytest.raises((TypeError, ValueError)):
             Notes.restored(damaged)
 
@@ -41,3 +41,9 @@ def test_only_what_is_unusual_is_said() -> None:
     assert "may be incomplete" in cut
     assert "no finite probabilities" in failed
     assert fell_back.startswith("of 24 lines that were joined with others of their document, 12 were translated one by")
+
+
+def test_lines_with_invisible_characters_are_counted() -> None:
+    (cleaned,) = Notes.of([[PLAIN], [replace(PLAIN, cleaned=True)], [replace(PLAIN, cleaned=True)]], first=4).messages()
+    assert cleaned.startswith("2 lines have control or invisible characters")
+    assert cleaned.endswith(": 6, 7")
