@@ -1,9 +1,21 @@
 import pytest
 
-from mtkit.languages import bleu_tokenizer, has_spaces, languages_of, listed, seam
+from mtkit.languages import (
+    bleu_tokenizer,
+    has_spaces,
+    lacks_spaces,
+    language_in,
+    languages_of,
+    listed,
+    script_language,
+    seam,
+)
+from tests.evaluation.unspaced import ENGLISH, RIGHT
 
 
-@pytest.mark.parametrize("language", ["zh", "ZH", "zh-cn", "zh_Hant", "zh-Hant-TW", "cmn", "yue", "zho_Hans", " zh "])
+@pytest.mark.parametrize(
+    "language", ["zh", "ZH", "zh-cn", "zh_Hant", "zh-Hant-TW", "cmn", "yue", "zho_Hans", " zh ", "Chinese"]
+)
 def test_every_name_of_chinese_is_chinese(language: str) -> None:
     assert (listed(language), bleu_tokenizer(language), has_spaces(language)) == ("zh", "zh", False)
 
@@ -13,6 +25,7 @@ def test_every_name_of_chinese_is_chinese(language: str) -> None:
     [
         ("ja", "ja-mecab", False),
         ("jpn_Jpan", "ja-mecab", False),
+        ("Japanese", "ja-mecab", False),
         ("ko", "ko-mecab", True),
         ("th", "char", False),
         ("lo", "char", False),
@@ -47,3 +60,40 @@ def test_a_space_stands_between_sentences_but_in_chinese_and_japanese() -> None:
 )
 def test_a_direction_has_two_languages(direction: str, languages: tuple[str, str]) -> None:
     assert languages_of(direction) == languages
+
+
+@pytest.mark.parametrize(
+    ("names", "language"),
+    [
+        (
+            [
+                "train.en",
+                "a/b.c/train.en.gz",
+                "train.en.txt",
+                "en.txt",
+                "dev_en.txt",
+                "dev-en",
+                "translation.en",
+                "T.EN",
+            ],
+            "en",
+        ),
+        (["corpus.de-en.de", "de", "de.tok.gz"], "de"),
+        (["dev.zh-CN", "dev.zh_cn", "zh-CN.txt"], "zh-CN"),
+        (["flores.zho_Hant", "zho_Hant"], "zho_Hant"),
+        (["train.src", "train.tgt", "1", "source", "text", "train", "train.en/part", "manual.ids", ".", ""], None),
+    ],
+)
+def test_names_of_files_and_columns_end_in_a_language(names: list[str], language: str | None) -> None:
+    assert [language_in(name) for name in names] == [language] * len(names)
+
+
+def test_some_scripts_tell_the_language() -> None:
+    for language, lines in RIGHT.items():
+        assert script_language(lines) == language
+        assert lacks_spaces(lines)
+        assert not lacks_spaces([" ".join(line) for line in lines])
+    assert script_language(["안녕하세요. 반갑습니다."]) == "ko"
+    assert script_language(["GPU 和 CPU 2.5"]) is None
+    for lines in (ENGLISH, ["안녕하세요. 반갑습니다."], ["Он пришёл."], [], ["", "。"]):
+        assert not lacks_spaces(lines)

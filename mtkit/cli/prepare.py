@@ -21,8 +21,12 @@ def prepare(
     train: Annotated[_Files, typer.Option(metavar=_PAIR, help="Training text: source file, target file.")] = None,
     valid: Annotated[_Files, typer.Option(metavar=_PAIR, help="Validation text, scored during training.")] = None,
     test: Annotated[_Files, typer.Option(metavar=_PAIR, help="Test text, translated by `mtkit translate`.")] = None,
-    source_language: Annotated[str | None, typer.Option(help="Source language.  [default: en]")] = None,
-    target_language: Annotated[str | None, typer.Option(help="Target language.  [default: de]")] = None,
+    source_language: Annotated[
+        str | None, typer.Option(help="Source language.  [default: by file names, or script]")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Target language, e.g. ja.  [default: by file names, or script]")
+    ] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Maximum vocabulary size.  [default: 8,000]")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="bpe|unigram", help="Segmentation algorithm.  [default: bpe]")

@@ -84,6 +84,7 @@ def score(
     """
     from mtkit.cli.progress import through
     from mtkit.evaluation.report import side_object, sides_text
+    from mtkit.data.readers.languages import with_languages
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
@@ -101,7 +102,7 @@ def score(
         chosen = load_recipe(recipe)
         settings = chosen.scoring
         if recipe is not None and target_language is None:
-            first, *others = chosen.data.directions
+            first, *others = with_languages(chosen.data)[0].directions
             target_language = None if others else languages_of(first)[1]
     else:
         runs = _runs(run or [], name or [])

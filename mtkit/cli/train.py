@@ -159,6 +159,8 @@ def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
     from mtkit.data.prepared.identity import prepared_by
     from mtkit.recipe import differences
 
+    unnamed = {"source_language", "target_language"} - wanted.model_fields_set  # those that the text told
+    wanted = wanted.model_copy(update={name: getattr(prepared, name) for name in unnamed})
     said = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
     there, here = (
         {key: value for key, value in prepared_by(each).items() if key in said} for each in (prepared, wanted)

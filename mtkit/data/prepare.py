@@ -27,6 +27,7 @@ from mtkit.data.prepared.place import check_contents, check_place
 from mtkit.data.prepared.record import FORMAT, Record, read_record
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import name_of
+from mtkit.data.readers.languages import with_languages
 from mtkit.data.readers.named_sets import with_named_sets
 from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter
@@ -53,6 +54,8 @@ class Report:
     """True where the same data was there already, and nothing was done."""
     record: Record
     """Content of prepared.json."""
+    notes: Sequence[str] = ()
+    """Lines for people about the languages of the text."""
 
 
 def prepare(
@@ -82,12 +85,13 @@ def prepare(
     where the corpus is too small; with `join`, where a part is missing, or of other text, settings or tokenizer;
     MtkitError where another process is preparing the same folder.
     """
-    settings = with_named_sets(with_tokenizer(settings))
+    settings, notes = with_languages(with_tokenizer(settings))
+    settings = with_named_sets(settings)
     folder = settings.folder
     sides = _sides(settings)
     check_place(folder, sides, settings.tokenizer_from)
     if (folder / "prepared.json").exists() and not overwrite:
-        return _unchanged(settings, sides, progress)
+        return _unchanged(settings, sides, notes, progress)
     check_contents(folder, sides)
     started = time.monotonic()
     with ExitStack() as stack, writing(folder) as temporary:
@@ -136,7 +140,7 @@ def prepare(
         check_contents(folder, sides)  # once more: all that took its time
     if parts and not join:
         shutil.rmtree(parts[0].folder, ignore_errors=True)
-    return Report(folder, unchanged=False, record=read)
+    return Report(folder, unchanged=False, record=read, notes=notes)
 
 
 @contextmanager
@@ -150,7 +154,7 @@ def _alone_at(folder: Path, overwrite: bool) -> Iterator[None]:
         yield
 
 
-def _unchanged(settings: DataSettings, sides: Corpora, progress: ProgressBar) -> Report:
+def _unchanged(settings: DataSettings, sides: Corpora, notes: list[str], progress: ProgressBar) -> Report:
     """The data that is there. Raises: DiffersError where it was prepared from other text or with other settings."""
     found = read_record(settings.folder)
     _, identity = identified(settings, measured(sides, progress))
@@ -159,7 +163,7 @@ def _unchanged(settings: DataSettings, sides: Corpora, progress: ProgressBar) ->
             f"{settings.folder} holds data prepared with other settings ({_listed(changes)})",
             "give --overwrite to replace it, or another folder with --data",
         )
-    return Report(settings.folder, unchanged=True, record=open_prepared(settings.folder).record)
+    return Report(settings.folder, unchanged=True, record=open_prepared(settings.folder).record, notes=notes)
 
 
 def prepare_part(
@@ -171,7 +175,7 @@ def prepare_part(
     that was killed goes on; what was encoded of the same text is not made again. Raises: DataError as `prepare`, and
     for the built-in corpus.
     """
-    settings = with_named_sets(with_tokenizer(settings))
+    settings = with_named_sets(with_languages(with_tokenizer(settings))[0])
     _check_parted(settings)
     sides = _sides(settings)
     check_place(settings.folder, sides, settings.tokenizer_from)

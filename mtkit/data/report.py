@@ -32,7 +32,7 @@ def summary(report: Report, max_length: int) -> str:
     rows = [("", "segments", *(f"{what} {each}" for what in ("words", "pieces", "pieces/word") for each in ends))]
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
-    parts = [head, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
+    parts = [head, *report.notes, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
     if documents := settings["documents"]:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)

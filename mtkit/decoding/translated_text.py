@@ -18,6 +18,7 @@ from typing import Any
 from mtkit.data.borrowed import with_tokenizer
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import EMPTY_LINES, Lines, measure_file
+from mtkit.data.readers.languages import with_languages
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, RecipeError, RunError
@@ -42,7 +43,9 @@ def with_translations(
 
     Raises: RunError for a run that is not there; RecipeError for one of another direction; DataError for bad text.
     """
-    settings = with_tokenizer(settings)  # which says the languages, where nobody else does
+    settings, notes = with_languages(with_tokenizer(settings))
+    for note in notes:
+        say(note)
     folder = inside(settings.folder.parent, f"{settings.folder.name}-translated")
     train = [
         _completed(corpus, settings.direction_of(corpus), folder / f"train-{number}", device, say, progress)

@@ -13,7 +13,7 @@ from mtkit.evaluation.scores import doubt, named_metrics, told_apart
 from mtkit.evaluation.significance import TESTS, Comparison, compare_systems
 from mtkit.evaluation.statistics import gather
 from mtkit.evaluation.systems import Translated, read_texts
-from mtkit.languages import languages_of
+from mtkit.languages import bleu_tokenizer, lacks_spaces, languages_of
 
 TOKENISED = 0.5
 """From this share of lines on that end in " ." a text looks tokenised."""
@@ -80,13 +80,20 @@ def score_side(
     written = {str(each.hypothesis): lines for each, lines in zip(files, texts.hypotheses, strict=True)}
     written |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
     overall = compare_systems(systems, tests=tests, progress=progress)
-    notes = [missing_tokenizer(languages, tokenize) if any(name == "BLEU" for name, _ in chosen) else None]
+    asked = any(name == "BLEU" for name, _ in chosen)
+    notes = [missing_tokenizer(languages, tokenize) if asked else None]
     for path, lines in written.items():
         if _looks_tokenised(lines):
             notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU is meant for whole text")
-    for each, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
-        told = doubt(scores, hypotheses, texts.references)
-        notes.append(told and f"{each.hypothesis}: {told}")
+    if asked and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
+        notes.append(
+            f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts whole stretches "
+            "of text as words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
+        )
+    else:
+        for each, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
+            told = doubt(scores, hypotheses, texts.references)
+            notes.append(told and f"{each.hypothesis}: {told}")
     return SideScores(
         name,
         list(files),
@@ -96,6 +103,17 @@ def score_side(
         rows,
         [note for note in notes if note],
     )
+
+
+def _without_words(
+    references: Sequence[Sequence[str]], languages: Sequence[str | None], kinds: np.ndarray, tokenize: str | None
+) -> int | None:
+    """The number of the first reference that has no spaces between words in lines that BLEU cuts by 13a."""
+    cut = [(tokenize or bleu_tokenizer(language)) == "13a" for language in languages]
+    for number, lines in enumerate(references):
+        if lacks_spaces([line for line, kind in zip(lines, kinds, strict=True) if cut[kind]]):
+            return number
+    return None
 
 
 def _looks_tokenised(lines: Sequence[str]) -> bool:

@@ -181,9 +181,10 @@ class DataSettings(Settings):
     ] = Field(default_factory=dict)
     """Test sides by name, each one corpus or a list. A corpus without a name is the side `test`."""
     source_language: str = "en"
-    """Source language of corpora without a direction."""
+    """Source language of corpora without a direction. If it is not named: what the file names of the training text end
+    in (`train.fr`), or else what its script tells, or else en."""
     target_language: str = "de"
-    """Target language of corpora without a direction."""
+    """Target language of corpora without a direction. If it is not named: as for the source, or else de."""
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
     tokenizer_from: Path | None = None

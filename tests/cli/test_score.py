@@ -144,8 +144,10 @@ def test_a_tokenizer_that_does_not_fit_is_noted() -> None:
     Path("hypothesis").write_text("老猫在树下看见了一座大房子。\n请问，去飞机场怎么走？\n")
     Path("reference").write_text("老狗在树下看见了一座小房子。\n请问，去火车站怎么走？\n")
     pair = ["--hypothesis", "hypothesis", "--reference", "reference"]
-    assert typed(*pair).stderr.startswith("note: hypothesis: BLEU 0.00 beside chrF ")
-    assert "note" not in typed(*pair, "--target-language", "zh").stderr
+    assert typed(*pair).stderr.startswith("note: reference has no spaces between words")
+    assert typed("--hypothesis", "reference", "--reference", "reference").stderr.count("no spaces between words") == 1
+    for name in ("zh", "Chinese"):
+        assert "note" not in typed(*pair, "--target-language", name).stderr
 
 
 def test_tokenised_text_is_noted() -> None:

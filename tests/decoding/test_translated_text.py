@@ -70,7 +70,7 @@ def test_what_is_there_is_used_again_until_the_text_or_the_run_is_another(monkey
     assert with_translations(wanted, say=said.append) == with_translations(wanted, say=said.append)
     assert len(calls) == 1
     assert len([each for each in said if "translating" in each]) == 1
-    assert "translating 40 lines of more.en with mtkit-runs/one, beam 3" in said[0]
+    assert "translating 40 lines of more.en with mtkit-runs/one, beam 3" in said[1]
     Path("more.en").write_text("The tree.\n" * 40)
     with_translations(wanted)
     assert len(calls) == 2

@@ -111,7 +111,9 @@ def test_bleu_of_words_that_are_none_is_doubted(tmp_path: Path) -> None:
     assert doubt(score_corpus(nothing, [right], bootstrap=0), nothing, [right]) is None
     paths = [written(tmp_path / name, lines) for name, lines in (("right", right), ("wrong", wrong))]
     files = [Translated("one", paths[1], (paths[0],))]
-    assert score_side(None, files).notes == [f"{paths[1]}: {told}"]
+    (note,) = score_side(None, files).notes
+    assert note.startswith(f"{paths[0]} has no spaces between words")
+    assert score_side(None, files, metrics=["chrF"]).notes == score_side(None, files, tokenize="zh").notes == []
     assert score_side(None, files, language="zh").notes == []
 
 

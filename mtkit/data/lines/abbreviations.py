@@ -44,5 +44,10 @@ _THREE_LETTERS = (
     "eng en deu de ger de fra fr fre fr spa es ita it por pt nld nl dut nl swe sv dan da nob nb nor nb fin fi pol pl "
     "ces cs cze cs slk sk slo sk hun hu ron ro rum ro tur tr rus ru ukr uk ell el gre el"
 )
-CODES = {"no": "nb", **dict(zip(_THREE_LETTERS.split()[::2], _THREE_LETTERS.split()[1::2], strict=True))}
-"""Other codes of these languages."""
+_NAMES = (
+    "english en german de french fr spanish es italian it portuguese pt dutch nl swedish sv danish da norwegian nb "
+    "finnish fi polish pl czech cs slovak sk hungarian hu romanian ro turkish tr russian ru ukrainian uk greek el"
+)
+_OTHERS = f"{_THREE_LETTERS} {_NAMES} no nb".split()
+CODES = dict(zip(_OTHERS[::2], _OTHERS[1::2], strict=True))
+"""Other codes and the English names of these languages."""
