@@ -68,6 +68,7 @@ def compare(
 
     chosen = entries(settings, parse_names(attention), options)
     prepared = open_prepared(settings.data.folder)
+    chosen = {name: each.tied(joint=prepared.tokenizers.joint) for name, each in chosen.items()}
     folder = Folder(out)
     folder.open(chosen, prepared, device=str(find_device(device)), threads=threads or torch.get_num_threads())
     with latest() as show:

@@ -227,7 +227,7 @@ def translate(
     if input is not None:
         translator.directions(direction, 0)  # said before anything is read or learned
     if shortlist:
-        translator.shorten(lexicon_for(runs[0], prepared, shortlist))
+        translator.shorten(lexicon_for(runs[0], prepared, shortlist), say=note)
     heads = None if alignments is None else heads_for(translator, prepared)
     if input is None and target is None:
         _translate_sides(translator, sides, output, alignments, heads, joined=joined)

@@ -53,6 +53,8 @@ class Lexicon:
     not frequent, the likeliest first; PAD where there are none."""
     frequent: Tensor
     """(FREQUENT,) int32, or as many as there are: the most frequent target pieces, the first the most."""
+    separate: Tokenizers | None = None
+    """The tokenizers of separate vocabularies, whose target side cuts names in its own way; None if one is shared."""
 
     @property
     def each(self) -> int:
@@ -71,10 +73,14 @@ class Lexicon:
     def shortlist(self, source: Tensor) -> Tensor:
         """Ids (K,), ascending, of the target pieces allowed in translations of source pieces (B, S).
 
-        They are the frequent pieces, the translations of each source piece, and marks such as EOS.
+        They are the frequent pieces, the translations of each source piece, marks such as EOS, and with separate
+        vocabularies the target pieces that spell the source text, so that names can be copied.
         """
         translations = self.translations[source.cpu().unique()]
         every = [torch.arange(BREAK + 1), self.frequent.long(), translations.flatten().long()]
+        if self.separate is not None:
+            texts = [self.separate.source.decode(row) for row in source.tolist()]
+            every += map(torch.tensor, filter(None, self.separate.target.encode_lines(texts, threads=1)))
         return torch.cat(every).unique().to(source.device)
 
 
@@ -92,7 +98,8 @@ def load_lexicon(run: Run) -> Lexicon | None:
     try:
         found = read_tensors(path)
         # copies, as a read from a mapped file that another process shortens kills this one
-        lexicon = Lexicon(found["translations"].clone(), found["frequent"].clone())
+        copies = found["translations"].clone(), found["frequent"].clone()
+        lexicon = Lexicon(*copies, _if_separate(run.tokenizers))
         if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST) or lexicon.frequent.dim() != 1:
             raise ValueError
         for pieces in (lexicon.translations, lexicon.frequent):
@@ -141,7 +148,11 @@ def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
     translations = np.full((tokenizers.source.size, 1 + MOST), PAD, dtype=np.int32)
     translations[:, 0] = _same_piece(tokenizers)
     translations[source, 1 + rank] = target
-    return Lexicon(torch.from_numpy(translations), torch.from_numpy(frequent))
+    return Lexicon(torch.from_numpy(translations), torch.from_numpy(frequent), _if_separate(tokenizers))
+
+
+def _if_separate(tokenizers: Tokenizers) -> Tokenizers | None:
+    return None if tokenizers.joint else tokenizers
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from mtkit.data.tokenizer import Tokenizers
 from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.engines.arithmetic import find_dtype
-from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2
+from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2, with_lexicon
 from mtkit.decoding.engines.ensemble import Ensemble
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.engines.workers import Workers
@@ -111,9 +111,15 @@ class Translator:
         other.settings, other.engine = settings, engine.with_settings(settings)
         return other
 
-    def shorten(self, lexicon: Lexicon) -> None:
-        """Restricts later translations of lines to the pieces on the shortlists of the lexicon."""
-        self.engine, self.about["shortlist"] = replace(self.engine, lexicon=lexicon), lexicon.each
+    def shorten(self, lexicon: Lexicon, say: Callable[[str], object] = lambda message: None) -> None:
+        """Restricts later translations of lines to the pieces on the shortlists of the lexicon.
+
+        Raises: MtkitError as `mtkit.decoding.engines.choice.with_lexicon`, which calls `say`.
+        """
+        self.engine = with_lexicon(self.engine, lexicon, self._asked[0], say=say)
+        self.about["shortlist"] = lexicon.each
+        if isinstance(self.engine, ModelEngine):
+            self.about["engine"] = "mtkit"
 
     @property
     def network(self) -> Network:

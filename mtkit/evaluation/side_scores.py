@@ -82,6 +82,10 @@ def score_side(
     overall = compare_systems(systems, tests=tests, progress=progress)
     asked = any(name == "BLEU" for name, _ in chosen)
     notes = [missing_tokenizer(languages, tokenize) if asked else None]
+    notes += [
+        f"{path} begins with a byte order mark, which is left out here; the sacrebleu command counts it as text"
+        for path in texts.marked
+    ]
     for path, lines in written.items():
         if _looks_tokenised(lines):
             notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU is meant for whole text")

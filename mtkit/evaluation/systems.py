@@ -36,6 +36,8 @@ class SystemTexts:
     references: list[list[str]]
     sources: list[str] | None
     directions: list[str] | None
+    marked: list[Path]
+    """Files of translations and references that begin with a byte order mark, which is no text."""
 
 
 def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[Translated]]:
@@ -75,11 +77,19 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
     where sources are needed and not known.
     """
     first = files[0]
-    references = [list(Lines(each)) for each in first.references]
+    marked: list[Path] = []
+
+    def read(path: Path) -> list[str]:
+        lines = Lines(path)
+        found = list(lines)
+        marked.extend([path] * lines.repairs.byte_order_marks)
+        return found
+
+    references = [read(each) for each in first.references]
     hypotheses = []
     for each in files:
         _same(first.references, each.references)
-        hypotheses.append(list(Lines(each.hypothesis)))
+        hypotheses.append(read(each.hypothesis))
         check_counts(
             len(hypotheses[-1]),
             [len(lines) for lines in references],
@@ -94,6 +104,7 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
         references,
         _beside(first.hypothesis, first.source, len(references[0])) if sources else None,
         _beside(first.hypothesis, first.direction, len(references[0])),
+        marked,
     )
 
 

@@ -23,7 +23,10 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
     """
     _check_memory(recipe.model, source_vocabulary + target_vocabulary)
     if recipe.model.tie == "all" and not recipe.data.tokenizer.joint:
-        raise RecipeError("model.tie = all needs one vocabulary: set data.tokenizer.joint or take model.tie = decoder")
+        raise RecipeError(
+            "model.tie = all needs one vocabulary for both sides: leave model.tie out, set it to decoder, or prepare "
+            "the data without --separate (data.tokenizer.joint: true)"
+        )
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU; its generator alone draws
         torch.default_generator.manual_seed(recipe.seed)
         chosen = choose(_attention(recipe), _layers(recipe), tasks)

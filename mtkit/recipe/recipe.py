@@ -61,7 +61,8 @@ class ModelSettings(Settings):
     (sinusoidal-halves, as Hugging Face's Marian has them), in two halves with the frequencies of tensor2tensor
     (sinusoidal-cat), or learned. Relative positions are an option of the attention (positions=rotary)."""
     tie: Literal["none", "decoder", "all"] = "all"
-    """Share the output projection with the target embedding (decoder), and with the source embedding too (all)."""
+    """Share the output projection with the target embedding (decoder), and with the source embedding too (all). If not
+    set, models of separate vocabularies have decoder."""
     output_bias: bool = False
     """Add a learned bias of each piece to the logits."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
@@ -149,6 +150,12 @@ class Recipe(Settings):
     scoring: ScoringSettings = ScoringSettings()
     promises: tuple[PromiseText, ...] = ()
     """Bounds on scores that `mtkit recipes check` checks, by growing minutes: "BLEU >= 37 on test after 20 minutes"."""
+
+    def tied(self, *, joint: bool) -> Self:
+        """The recipe with `model.tie: decoder` if that is not set and the prepared data has two vocabularies."""
+        if joint or "tie" in self.model.model_fields_set:
+            return self
+        return self.model_copy(update={"model": self.model.model_copy(update={"tie": "decoder"})})
 
     @model_validator(mode="after")
     def _r_drop_has_dropout(self) -> Self:

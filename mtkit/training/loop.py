@@ -56,7 +56,7 @@ def train(
     where the model cannot be built, and where there is no such device.
     """
     # the data's own settings hold, whatever the recipe says of where the text comes from
-    recipe = recipe.model_copy(update={"data": prepared.settings})
+    recipe = recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
     exact = recipe.training.deterministic
     with (
         fixed_workspaces(exact),

@@ -150,6 +150,17 @@ def test_a_tokenizer_that_does_not_fit_is_noted() -> None:
         assert "note" not in typed(*pair, "--target-language", name).stderr
 
 
+def test_byte_order_marks_are_left_out_and_noted() -> None:
+    text = "the cat sits on the mat here\na dog runs over the hill now\n"
+    Path("plain").write_text(text)
+    Path("marked").write_text(f"\ufeff{text}")
+    for hypothesis, reference in (("plain", "marked"), ("marked", "plain")):
+        result = typed("--hypothesis", hypothesis, "--reference", reference, "--metric", "BLEU")
+        assert "BLEU    100.00" in result.stdout
+        assert result.stderr.startswith("note: marked begins with a byte order mark")
+    assert not typed("--hypothesis", "plain", "--reference", "plain").stderr
+
+
 def test_tokenised_text_is_noted() -> None:
     Path("hypothesis").write_text("an old dog .\ntwo birds .\n")
     result = typed("--hypothesis", "hypothesis", "--reference", "reference")

@@ -52,10 +52,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-def apart(folder: Path) -> Prepared:
+def apart(folder: Path, lines: Sequence[str] | None = None) -> Prepared:
     """Prepared data with a vocabulary for each side, which have some pieces in common."""
     folder.mkdir()
-    lines = sentences(80, seed=3)
+    lines = lines or sentences(80, seed=3)
     (folder / "source").write_text("".join(f"{line}\n" for line in lines))
     (folder / "target").write_text("".join(f"{line[::-1]}\n" for line in lines))
     corpora = [{"source": str(folder / "source"), "target": str(folder / "target")}]
@@ -144,6 +144,35 @@ def test_a_shortlist_has_what_may_come() -> None:
     assert lexicon.cut(1).shortlist(torch.tensor([[5, EOS], [EOS, PAD]])).tolist() == sorted([*always, 5, 20, 30])
     assert lexicon.shortlist(torch.tensor([[6, 5, EOS]])).tolist() == sorted([*always, 5, 6, 20, 21, 22, 30, 31])
     assert (lexicon.each, lexicon.cut(1).each, lexicon.cut(7).each) == (2, 1, 2)
+
+
+def test_names_can_be_copied_between_separate_vocabularies(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    lines = [" ".join("".join(draw.choice(["ba", "na", "da"], 3)) for _ in range(5)) for _ in range(80)]
+    prepared = apart(tmp_path / "apart", lines)
+    source, target = prepared.tokenizers.source, prepared.tokenizers.target
+    lexicon = learn(prepared).cut(1)
+    names = ["nabanadaba", "abanabad", "Ωμέγα"]
+    rows = [torch.tensor([*source.encode(f"bana {name}."), EOS]) for name in names]
+    for may_copy in (lexicon, replace(lexicon, separate=None)):
+        alone = [set(may_copy.shortlist(row[None]).tolist()) for row in rows]
+        copied = [set(target.encode(name)) <= pieces for name, pieces in zip(names, alone, strict=True)]
+        assert all(copied) == (may_copy is lexicon)
+    together = lexicon.shortlist(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)).tolist()
+    assert {piece for name in names for piece in target.encode(name)} <= set(together)
+
+
+def test_ctranslate2_leaves_shortlists_of_separate_vocabularies_to_the_own_search(trained: Trained) -> None:
+    pytest.importorskip("ctranslate2")
+    lexicon, said = replace(learn(trained.prepared).cut(2), separate=trained.run.tokenizers), list[str]()
+    translator = Translator([trained.run], DecodingSettings(), engine="auto")
+    assert not isinstance(translator.engine, ModelEngine)
+    translator.shorten(lexicon, said.append)
+    assert isinstance(translator.engine, ModelEngine)
+    assert translator.about["engine"] == "mtkit"
+    assert ["separate vocabularies" in each for each in said] == [True]
+    with pytest.raises(MtkitError, match="--engine ctranslate2 cannot copy names"):
+        Translator([trained.run], DecodingSettings(), engine="ctranslate2").shorten(lexicon)
 
 
 def mask(model: Transformer, pieces: Tensor) -> None:

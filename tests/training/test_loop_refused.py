@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.prepared import Prepared, Side
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import Prepared, Side, open_prepared
 from mtkit.errors import DataError, MtkitError, RecipeError, RunError
+from mtkit.recipe.data import DataSettings
 from mtkit.runs import Run
 from mtkit.training.loop import train
 from tests.training.conftest import run, tiny
@@ -44,6 +46,19 @@ def test_what_the_recipe_cannot_be_trained_with_leaves_no_folder(prepared: Prepa
     with pytest.raises(RecipeError, match="set max_updates, max_epochs or max_minutes"):
         run(tiny(training={"schedule": "cosine", "max_updates": None}), prepared, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_separate_vocabularies_are_trained_without_a_setting(tmp_path: Path) -> None:
+    given = {"folder": tmp_path / "data", "builtin": {"train": 60, "valid": 4, "test": 4}}
+    prepare(DataSettings.model_validate({**given, "tokenizer": {"vocabulary": 400, "joint": False}}))
+    prepared, limit = open_prepared(tmp_path / "data"), {"max_updates": 1}
+    for number in (1, 2):  # the second time it goes on
+        run(tiny(training={"max_updates": number}), prepared, tmp_path / "run")
+        assert Run(tmp_path / "run").recipe.model.tie == "decoder"
+    run(tiny(model={"tie": "none"}, training=limit), prepared, tmp_path / "none")
+    assert Run(tmp_path / "none").recipe.model.tie == "none"
+    with pytest.raises(RecipeError, match=r"model\.tie = all needs one vocabulary for both sides"):
+        run(tiny(model={"tie": "all"}, training=limit), prepared, tmp_path / "all")
 
 
 def test_a_damaged_last_checkpoint_is_refused_with_the_way_out(prepared: Prepared, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def train(
     say_if_busy()
     files = outputs(output, "train")
     prepared = open_prepared(settings.data.folder)
-    settings = settings.model_copy(update={"data": prepared.settings})
+    settings = settings.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
         chosen = list(entries(settings, parse_names(attention), options).values()) if attention else [settings]
         own = _own(chosen, prepared, world, precisions or [settings.training.precision])

@@ -1,12 +1,14 @@
 """The engine that decodes, by its name or as what is asked for allows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from mtkit.decoding.engines.ctranslate2.possible import why_not
 from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.errors import MtkitError, did_you_mean
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -47,3 +49,21 @@ def on_ctranslate2(
 
     (network,) = networks_of(own.model)
     return CTranslate2Engine(own, converted(run, checkpoint, network, say=say)), f"ctranslate2 {__version__}"
+
+
+def with_lexicon(
+    engine: "ModelEngine | CTranslate2Engine", lexicon: Lexicon, name: str, *, say: Callable[[str], object]
+) -> "ModelEngine | CTranslate2Engine":
+    """The engine, asked for by `name`, restricted to shortlists.
+
+    With separate vocabularies it is mtkit's own, and `say` gets a message if CTranslate2 would have decoded: its map
+    lacks the target pieces of names. Raises: MtkitError if `name` is ctranslate2 then.
+    """
+    if lexicon.separate is None or isinstance(engine, ModelEngine):
+        return replace(engine, lexicon=lexicon)
+    if name == "ctranslate2":
+        raise MtkitError(
+            "--engine ctranslate2 cannot copy names with --shortlist and separate vocabularies; leave one out"
+        )
+    say("with --shortlist and separate vocabularies, mtkit's own search decodes, so that names can be copied")
+    return replace(engine.own, lexicon=lexicon)
