@@ -6,11 +6,15 @@ from typing import Any, cast
 from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
+from mtkit.data.sides import RARE
 from mtkit.languages import has_spaces, languages_of
 from mtkit.tables import aligned
 
 NOTABLE = 0.001
-"""Share of byte or unknown pieces from which on a side is named."""
+"""Share of byte or unknown pieces from which on a side is named, and of odd lines from which on they are warned of."""
+
+_PLACES = 6
+"""Texts that a warning names at most."""
 
 _SHOWN = 60
 """Characters of a target that are shown."""
@@ -33,11 +37,14 @@ def summary(report: Report, max_length: int) -> str:
     for name, side in record["sides"].items():
         rows += _rows(name, side, settings)
     parts = [head, *report.notes, "", aligned(rows), "", *_cleaning(record["sides"]), *_repairs(record["inputs"])]
+    parts += _oddities(record)
     if documents := settings["documents"]:
         parts.append(f"documents: training joins their segments anew each epoch, up to {documents['pieces']:,} pieces")
     too_long = open_prepared(folder).train.too_long(max_length)
     parts.append(f"left out of training besides: {too_long:,} too long (over {max_length:,} pieces)")
-    return "\n".join([*parts, _vocabulary(record), *_hard_to_spell(record["sides"]), *_altered(record)])
+    return "\n".join(
+        [*parts, _vocabulary(record), *_too_large(record), *_hard_to_spell(record["sides"]), *_altered(record)]
+    )
 
 
 def _rows(name: str, side: dict[str, Any], settings: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -111,14 +118,54 @@ def _cleaning(sides: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def _oddities(record: dict[str, Any]) -> list[str]:
+    """Signs of damaged or processed text, a line each: how many lines of which text have it, and what to do.
+
+    It is a warning if one line in a thousand of a text has the sign.
+    """
+    keeps = record["settings"]["tokenizer"]["normalization"] == "identity"
+    source = "are kept (--normalization identity)" if keeps else "are dropped or become spaces"
+    kinds = {
+        "entities": "HTML entities, as &amp;: replace them by what they stand for",
+        "wrongly_decoded": "characters of a wrong decoding, as Ã¤ or U+FFFD: decode the original text as UTF-8",
+        "invisible": f"control or invisible characters: in sources they {source}, in targets a model learns them",
+        "subword_marks": "@@ between pieces of words: give plain text (sed 's/@@ //g'), which prepare cuts itself",
+    }
+    lines = []
+    for kind, advice in kinds.items():
+        found = [
+            (count, side, name, first, count >= NOTABLE * each["lines"])
+            for name, each in record["inputs"].items()
+            for side, (count, first) in each.get("oddities", {}).get(kind, {}).items()
+        ]
+        places = [f"{count:,} {side} lines of {name} (from line {first:,} on)" for count, side, name, first, _ in found]
+        if places:
+            much = "warning" if any(notable for *_, notable in found) else "note"
+            more = f" and of {len(places) - _PLACES} more texts" if len(places) > _PLACES else ""
+            lines.append(f"{much}: {', '.join(places[:_PLACES])}{more} have {advice}")
+    return lines
+
+
+def _too_large(record: dict[str, Any]) -> list[str]:
+    """A warning about each vocabulary most of whose pieces are rare in the training text."""
+    if record["settings"].get("tokenizer_from"):
+        return []
+    return [
+        f"warning: the {name} vocabulary is large for this text: {use['rare']:,} of {use['used']:,} pieces occur fewer "
+        f"than {RARE} times in training; try --vocabulary {-(-use['enough'] // 8) * 8} (data.tokenizer.vocabulary)"
+        for name, use in record["sides"]["train"].get("use", {}).items()
+        if use["rare"] > use["used"] / 2
+    ]
+
+
 def _repairs(inputs: dict[str, Any]) -> list[str]:
     """What was put right while the text was read, and what looks like line ends but is kept."""
     names = {
         "carriage_returns": "carriage returns at line ends dropped",
         "byte_order_marks": "byte order marks dropped",
         "inner_newlines": "newlines within a field made spaces",
-        "inner_carriage_returns": "carriage returns kept within lines",
-        "line_separators": "U+2028 and U+2029 kept within lines",
+        "inner_carriage_returns": "carriage returns within lines",
+        "line_separators": "U+2028 and U+2029 within lines",
     }
     found = {what: sum(each.get(what, 0) for each in inputs.values()) for what in names}
     told = [f"{number:,} {names[what]}" for what, number in found.items() if number]

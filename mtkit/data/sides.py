@@ -15,9 +15,12 @@ from mtkit.data.lines.chunks import Chunk
 from mtkit.data.lines.lengths import MOST_SENTENCES
 from mtkit.data.readers import name_of
 from mtkit.data.segments import Ragged, Segments, lists
-from mtkit.data.tokenizer import BREAK, UNK, Tokenizers
+from mtkit.data.tokenizer import BREAK, UNK, Tokenizer, Tokenizers
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
+
+RARE = 10
+"""Occurrences in training below which a piece is too rare to be learned well."""
 
 _NEAR = 50
 """Lines within which the first one that is off is found."""
@@ -99,6 +102,19 @@ def total(counts: Sequence[Count]) -> dict[str, Any]:
     return {name: value for name, value in vars(whole).items() if name not in ("suspicious_line", "altered_line")}
 
 
+def piece_use(tokenizer: Tokenizer, occurrences: np.ndarray) -> dict[str, int]:
+    """The `PieceUse` of a vocabulary whose pieces occur (V,) times."""
+    several = np.array([len(tokenizer.piece(each)) > 1 for each in range(tokenizer.size)])
+    text = tokenizer.bytes * ~tokenizer.is_byte > 0
+    rare = text & (occurrences > 0) & (occurrences < RARE)
+    seldom = text & several & (occurrences < RARE)
+    return {
+        "used": int((text & (occurrences > 0)).sum()),
+        "rare": int(rare.sum()),
+        "enough": tokenizer.size - int(seldom.sum()),
+    }
+
+
 class SideAlignment:
     """Looks, chunk by chunk, whether the sides of corpora stay line by line together."""
 
@@ -140,6 +156,10 @@ class SideWriter:
         self._last: object = None
         self._several = len(settings.directions) > 1
         self._tags = np.array(tokenizers.source.tags(settings.directions), dtype=np.int64)
+        self._used = {
+            "source": np.zeros(tokenizers.source.size, np.int64),
+            "target": np.zeros(tokenizers.target.size, np.int64),
+        }
         self._breaks = self._training and settings.documents is not None
         documents = any(corpus.documents is not None for corpus in corpora)
         self._with_documents = self._breaks or (documents and not self._training)
@@ -156,7 +176,15 @@ class SideWriter:
         corpora = [
             {"direction": each, **vars(count)} for each, count in zip(self._directions, self._counts, strict=True)
         ]
-        return {"rows": rows, **total(self._counts), "corpora": corpora}
+        use = {"use": self._use()} if self._training else {}
+        return {"rows": rows, **total(self._counts), "corpora": corpora, **use}
+
+    def _use(self) -> dict[str, dict[str, int]]:
+        """How the pieces of each vocabulary occur; see `mtkit.data.prepared.record.PieceUse`."""
+        tokenizers, used = self._tokenizers, self._used
+        if tokenizers.joint:
+            return {"joint": piece_use(tokenizers.source, used["source"] + used["target"])}
+        return {side: piece_use(getattr(tokenizers, side), each) for side, each in used.items()}
 
     def _schema(self) -> pa.Schema:
         columns = {"source": pa.list_(pa.int32()), "target": pa.list_(pa.int32()), "line": pa.int64()}
@@ -194,8 +222,9 @@ class SideWriter:
             np.full(len(chunk.lines), chunk.corpus, dtype=np.int16),
             np.full(len(chunk.lines), task, dtype=np.int16),
         ).only(keep)
-        count.add_pieces("source", segments.source, self._tokenizers.source.is_byte)
-        count.add_pieces("target", segments.target, self._tokenizers.target.is_byte)
+        for side, pieces in (("source", segments.source), ("target", segments.target)):
+            count.add_pieces(side, pieces, getattr(self._tokenizers, side).is_byte)
+            self._used[side] += np.bincount(pieces.flat, minlength=len(self._used[side]))
         return segments
 
     def _example(self, chunk: Chunk, encoded: EncodedChunk, place: int) -> dict[str, Any]:

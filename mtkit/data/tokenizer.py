@@ -225,7 +225,7 @@ def train_tokenizer(
 
     Raises: DataError where the vocabulary is too small for the text's characters, or the text for any vocabulary.
     """
-    size = settings.vocabulary // _MULTIPLE * _MULTIPLE
+    size = max(settings.vocabulary, _MULTIPLE) // _MULTIPLE * _MULTIPLE
     model, supported = _attempt(lines, settings, size, languages)
     lowered = supported is not None
     while supported is not None:
@@ -297,7 +297,7 @@ def _attempt(
         if high := re.search(r"size too high .*<= (\d+)", reason):
             return b"", int(high[1])
         low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason)
-        if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:
+        if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:  # it was lowered to what the text supports
             raise DataError(
                 f"the training text is too small for a {settings.kind} vocabulary: it does not support the "
                 f"{low[1]} pieces that its characters alone need; give more text"
@@ -305,8 +305,8 @@ def _attempt(
         if low:
             least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
             raise DataError(
-                f"data.tokenizer.vocabulary = {settings.vocabulary} allows {size} pieces, "
-                f"too few for this text: its characters alone need {low[1]}; choose {least} or more"
+                f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for this text: its characters alone "
+                f"need {low[1]} pieces; choose {least} or more (--vocabulary)"
             ) from error
         if "isfinite" in reason:
             longest = max((word for line in lines for word in line.split()), key=len)

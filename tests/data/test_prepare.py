@@ -2,7 +2,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -183,9 +183,14 @@ def test_where_only_samples_are_looked_at_the_stretch_that_was_not_is_named(
         prepare(settings.model_copy(update={"train": (parted,)}))
 
 
-def test_an_impossible_vocabulary_is_refused(settings: DataSettings) -> None:
-    with pytest.raises(DataError, match=r"vocabulary = 16.*choose \d+ or more"):
-        prepare(settings.model_copy(update={"tokenizer": TokenizerSettings(vocabulary=16)}))
+@pytest.mark.parametrize("size", [1, 3, 8, 16])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_an_impossible_vocabulary_is_refused(
+    settings: DataSettings, size: int, kind: Literal["bpe", "unigram"]
+) -> None:
+    wanted = TokenizerSettings(vocabulary=size, kind=kind)
+    with pytest.raises(DataError, match=rf"vocabulary = {size} is too small.*need \d+ pieces; choose \d+ or more"):
+        prepare(settings.model_copy(update={"tokenizer": wanted}))
     assert not settings.folder.exists()
 
 

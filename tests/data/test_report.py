@@ -1,9 +1,11 @@
+import copy
+import itertools
 from pathlib import Path
 
 from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared
 from mtkit.data.report import summary
-from mtkit.recipe.data import DataSettings
+from mtkit.recipe.data import DataSettings, TokenizerSettings
 from tests.data.conftest import WritePair
 
 
@@ -50,9 +52,46 @@ def test_the_summary_says_what_was_put_right_and_what_cannot_be_spelt(tmp_path: 
     lines = summary(prepare(settings), max_length=1_024).splitlines()
     (repairs,) = (line for line in lines if line.startswith("text:"))
     assert "1 carriage returns at line ends dropped" in repairs
-    assert "1 carriage returns kept within lines" in repairs
+    assert "1 carriage returns within lines" in repairs
     assert "1 byte order marks dropped" in repairs
-    assert "1 U+2028 and U+2029 kept within lines" in repairs
+    assert "1 U+2028 and U+2029 within lines" in repairs
     (spelt,) = (line for line in lines if line.startswith("  valid, source of en-de: bytes "))
     assert float(spelt.split("bytes ")[1].split("%")[0]) > 5
     assert not any(line.startswith("  train, ") for line in lines)
+
+
+def test_damaged_text_and_a_large_vocabulary_are_warned_of(tmp_path: Path, write_pair: WritePair) -> None:
+    words = ["".join(pair) for pair in itertools.product("bdfgklmn", "aeiou", "prst", "aeio")]
+    source = "".join(f"{words[number % 640]} {words[number * 7 % 640]} sleeps\n" for number in range(640))
+    target = source.replace("sleeps", "schl&auml;ft", 2).replace("sleeps", "schlÃ¤ft", 1)
+    settings = DataSettings(
+        folder=tmp_path / "data",
+        train=write_pair("train", source.replace("sleeps", "slee@@ ps\u200b", 3).encode(), target.encode()),
+        valid=write_pair("valid", b"a dog\n", b"ein Hund\n"),
+        tokenizer=TokenizerSettings(vocabulary=2_000),
+    )
+    report = prepare(settings)
+    lines = summary(report, max_length=1_024).splitlines()
+    told = [line for line in lines if line.startswith("warning: ")]
+    for start in (
+        "warning: 2 target lines of train (from line 1 on) have HTML entities",
+        "warning: 1 target lines of train (from line 3 on) have characters of a wrong decoding",
+        "warning: 3 source lines of train (from line 1 on) have control or invisible characters: in sources they",
+        "warning: 3 source lines of train (from line 1 on) have @@ between pieces of words",
+        "warning: the joint vocabulary is large for this text: ",
+    ):
+        assert sum(line.startswith(start) for line in told) == 1, start
+    size = int(told[-1].split("--vocabulary ")[1].split()[0])
+    smaller = settings.model_copy(
+        update={"folder": tmp_path / "small", "tokenizer": TokenizerSettings(vocabulary=size)}
+    )
+    assert not any("is large for" in line for line in summary(prepare(smaller), max_length=1_024).splitlines())
+
+
+def test_a_few_odd_lines_are_noted_and_plain_text_is_not(builtin: Prepared) -> None:
+    record = copy.deepcopy(builtin.record)
+    text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
+    assert not any(line.startswith(("warning", "note")) for line in text.splitlines())
+    record["inputs"]["train"] = {"sha256": "", "lines": 20_000, "oddities": {"entities": {"source": [19, 4]}}}  # type: ignore[typeddict-unknown-key]
+    text = summary(Report(builtin.folder, unchanged=False, record=record), max_length=1_024)
+    assert "\nnote: 19 source lines of train (from line 4 on) have HTML entities" in text

@@ -110,7 +110,7 @@ def test_lengths_are_those_of_each_direction(several: DataSettings, tmp_path: Pa
 def test_the_table_shows_corpora_directions_and_what_was_left_out(several: DataSettings) -> None:
     text = summary(prepare(several), 1_024)
     rows = [line.split() for line in text.splitlines()]
-    assert rows[2][1:5] == ["words", "source", "words", "target"]
+    assert ["words", "source", "words", "target"] in [row[1:5] for row in rows]
     assert ["en-de", "61"] in [row[:2] for row in rows]
     assert ["en-fr", "40"] in [row[:2] for row in rows]
     assert ["corpus", "1,", "weight", "2", "60"] in [row[:5] for row in rows]

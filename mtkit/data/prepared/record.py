@@ -56,11 +56,25 @@ class CorpusCounts(Counts):
     altered_line: NotRequired[Altered | None]
 
 
+@stored
+class PieceUse(TypedDict):
+    """How a vocabulary's pieces of text, those of one byte left out, occur in training."""
+
+    used: Count
+    """Pieces that occur at all."""
+    rare: Count
+    """Pieces that occur, but fewer than `mtkit.data.sides.RARE` times."""
+    enough: Count
+    """Size of a vocabulary without the rare ones of several characters."""
+
+
 class SideCounts(Counts):
     """Counts of one side, with those of its corpora."""
 
     rows: Count
     corpora: list[CorpusCounts]
+    use: NotRequired[dict[str, PieceUse]]
+    """Of the training side: by the name of a vocabulary, joint, or source and target."""
 
 
 @stored
@@ -73,6 +87,7 @@ class Input(TypedDict):
     inner_newlines: NotRequired[int]
     line_separators: NotRequired[int]
     inner_carriage_returns: NotRequired[int]
+    oddities: NotRequired[dict[str, dict[str, list[Count]]]]
 
 
 class Identity(TypedDict):

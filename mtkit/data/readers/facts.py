@@ -1,12 +1,13 @@
 """What a corpus holds: counted, checked and fingerprinted in one pass."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mtkit.data.lines.oddities import ODDITIES
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers.corpora import name_of, read_corpus
 from mtkit.data.readers.text import Lines, Repairs
@@ -44,6 +45,8 @@ class Facts:
     """Characters U+2028 and U+2029, which look like ends of lines and stay in the text."""
     inner_carriage_returns: int = 0
     """Carriage returns within a line, which stay in the text; in old Macintosh files they alone end lines."""
+    oddities: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    """For each of `ODDITIES` that is there, by side: the number of lines that have it, and the first of them."""
 
 
 class Measuring:
@@ -57,6 +60,7 @@ class Measuring:
         self._digest = hashlib.sha256()
         self._documents: list[str] = []
         self._bytes = self._returns = self._separators = 0
+        self._oddities: dict[str, dict[str, list[int]]] = {}
 
     def through(self, rows: Iterable[_Row]) -> Iterator[_Row]:
         """The same rows, measured some before they are given."""
@@ -78,6 +82,16 @@ class Measuring:
         self._bytes += len(encoded)
         self._returns += text.count("\r")
         self._separators += sum(text.count(each) for each in _SEPARATORS)
+        for kind, has in ODDITIES.items():
+            if has(text.replace("\n", " ") if kind == "invisible" else text):
+                self._add_oddities(kind, has, rows)
+
+    def _add_oddities(self, kind: str, has: Callable[[str], bool], rows: Sequence[Sequence[Any]]) -> None:
+        for place, side in enumerate(("source", "target"), start=1):
+            numbers = [row[0] for row in rows if place < len(row) and has(row[place])]
+            if numbers:
+                known = self._oddities.setdefault(kind, {}).setdefault(side, [0, numbers[0]])
+                known[0] += len(numbers)
 
     def check(self) -> None:
         """Raises: DataError where there was no row."""
@@ -97,6 +111,7 @@ class Measuring:
             digest.hexdigest(),
             line_separators=self._separators,
             inner_carriage_returns=self._returns,
+            oddities=self._oddities,
             **vars(self.repairs),
         )
 

@@ -24,6 +24,18 @@ def test_all_is_counted(tmp_path: Path) -> None:
     assert measure_corpus(pair(tmp_path, "b", "a\r\r\nb\rc\n", "x\ny\n")).inner_carriage_returns == 2
 
 
+def test_odd_lines_are_counted_by_side_with_the_first_of_them(tmp_path: Path) -> None:
+    source = "plain\n" * 1_500 + "a &amp; b\nc\td\n" + "e &amp; f\n" * 2
+    target = "plain\n" * 1_200 + "FuÃŸ\n" * 3 + "plain\n" * 301
+    facts = measure_corpus(pair(tmp_path, "a", source, target))
+    assert facts.oddities == {
+        "entities": {"source": [3, 1_501]},
+        "wrongly_decoded": {"target": [3, 1_201]},
+        "invisible": {"source": [1, 1_502]},
+    }
+    assert measure_corpus(pair(tmp_path, "b", "plain\n", "schlicht\n")).oddities == {}
+
+
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     one = measure_corpus(pair(tmp_path, "one", "a\nb\n", "x\ny\n"))
     (tmp_path / "a.tsv").write_text("x\ta\ny\tb\n")
