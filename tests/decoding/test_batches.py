@@ -39,3 +39,13 @@ def test_segments_are_padded_each_with_its_limit() -> None:
     assert len(set(batch.keys.tolist())) == 2
     other = make_batch([Segment(1, 1, [EOS])], [22], torch.device("cpu"), numbers=[3, 7])
     assert other.keys.tolist() == batch.keys.tolist()[1:]
+
+
+def test_parts_of_a_line_draw_other_numbers_and_the_same_in_any_batch() -> None:
+    """Sampling draws by these keys: parts with one key would be sampled alike."""
+    parts = [Segment(line, part, [5, EOS]) for line in (0, 1) for part in (0, 1, 2)]
+    keys = make_batch(parts, [9] * 6, torch.device("cpu"), numbers=[70, 71]).keys.tolist()
+    assert len(set(keys)) == 6
+    assert make_batch([parts[4]], [9], torch.device("cpu"), numbers=[70, 71]).keys.tolist() == [keys[4]]
+    later = [Segment(0, part, [5, EOS]) for part in (0, 1, 2)]
+    assert make_batch(later, [9] * 3, torch.device("cpu"), numbers=[71]).keys.tolist() == keys[3:]

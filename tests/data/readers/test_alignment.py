@@ -59,6 +59,14 @@ def test_a_missing_line_is_found_to_within_a_few_lines(pairs: list[tuple[str, st
     assert abs(found - missing) <= 12
 
 
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("missing", [1, 2, 40, 150])
+def test_where_all_lines_are_alike_but_for_their_names_the_line_is_exact(side: int, missing: int) -> None:
+    sides = [[f"segment {number} has a name" for number in range(1, 201)] for _ in range(2)]
+    del sides[side][missing - 1]
+    assert first_suspicious(zip(*sides, strict=False)) == missing
+
+
 def test_a_missing_line_is_found_near_the_end_too(pairs: list[tuple[str, str]]) -> None:
     found = 0
     for first in range(0, 1200, 60):
