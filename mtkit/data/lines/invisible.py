@@ -24,6 +24,13 @@ _INVISIBLE = re.compile(
 )
 
 
+def each_visible() -> dict[str, str]:
+    """What `visible` makes of each character alone, a space or nothing; without the joiners, which may stay."""
+    return {
+        each: visible(each) for each in map(chr, range(0x10000)) if has_invisible(each) and each not in "\u200c\u200d"
+    }
+
+
 def visible(text: str) -> str:
     """The text without control and invisible characters; a tab, or what ends a line or page, becomes a space.
 

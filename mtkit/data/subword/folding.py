@@ -3,10 +3,11 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 
 import sentencepiece
 
-from mtkit.data.lines.invisible import visible
+from mtkit.data.lines.invisible import each_visible, visible
 
 _SIMPLE = (range(0x500), range(0x2010, 0x2028))
 """Characters of Latin, Greek and Cyrillic text, and its dashes and quotes.
@@ -40,6 +41,11 @@ class Folding:
         proto: bytes = self._normalizer.serialized_model_proto()
         return proto
 
+    @property
+    def whole_model(self) -> bytes:
+        """A sentencepiece model that does all of it for other programs, U+0000 and joiners aside; made in seconds."""
+        return _with_invisible(self.model)
+
     def __call__(self, text: str) -> str:
         folded: str = self._normalizer.normalize(visible(text))
         return folded
@@ -53,3 +59,13 @@ class Folding:
         others = [visible(text) for text, each in zip(texts, doubtful, strict=True) if each]
         rest = iter(self._normalizer.normalize(others))
         return [next(rest) if each else text for text, each in zip(texts, doubtful, strict=True)]
+
+
+@cache
+def _with_invisible(content: bytes) -> bytes:
+    """The model with rules for control and invisible characters too."""
+    rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=content).Decompile()) | each_visible()
+    del rules["\0"]  # it would end the key
+    sentencepiece.set_min_log_level(2)  # it reports the size of the map
+    made: bytes = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
+    return made

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from mtkit.data.subword.folding import Folding
 from mtkit.data.subword.model_file import ModelFile, charsmap_of
 from mtkit.data.tokenizer import BOS, EOS, PAD, SPECIALS, TAGS, UNK, Tokenizer
 from mtkit.errors import MtkitError
@@ -43,7 +44,7 @@ def models(run: Run) -> dict[str, bytes]:
         each.processor.serialized_model_proto() for each in (run.tokenizers.source, run.tokenizers.target)
     )
     folding = run.folder / "tokenizer" / "folding.model"
-    if folding.is_file() and (charsmap := charsmap_of(folding.read_bytes())):
+    if folding.is_file() and (charsmap := charsmap_of(Folding(folding.read_bytes()).whole_model)):
         model = ModelFile.read(source)
         if model.charsmap:
             raise MtkitError(f"{run.folder} folds its source text by two rules, and a sentencepiece model holds one")
