@@ -64,7 +64,10 @@ def prepare(
     data = _recipe(recipe).data
     if any(corpus.translated_by for corpus in data.train):
         data = with_translations(data, say=say)
-    return prepare_data(data, overwrite=overwrite, workers=workers or usable_cores())
+    report = prepare_data(data, overwrite=overwrite, workers=workers or usable_cores())
+    for note in report.notes:
+        say(note)
+    return report
 
 
 def train(

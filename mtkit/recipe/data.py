@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 
@@ -151,6 +151,14 @@ def _listed(given: Any) -> Any:
     return given if isinstance(given, list | tuple) else [given]
 
 
+def _one_word(name: str) -> str:
+    if len(name.split()) != 1:
+        raise ValueError(
+            f"no language '{name[:80]}': give a language in one word, a code as zh-CN or an English name as Japanese"
+        )
+    return name.strip()
+
+
 def _named(given: Any) -> Any:
     """Test sides without a name are the side `test`."""
     if isinstance(given, Mapping) and all(isinstance(each, Mapping | list | tuple | Corpus) for each in given.values()):
@@ -159,6 +167,7 @@ def _named(given: Any) -> Any:
 
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed, json_schema_input_type=Corpus | tuple[Corpus, ...])]
+Language = Annotated[str, AfterValidator(_one_word)]
 SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 
 
@@ -180,10 +189,10 @@ class DataSettings(Settings):
         BeforeValidator(_named, json_schema_input_type=dict[SideName, Corpora] | Corpus | tuple[Corpus, ...]),
     ] = Field(default_factory=dict)
     """Test sides by name, each one corpus or a list. A corpus without a name is the side `test`."""
-    source_language: str = "en"
+    source_language: Language = "en"
     """Source language of corpora without a direction. If it is not named: what the file names of the training text end
     in (`train.fr`), or else what its script tells, or else en."""
-    target_language: str = "de"
+    target_language: Language = "de"
     """Target language of corpora without a direction. If it is not named: as for the source, or else de."""
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()

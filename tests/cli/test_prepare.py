@@ -100,6 +100,8 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
         (("--tokenizer", "words"), "data.tokenizer.kind"),
         (("--vocabulary", "0"), "data.tokenizer.vocabulary"),
         (("--workers", "0"), "--workers 0"),
+        (("--target-language", ""), "give a language in one word"),
+        (("--target-language", "Simplified Chinese"), "give a language in one word"),
         (("--tokenizer-from", "nobody"), "--tokenizer-from nobody: no run of that name"),
         (("--recipe", "none.yaml"), "none.yaml"),
     ],
