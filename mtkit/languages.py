@@ -91,7 +91,7 @@ def language_in(name: str) -> str | None:
 
 
 def script_language(lines: Sequence[str]) -> str | None:
-    """The language whose script more than half of the letters of a text have; None if none is the only one with it."""
+    """Return the only language with the script of most letters in a text; None if several languages use that script."""
     text = "".join(lines)
     letters = Counter({language: len(each.findall(text)) for language, each in _SCRIPTS.items()})
     if letters["ja"] >= _KANA * (letters["ja"] + letters["zh"]) > 0:

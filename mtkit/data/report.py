@@ -126,7 +126,7 @@ def _oddities(record: dict[str, Any]) -> list[str]:
     keeps = record["settings"]["tokenizer"]["normalization"] == "identity"
     source = "are kept (--normalization identity)" if keeps else "are dropped or become spaces"
     kinds = {
-        "entities": "HTML entities, as &amp;: replace them by what they stand for",
+        "entities": "HTML entities, as &amp;: unescape them",
         "wrongly_decoded": "characters of a wrong decoding, as Ã¤ or U+FFFD: decode the original text as UTF-8",
         "invisible": f"control or invisible characters: in sources they {source}, in targets a model learns them",
         "subword_marks": "@@ between pieces of words: give plain text (sed 's/@@ //g'), which prepare cuts itself",

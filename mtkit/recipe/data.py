@@ -190,10 +190,10 @@ class DataSettings(Settings):
     ] = Field(default_factory=dict)
     """Test sides by name, each one corpus or a list. A corpus without a name is the side `test`."""
     source_language: Language = "en"
-    """Source language of corpora without a direction. If it is not named: what the file names of the training text end
-    in (`train.fr`), or else what its script tells, or else en."""
+    """Source language of corpora without a direction. If it is not set: the suffix of the training text's file names
+    (`train.fr`), or else the language of its script, or else en."""
     target_language: Language = "de"
-    """Target language of corpora without a direction. If it is not named: as for the source, or else de."""
+    """Target language of corpora without a direction. If it is not set: as for the source, or else de."""
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
     tokenizer_from: Path | None = None

@@ -25,14 +25,14 @@ _INVISIBLE = re.compile(
 
 
 def each_visible() -> dict[str, str]:
-    """What `visible` makes of each character alone, a space or nothing; without the joiners, which may stay."""
+    """Return the replacement by `visible` of each single character, a space or nothing, except for the joiners."""
     return {
         each: visible(each) for each in map(chr, range(0x10000)) if has_invisible(each) and each not in "\u200c\u200d"
     }
 
 
 def visible(text: str) -> str:
-    """The text without control and invisible characters; a tab, or what ends a line or page, becomes a space.
+    """Return the text without control and invisible characters; tabs and ends of lines or pages become spaces.
 
     A zero-width joiner or non-joiner stays within a word of a script that is spelt with them, and within emoji.
     """
@@ -40,5 +40,5 @@ def visible(text: str) -> str:
 
 
 def has_invisible(text: str) -> bool:
-    """Whether `visible` changes the text."""
+    """Return whether `visible` changes the text."""
     return not (text.isascii() and text.isprintable()) and _INVISIBLE.search(text) is not None

@@ -12,7 +12,7 @@ _WIDE = "。！？｡।॥؟։።፧။។៕"
 
 _CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
 _CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
-"""A sentence goes on if one of these comes next: no other sentence begins with them."""
+"""Characters that begin no sentence: if one of them follows a mark, the sentence continues."""
 
 _CLOSES = (
     rf"(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
@@ -24,7 +24,7 @@ _UNSPOKEN = r"</?[A-Za-z][^<>]*+>|&#?\w++;|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<
 """Tags and entities of HTML, and emoticons: letters in them are no text."""
 _NO_TEXT = re.compile(_UNSPOKEN)
 _OPENED = re.compile(rf"(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*+")
-"""What may stand before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
+"""Text before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
 _SPACED_QUOTE = re.compile(r"»\s*+")
 _HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
 _INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")

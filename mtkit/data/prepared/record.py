@@ -58,7 +58,7 @@ class CorpusCounts(Counts):
 
 @stored
 class PieceUse(TypedDict):
-    """How a vocabulary's pieces of text, those of one byte left out, occur in training."""
+    """Occurrences in training of the pieces of a vocabulary, without special pieces and byte pieces."""
 
     used: Count
     """Pieces that occur at all."""

@@ -20,10 +20,10 @@ _SAMPLE = 200
 
 
 def with_languages(settings: DataSettings) -> tuple[DataSettings, list[str]]:
-    """The settings with both languages named, and lines for people: where they come from, and what contradicts them.
+    """Return the settings with both languages set, and lines for people: the origin of each, and warnings.
 
-    A language that the settings do not name is the one that the file or column names of the training text end in, or
-    else the one whose script it has, or else the default. Nothing changes if every training corpus has a direction, and
+    If the settings do not name a language, the suffix of the training text's file or column name is taken, or else the
+    language of its script, or else the default. Nothing changes if every training corpus has a direction, and
     for the built-in corpus. Raises: DataError if text cannot be read.
     """
     if not settings.train:
@@ -79,7 +79,7 @@ def _contradictions(settings: DataSettings) -> Iterable[str]:
 def _sample(corpus: Corpus, side: Side) -> list[str]:
     """The first lines of one side of a corpus; none of a data set, which may have to be downloaded first.
 
-    Text that cannot be read has none either: whoever prepares it says why.
+    Unreadable text gives no lines; `prepare` reports the error later.
     """
     given = getattr(corpus, side)
     if corpus.dataset is not None or corpus.sacrebleu is not None or given is None:
