@@ -69,6 +69,10 @@ class Progress:
     """The moving mean of the rewards of what attentions sample, and the weight it has gathered."""
     scaler: dict[str, Any] | None = None
     """Loss-scaling state of float16."""
+    first_nll: float | None = None
+    """Loss of the first update in nats per target token, which tells divergence from slow learning."""
+    diverging: Count = 0
+    """Last updates in a row whose loss was far above the loss of a uniform guess."""
 
     def is_bettered_by(self, bleu: float, nll: float) -> bool:
         """Whether a validation with these is better than the best so far."""
@@ -81,7 +85,7 @@ class Progress:
         return replace(progress, best_bleu=bleu, best_nll=nll) if self.is_bettered_by(bleu, nll) else progress
 
 
-_LATER = {"training_seconds": None, "judged_by": None, "nll": None, "best_nll": None}
+_LATER = {"training_seconds", "judged_by", "nll", "best_nll", "first_nll", "diverging"}
 """Keys that are absent from checkpoints of earlier versions."""
 
 
@@ -96,6 +100,7 @@ class State(TypedDict):
     nll: NotRequired[float | None]
     judged_by: NotRequired[str]
     averaged: NotRequired[list[Count]]
+    diverging: NotRequired[Count]
 
 
 class Checkpoints:
@@ -138,6 +143,10 @@ class Checkpoints:
         """The latest checkpoint, from which training resumes; None without one."""
         every = self.all()
         return every[-1] if every else None
+
+    def last_good(self) -> Path | None:
+        """The latest checkpoint that no divergence had reached; None without one."""
+        return next((path for path in reversed(self.all()) if not read_state(path).get("diverging")), None)
 
     @property
     def validated(self) -> bool:
@@ -220,7 +229,7 @@ class Checkpoints:
 
     def _let_go(self) -> None:
         every = self.all()
-        kept = {*every[-1:], *self._validated()[-self._keep_last :]}
+        kept = {*every[-1:], *self._validated()[-self._keep_last :], self.last_good()}
         kept |= {path for _, path in self._ranked(every)[: self._keep_best]}
         for path in every:
             if path not in kept:
@@ -271,7 +280,7 @@ def read_state(path: Path) -> State:
 def read_progress(path: Path) -> Progress:
     """Where training stood when the checkpoint was written. Raises: RunError."""
     state, file = read_state(path), path / "state.json"
-    missing = [name for name in Progress.__dataclass_fields__ if name not in {**state, **_LATER}]
+    missing = [name for name in Progress.__dataclass_fields__ if name not in state.keys() | _LATER]
     if missing:
         raise RunError(f"{file} is damaged ({missing[0]} is missing); {_way_out(path)}")
     progress = read_stored(file, Progress, _way_out(path), error=RunError)

@@ -245,22 +245,25 @@ class Training:
         self.line.say(line)
 
     def _check_losses(self) -> None:
-        """Raises: RunError, naming the lines, where a loss or gradient since the last look was not finite."""
-        failed = self.updater.failed()
-        if failed is not None:
-            last = self.checkpoints.last()
+        """Raises: RunError if a loss or gradient since the last check is not finite, or if training has diverged."""
+        slower = "train with a lower --peak-rate under another --name"
+        if failed := self.updater.failed():
             raise RunError(
                 f"the loss or its gradient is not finite at update {failed}, which trains on "
-                f"{self.feed.name_lines(*self._recent[failed])}; "
-                + (f"the last good checkpoint is {last}" if last else "there is no checkpoint yet")
-                + "; look at these lines, or train with a lower --peak-rate under another --name"
+                f"{self.feed.name_lines(*self._recent[failed])}; {self._last_good()}; look at these lines, or {slower}"
             )
+        if diverged := self.updater.divergence.describe():
+            raise RunError(f"{diverged}; {self._last_good()}; {slower}")
         if self.precision.exhausted:
             raise RunError(
                 f"gradients overflow in float16 at every loss scale by update {self.progress.update}; "
                 "train with --precision float32, or a lower --peak-rate, under another --name"
             )
         self._recent.clear()
+
+    def _last_good(self) -> str:
+        good = self.checkpoints.last_good()
+        return f"the last good checkpoint is {good}" if good else "there is no good checkpoint"
 
     def _log(self, rate: float) -> None:
         """Read the measurements since the last time, and show and keep them."""

@@ -23,6 +23,7 @@ from mtkit.training.distributed.gradients import FlatSum, gradient_sum
 from mtkit.training.distributed.split import SplitModel, gathered, split_like
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
+from mtkit.training.limits import Divergence
 from mtkit.training.loss import Baseline, TokenLoss, batch_loss
 from mtkit.training.optimization.averaging import MovingAverage
 from mtkit.training.optimization.optimizer import (
@@ -68,6 +69,7 @@ class Updater:
         self.low = LowWeights(model)
         self.average: MovingAverage | None = None
         self.baseline = Baseline(world.device)
+        self.divergence = Divergence(len(model.output_weight), world.device, Progress())
         self.room: int | None = None
         """The size of batch (`Batch.size`) that the memory is thought to hold, once it was too small for one."""
         self._say = say
@@ -93,6 +95,7 @@ class Updater:
         made = norm.isfinite()
         self._sums += torch.cat([totals, torch.stack([norm.where(made, 0.0), made])])
         self.baseline.follow(totals[REWARD], totals[SEGMENTS])
+        self.divergence.follow(totals[NLL] / work.tokens, number)
         self.model.after_update(number, total_updates)
         if self.average is not None:
             self.average.follow(number)
@@ -168,6 +171,7 @@ class Updater:
     def noted(self, progress: Progress) -> Progress:
         """The place in training, with the small numbers that are kept here."""
         scaler = self.precision.scaler
+        progress = self.divergence.noted(progress)
         return replace(progress, baseline=self.baseline.save(), scaler=scaler.state_dict() if scaler else None)
 
     def restore(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], origin: Path) -> None:
@@ -181,6 +185,7 @@ class Updater:
             with self.average.in_place():
                 self.load({**frozen_state(self.model), **tensors["ema"]}, origin)
         self.baseline = Baseline(self.world.device, progress.baseline)
+        self.divergence = Divergence(len(self.model.output_weight), self.world.device, progress)
         if self.precision.scaler is not None and progress.scaler is not None:
             self.precision.scaler.load_state_dict(progress.scaler)
 

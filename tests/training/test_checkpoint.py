@@ -62,6 +62,17 @@ def test_the_last_few_and_the_best_few_are_kept(tmp_path: Path) -> None:
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
+def test_the_last_checkpoint_before_a_divergence_is_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    for update, diverging in [(1, 0), (2, 0), (3, 4), (4, 9), (5, 14)]:
+        progress = Progress(update=update, bleu=float(update), diverging=diverging)
+        checkpoints.save(progress, {"model": {"w": torch.zeros(1)}})
+    assert kept(checkpoints) == [2, 5]
+    assert checkpoints.last_good() == checkpoints.folder / "update-00000002"
+    save(checkpoints, 6, bleu=6.0)
+    assert kept(checkpoints) == [6]
+
+
 def test_of_equal_bleu_the_lowest_loss_is_the_best_and_of_equal_losses_the_first(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=2)
     for update, nll in enumerate([None, 5.0, 3.0, 4.0, 3.0, 6.0, None], start=1):
