@@ -28,9 +28,9 @@ from mtkit.memory.kept import keep_freed_memory
 from mtkit.memory.peak import peak_bytes
 from mtkit.runs import Run
 from mtkit.stored import Count, read_stored
-from mtkit.training.checkpoint import Progress
 from mtkit.training.loop import train
 from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.progress import Progress
 
 
 def main() -> int:

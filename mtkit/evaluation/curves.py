@@ -1,6 +1,7 @@
-"""A picture of a training: loss, BLEU, learning rate and gradient norm over the updates."""
+"""A picture of a training: loss, validation score, learning rate and gradient norm over the updates."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,15 @@ Rows = Sequence[Mapping[str, Any]]
 
 TRAINING, VALIDATION, RATE, NORM = "#1f77b4", "#d62728", "#2ca02c", "#8c8c8c"
 
+SHOWN = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact match", "ter": "TER"}
+"""Validation scores that a picture shows, by their key in metrics.jsonl."""
+
 
 def draw_curves(rows: Rows, path: Path) -> None:
-    """Draw the metrics as a PNG: left the losses, in the middle BLEU, right the learning rate and gradient norm.
+    """Draw the metrics as a PNG: left the losses, right the learning rate and gradient norm.
+
+    In the middle is the validation score that chooses the best checkpoint, or BLEU if that is the loss. Scores with
+    different signatures are not comparable: each signature has a line of its own.
 
     Raises: MtkitError where it cannot be written.
     """
@@ -22,11 +29,11 @@ def draw_curves(rows: Rows, path: Path) -> None:
 
     # a figure without pyplot: no window system, no state shared with the caller's own pictures
     figure = Figure(figsize=(15, 4.2), layout="constrained")
-    losses, bleus, rates = figure.subplots(1, 3)
+    losses, scores, rates = figure.subplots(1, 3)
     _losses(losses, rows)
-    _bleus(bleus, rows)
+    _scores(scores, rows)
     _rates(rates, rows)
-    for axes in (losses, bleus, rates):
+    for axes in (losses, scores, rates):
         axes.set_xlabel("update")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -44,15 +51,36 @@ def _losses(axes: Any, rows: Rows) -> None:
     axes.legend(frameon=False)
 
 
-def _bleus(axes: Any, rows: Rows) -> None:
-    axes.set_title("validation BLEU")
-    updates, values = _series(rows, "validation", "bleu")
-    axes.plot(updates, values, color=VALIDATION, marker="o", markersize=3)
+def score_lines(rows: Rows, measure: str) -> list[tuple[str, list[tuple[int, float]]]]:
+    """The validation scores by a measure of `SHOWN`, as (update, score) points, divided by signature.
+
+    A new line begins whenever the signature changes; the last line is of the settings in force.
+    """
+    lines: list[tuple[str, list[tuple[int, float]]]] = []
+    for row in rows:
+        if row.get("kind") == "validation" and row.get(measure) is not None:
+            signature = row.get("signature" if measure == "bleu" else f"{measure}_signature", "")
+            if not lines or lines[-1][0] != signature:
+                lines.append((signature, []))
+            lines[-1][1].append((row["update"], row[measure]))
+    return lines
+
+
+def _scores(axes: Any, rows: Rows) -> None:
+    chosen = [row.get("best_by", "bleu") for row in rows if row.get("kind") == "validation"][-1:]
+    measure = chosen[0] if chosen and chosen[0] in SHOWN else "bleu"
+    axes.set_title(f"validation {SHOWN[measure]}")
+    lines = score_lines(rows, measure)
+    for number, (signature, points) in enumerate(lines, start=1):
+        shade = 1.0 if number == len(lines) else 0.4
+        axes.plot(*zip(*points, strict=True), color=VALIDATION, alpha=shade, marker="o", markersize=3, label=signature)
     axes.set_ylim(bottom=0)
-    if values:
-        best = max(range(len(values)), key=values.__getitem__)
-        axes.axhline(values[best], color=VALIDATION, linewidth=0.8, linestyle=":")
-        axes.set_title(f"validation BLEU, best {values[best]:.1f} at update {updates[best]}")
+    if lines:
+        update, best = (min if measure == "ter" else max)(lines[-1][1], key=itemgetter(1))
+        axes.axhline(best, color=VALIDATION, linewidth=0.8, linestyle=":")
+        axes.set_title(f"validation {SHOWN[measure]}, best {best:.1f} at update {update}")
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize="small")
 
 
 def _rates(axes: Any, rows: Rows) -> None:

@@ -31,7 +31,8 @@ from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.runs import FORMAT, PICKLES, Run, load_weights, read_tensors
 from mtkit.stored import read_stored
-from mtkit.training.checkpoint import Progress, write_checkpoint
+from mtkit.training.checkpoint import write_checkpoint
+from mtkit.training.progress import Progress
 from mtkit.yaml_text import dump_yaml
 
 VOCABULARY = dict[str, int]

@@ -9,6 +9,7 @@ from mtkit.recipe.settings import NonNegativeFloat, NonNegativeInt, PositiveFloa
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 Target = Literal["query", "key", "value", "output", "feed_forward"]
+BestBy = Literal["bleu", "chrf", "loss", "exact", "ter"]
 
 
 def _listed(given: Any) -> Any:
@@ -50,8 +51,14 @@ class TrainingSettings(Settings):
     """Maximum epochs."""
     max_minutes: PositiveFloat | None = None
     """Maximum minutes of training, including those before a resume."""
+    best_by: BestBy = "bleu"
+    """Validation score that chooses the best checkpoint and that patience follows: BLEU, chrF, loss, exact match or
+    TER. Lower is better for loss and TER. Of checkpoints with equal scores the one with the lowest loss is best."""
     patience: PositiveInt | None = None
-    """Maximum validations without a better BLEU."""
+    """Maximum validations in a row without a better score by `best_by`."""
+    least_improvement: NonNegativeFloat = 0.0
+    """Least improvement of the score by `best_by` that resets patience. With 0 every validation that becomes the best
+    one resets it."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimiser. muon gives the updates of the layers' matrices equal singular values (Jordan et al., 2024); AdamW
     updates embeddings, output projection and vectors then."""
@@ -109,7 +116,7 @@ class TrainingSettings(Settings):
     keep_last: PositiveInt = 3
     """Last checkpoints to keep."""
     keep_best: PositiveInt = 1
-    """Best checkpoints by validation BLEU to keep."""
+    """Best checkpoints by `best_by` to keep."""
     log_every: PositiveInt = 50
     """Updates per line of metrics."""
 

@@ -1,6 +1,6 @@
 """HTML from plain values: elements, tables, line charts, maps of attention. All text is escaped here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from math import floor, log10
 
@@ -46,9 +46,9 @@ def data_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     return tag("div", tag("table", Html(inner), class_="data"), class_="scroll")
 
 
-def line_chart(title: str, series: Mapping[int, Points], *, dots: bool) -> Html:
-    """A figure of a line for each run, by its number; nothing where there are no points."""
-    points = [point for each in series.values() for point in each]
+def line_chart(title: str, lines: Sequence[tuple[int, Points]], *, dots: bool) -> Html:
+    """A figure of lines, each with the number of its run; nothing if there are no points."""
+    points = [point for _, line in lines for point in line]
     if not points:
         return Html()
     right = max(x for x, _ in points) or 1
@@ -72,8 +72,8 @@ def line_chart(title: str, series: Mapping[int, Points], *, dots: bool) -> Html:
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         x, _ = place(share * right, low)
         parts.append(tag("text", f"{share * right:,.0f}", x=x, y=HEIGHT - 6, **{"text-anchor": anchor}))
-    for number, each in series.items():
-        places = [place(*point) for point in each]
+    for number, line_points in lines:
+        places = [place(*point) for point in line_points]
         line = [tag("polyline", points=" ".join(f"{x},{y}" for x, y in places))]
         line += [tag("circle", cx=x, cy=y, r=2.5) for x, y in places if dots or len(places) == 1]
         parts.append(tag("g", *line, style=colour(number)))

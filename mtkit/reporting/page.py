@@ -10,6 +10,7 @@ from typing import Any
 from mtkit.data.progress import ProgressBar, silent
 from mtkit.decoding.links.words import begins, words
 from mtkit.errors import RunError
+from mtkit.evaluation.curves import SHOWN, score_lines
 from mtkit.evaluation.report import is_many, matrix
 from mtkit.evaluation.side_scores import SideScores, score_side
 from mtkit.evaluation.significance import Difference
@@ -35,7 +36,8 @@ from mtkit.reporting.markup import (
     text,
 )
 from mtkit.runs import Run
-from mtkit.training.checkpoint import Progress, read_progress
+from mtkit.training.checkpoint import read_progress
+from mtkit.training.progress import Progress
 from mtkit.training.report import read_metrics
 
 SURE = 0.05
@@ -142,18 +144,25 @@ def _settings(runs: Sequence[Run], systems: Sequence[str]) -> Html:
 def _curves(runs: Sequence[Run], systems: Sequence[str]) -> Html:
     rows = [read_metrics(run.folder / "metrics.jsonl") for run in runs]
 
-    def series(kind: str, name: str) -> dict[int, Points]:
-        found: dict[int, Points] = {}
+    def losses(kind: str) -> list[tuple[int, Points]]:
+        found: list[tuple[int, Points]] = []
         for number, each in enumerate(rows):
-            points = [(r["update"], r[name]) for r in each if r.get("kind") == kind and r.get(name) is not None]
+            points = [(r["update"], r["nll"]) for r in each if r.get("kind") == kind and r.get("nll") is not None]
             if points:
-                found[number] = _smoothed(points)
+                found.append((number, _smoothed(points)))
         return found
 
+    def scores(measure: str) -> Html:
+        """A chart with a line for each run and signature: scores with different signatures are not comparable."""
+        found = [(number, *line) for number, each in enumerate(rows) for line in score_lines(each, measure)]
+        several = len({signature for _, signature, _ in found}) > 1
+        title = f"Validation {SHOWN[measure]}" + (" (signatures differ: lines are not comparable)" if several else "")
+        return line_chart(title, [(number, _smoothed(points)) for number, _, points in found], dots=True)
+
     charts = [
-        line_chart("Validation BLEU", series("validation", "bleu"), dots=True),
-        line_chart("Validation loss, nats per token", series("validation", "nll"), dots=True),
-        line_chart("Training loss, nats per token", series("train", "nll"), dots=False),
+        *map(scores, SHOWN),
+        line_chart("Validation loss, nats per token", losses("validation"), dots=True),
+        line_chart("Training loss, nats per token", losses("train"), dots=False),
     ]
     if not any(charts):
         return Html()

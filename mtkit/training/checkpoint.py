@@ -6,87 +6,30 @@ checkpoints/update-00000500/model.safetensors       weights and buffers
                             state.json              the place in training, and the checksums of the files above
 checkpoints/average/        model.safetensors and state.json of the average of the last ones
 checkpoints/base/           the same two of the weights that are not trained, where there are any: the others lack them
-best.json                   the checkpoint with the highest validation BLEU, of equals with the lowest loss
+best.json                   the checkpoint with the best validation score, of equals with the lowest loss
 """
 
-import math
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Any, NotRequired
 
-from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
+from mtkit.recipe.training import BestBy
 from mtkit.runs import BASE, PICKLES, check_sum, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
-
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from mtkit.training.progress import LATER, Progress, rank
 
 FORMAT = 1
 """Raised when the layout of a checkpoint changes so that older ones cannot be read."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a training stands: with the weights and the optimiser, all that it takes to go on as if never stopped.
-
-    The random state is not among it: the generators are seeded anew from seed, update and process for every update.
-    """
-
-    update: Count = 0
-    """Number of updates made."""
-    epoch: Count = 0
-    batch: Count = 0
-    """Global batches of `epoch` already trained on."""
-    seconds: Seconds = 0.0
-    """Seconds of training, including those before interruptions."""
-    training_seconds: Seconds = 0.0
-    """What of `seconds` went into updates: without validation and the writing of checkpoints."""
-    tokens: Count = 0
-    """Target tokens trained on."""
-    validated: int = -1
-    """The update of the last validation."""
-    bleu: float | None = None
-    """Validation BLEU, where this update was validated."""
-    nll: float | None = None
-    """Validation loss, where this update was validated."""
-    best_bleu: float | None = None
-    best_nll: float | None = None
-    """The loss beside the best BLEU: of equal BLEU the lower loss is better."""
-    stale: Count = 0
-    """Validations since the last better BLEU: what patience counts."""
-    judged_by: str = ""
-    """Fingerprint of the settings that these scores were made by: others do not compare with them."""
-    baseline: tuple[float, float] = (0.0, 0.0)
-    """The moving mean of the rewards of what attentions sample, and the weight it has gathered."""
-    scaler: dict[str, Any] | None = None
-    """Loss-scaling state of float16."""
-    first_nll: float | None = None
-    """Loss of the first update in nats per target token, which tells divergence from slow learning."""
-    diverging: Count = 0
-    """Last updates in a row whose loss was far above the loss of a uniform guess."""
-
-    def is_bettered_by(self, bleu: float, nll: float) -> bool:
-        """Whether a validation with these is better than the best so far."""
-        return self.best_bleu is None or rank(bleu, nll) > rank(self.best_bleu, self.best_nll)
-
-    def after_validation(self, bleu: float, nll: float) -> "Progress":
-        """Where training stands after a validation; patience counts on until BLEU itself rises."""
-        stale = 0 if self.best_bleu is None or bleu > self.best_bleu else self.stale + 1
-        progress = replace(self, validated=self.update, bleu=bleu, nll=nll, stale=stale)
-        return replace(progress, best_bleu=bleu, best_nll=nll) if self.is_bettered_by(bleu, nll) else progress
-
-
-_LATER = {"training_seconds", "judged_by", "nll", "best_nll", "first_nll", "diverging"}
-"""Keys that are absent from checkpoints of earlier versions."""
 
 
 @stored
@@ -98,22 +41,27 @@ class State(TypedDict):
     update: Count
     bleu: NotRequired[float | None]
     nll: NotRequired[float | None]
+    best_by: NotRequired[BestBy]
+    score: NotRequired[float | None]
+    best_bleu: NotRequired[float | None]
     judged_by: NotRequired[str]
     averaged: NotRequired[list[Count]]
     diverging: NotRequired[Count]
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last one, the last few that were validated, and the best few by BLEU."""
+    """The checkpoints of one run: the last one, the last few that were validated, and the best few."""
 
-    def __init__(self, run: Path, *, keep_last: int, keep_best: int, judged_by: str = "") -> None:
-        """`judged_by` is the fingerprint of the settings that scores are made by from now on."""
+    def __init__(
+        self, run: Path, *, keep_last: int, keep_best: int, judged_by: str = "", best_by: BestBy = "bleu"
+    ) -> None:
+        """`judged_by` is the fingerprint of the settings that new scores are made by; `best_by` is their measure."""
         self.folder = inside(run, "checkpoints")
         self.base = inside(self.folder, BASE)
         self._best = inside(run, "best.json")
         self._keep_last = keep_last
         self._keep_best = keep_best
-        self._judged_by = judged_by
+        self._judged_by, self._best_by = judged_by, best_by
 
     def save(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
         """Write the checkpoint of an update and let go of those not kept; `tensors` by file name without suffix.
@@ -174,22 +122,25 @@ class Checkpoints:
         mean = mean_weights((verified_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
         return mean, _updates(last)
 
-    def save_average(self, weights: Mapping[str, Tensor], *, updates: list[int], bleu: float, nll: float) -> None:
-        """Write the average of the checkpoints of these updates; with the highest BLEU it is the best checkpoint."""
-        state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "judged_by": self._judged_by}
+    def save_average(
+        self, weights: Mapping[str, Tensor], *, updates: list[int], bleu: float, nll: float, score: float
+    ) -> None:
+        """Write the average of the checkpoints of these updates; with the best score it is the best checkpoint."""
+        state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "score": score}
+        state |= {"best_by": self._best_by, "judged_by": self._judged_by}
         write_checkpoint(inside(self.folder, "average"), {"model": weights}, state)
         self.mark_best()
 
     def mark_best(self) -> None:
-        """Point best.json at the checkpoint with the highest BLEU, the average among them.
+        """Point best.json at the checkpoint with the best score, the average among them.
 
         Of equals it is the one with the lowest loss, and of these the earliest.
         """
         average = inside(self.folder, "average")
         ranked = self._ranked(self.all() + ([average] if average.is_dir() else []))
         if ranked:
-            bleu, path = ranked[0]
-            write_json(self._best, {"checkpoint": path.name, "bleu": bleu})
+            state = read_state(ranked[0])
+            write_json(self._best, {"checkpoint": ranked[0].name, state.get("best_by", "bleu"): _score(state)})
 
     def clean(self) -> None:
         """Remove what a killed process left half-written, half-removed or too many, and see that the best is known.
@@ -216,21 +167,21 @@ class Checkpoints:
     def _validated(self) -> list[Path]:
         return [path for path in self.all() if read_state(path).get("bleu") is not None]
 
-    def _ranked(self, paths: list[Path]) -> list[tuple[float, Path]]:
+    def _ranked(self, paths: list[Path]) -> list[Path]:
         """Those with a score, the best first; where some are judged as is done now, those alone."""
         states = [(read_state(path), path) for path in paths]
         scored = [
-            (rank(bleu, state.get("nll")), path, state)
+            (rank(state.get("best_by", "bleu"), score, state.get("nll")), path, state)
             for state, path in states
-            if (bleu := state.get("bleu")) is not None
+            if (score := _score(state)) is not None
         ]
         alike = [each for each in scored if each[2].get("judged_by") == self._judged_by]
-        return [(bleu, path) for (bleu, _), path, _ in sorted(alike or scored, key=itemgetter(0), reverse=True)]
+        return [path for _, path, _ in sorted(alike or scored, key=itemgetter(0), reverse=True)]
 
     def _let_go(self) -> None:
         every = self.all()
         kept = {*every[-1:], *self._validated()[-self._keep_last :], self.last_good()}
-        kept |= {path for _, path in self._ranked(every)[: self._keep_best]}
+        kept |= set(self._ranked(every)[: self._keep_best])
         for path in every:
             if path not in kept:
                 # renamed first: a kill in between leaves no half of a checkpoint under its name
@@ -249,9 +200,9 @@ def _updates(paths: Sequence[Path]) -> list[int]:
     return [int(path.name.partition("-")[2]) for path in paths]
 
 
-def rank(bleu: float, nll: float | None) -> tuple[float, float]:
-    """What is larger for the better of two checkpoints; the loss is not known of old ones."""
-    return bleu, -math.inf if nll is None else -nll
+def _score(state: State) -> float | None:
+    """The validation score of a checkpoint; earlier versions kept only BLEU."""
+    return state["score"] if "score" in state else state.get("bleu")
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
@@ -280,12 +231,15 @@ def read_state(path: Path) -> State:
 def read_progress(path: Path) -> Progress:
     """Where training stood when the checkpoint was written. Raises: RunError."""
     state, file = read_state(path), path / "state.json"
-    missing = [name for name in Progress.__dataclass_fields__ if name not in state.keys() | _LATER]
+    missing = [name for name in Progress.__dataclass_fields__ if name not in state.keys() | LATER]
     if missing:
         raise RunError(f"{file} is damaged ({missing[0]} is missing); {_way_out(path)}")
     progress = read_stored(file, Progress, _way_out(path), error=RunError)
     if path.name != f"update-{progress.update:08d}":
         raise RunError(f"{file} is damaged (update = {progress.update}); {_way_out(path)}")
+    if "score" not in state:
+        best = state.get("best_bleu")
+        progress = replace(progress, score=progress.bleu, best_score=best, patience_score=best)
     return progress if "training_seconds" in state else replace(progress, training_seconds=progress.seconds)
 
 

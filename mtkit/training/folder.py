@@ -27,6 +27,8 @@ from mtkit.yaml_text import dump_yaml
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = (
     "init_from",
+    "best_by",
+    "least_improvement",
     "keep_last",
     "keep_best",
     "average_last",

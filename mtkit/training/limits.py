@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mtkit.recipe import TrainingSettings
-from mtkit.training.checkpoint import Progress
+from mtkit.training.progress import MEASURES, Progress
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Limits:
         names = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
         given = [f"{getattr(settings, name):,.10g} {unit}" for name, unit in names.items() if getattr(settings, name)]
         if settings.patience:
-            given.append(f"{settings.patience} validations without a better BLEU")
+            given.append(f"{settings.patience} validations without a better {MEASURES[settings.best_by]}")
         return " or ".join(given) or "Ctrl-C"
 
     def done(self, progress: Progress) -> float:

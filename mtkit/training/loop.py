@@ -19,7 +19,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, beginning, is_begun
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
-from mtkit.training.checkpoint import Checkpoints, Progress, read_progress, verified_tensors
+from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, begin, open_folder
@@ -27,6 +27,7 @@ from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.choice import settle
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule
+from mtkit.training.progress import Progress
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say, heard_or_not
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
@@ -122,8 +123,9 @@ class Training:
             keep_last=max(settings.keep_last, settings.average_last),
             keep_best=settings.keep_best,
             judged_by=judged_by(recipe),
+            best_by=settings.best_by,
         )
-        self.progress = Progress(judged_by=judged_by(recipe))
+        self.progress = Progress(judged_by=judged_by(recipe), best_by=settings.best_by)
         self.say = say
         # epoch and rows of the updates since the losses were last looked at
         self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
@@ -229,10 +231,7 @@ class Training:
         self.updater.run(batches, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
         self.interval.count(batches.tokens)
         self._recent[number] = (self.progress.epoch, batches.rows)
-        tokens = self.progress.tokens + batches.tokens
-        self.progress = replace(
-            self.progress, update=number, epoch=batches.epoch, batch=batches.batch, tokens=tokens, bleu=None, nll=None
-        )
+        self.progress = self.progress.after_update(batches.epoch, batches.batch, batches.tokens)
         self.line.advance()
         if self.world.device.type == "cpu" or number % settings.log_every == 0:
             self._check_losses()
@@ -285,11 +284,11 @@ class Training:
         self._check_losses()
         self._save()
         result = self._validation()
-        bleu, nll = self.world.agree(*((result.bleu, result.nll) if result else (-1.0, -1.0)))
+        bleu, nll, score = self.world.agree(*(result.scores if result else (-1.0, -1.0, -1.0)))
         if bleu < 0:  # interrupted: it is made up for when the run goes on
             return
-        better = self.progress.is_bettered_by(bleu, nll)
-        self.progress = self.progress.after_validation(bleu, nll)
+        better = self.progress.is_bettered_by(score, nll)
+        self.progress = self.progress.after_validation(bleu, nll, score, self.recipe.training.least_improvement)
         if result is not None and self.metrics is not None:
             for line in result.lines(f"update {self.progress.update}", better):
                 self.line.say(line)
@@ -337,8 +336,9 @@ class Training:
             self.updater.load({**frozen_state(self.model), **weights}, self.folder)
             result = self._validation()
             if result is not None:
-                better = self.progress.is_bettered_by(result.bleu, result.nll)
-                self.checkpoints.save_average(weights, updates=updates, bleu=result.bleu, nll=result.nll)
+                bleu, nll, score = result.scores
+                better = self.progress.is_bettered_by(score, nll)
+                self.checkpoints.save_average(weights, updates=updates, bleu=bleu, nll=nll, score=score)
                 for line in result.lines(f"average of updates {', '.join(map(str, updates))}", better):
                     self.line.say(line)
             missing, signal = self.world.agree(self.world.first and result is None, self.interruption.signal or 0)

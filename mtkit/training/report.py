@@ -40,6 +40,8 @@ class Row(TypedDict):
     update: Count
     nll: NotRequired[float | None]
     bleu: NotRequired[float | None]
+    signature: NotRequired[str]
+    best_by: NotRequired[str]
     rate: NotRequired[float | None]
     gradient_norm: NotRequired[float | None]
 

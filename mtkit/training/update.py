@@ -18,7 +18,6 @@ from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import load_weights
-from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed.gradients import FlatSum, gradient_sum
 from mtkit.training.distributed.split import SplitModel, gathered, split_like
 from mtkit.training.distributed.world import World
@@ -33,6 +32,7 @@ from mtkit.training.optimization.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
+from mtkit.training.progress import Progress
 from mtkit.training.r_drop import batch_loss_twice, twice
 from mtkit.training.report import Say
 

@@ -29,14 +29,15 @@ from mtkit.memory.peak import peak_bytes
 from mtkit.model.adaptation.lora import merged_in_place
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
+from mtkit.recipe.training import BestBy
 from mtkit.runs import Run
 from mtkit.tables import shortened
-from mtkit.training.checkpoint import Progress
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import batch_loss
 from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.progress import Progress
 from mtkit.training.report import Say
 
 
@@ -67,6 +68,9 @@ class Validation:
     seconds: float
     peak_bytes: int
     """The most memory that the process has held, validation included."""
+    best_by: BestBy = "bleu"
+    other: Score | None = None
+    """Score by `best_by`, if that is neither BLEU nor the loss."""
 
     @property
     def perplexity(self) -> float:
@@ -76,13 +80,24 @@ class Validation:
     def numbers(self) -> dict[str, float | str]:
         """The numbers for one line of metrics.jsonl."""
         names = ("nll", "perplexity", "bleu", "signature", "seconds", "peak_bytes")
-        return {name: getattr(self, name) for name in names}
+        numbers = {name: getattr(self, name) for name in names}
+        if self.other is not None:
+            numbers |= {self.best_by: self.other.value, f"{self.best_by}_signature": self.other.signature}
+        return numbers | {"best_by": self.best_by}
+
+    @property
+    def scores(self) -> tuple[float, float, float]:
+        """BLEU, loss, and the score that chooses the best checkpoint."""
+        if self.other is not None:
+            return self.bleu, self.nll, self.other.value
+        return self.bleu, self.nll, self.nll if self.best_by == "loss" else self.bleu
 
     def lines(self, title: str, better: bool) -> list[str]:
         """The result and sample translations as lines of text."""
         head = (
             f"{title}: validation loss {self.nll:.3f}, perplexity {self.perplexity:.2f}, BLEU {self.bleu:.2f}"
-            f"{' (best so far)' if better else ''}, {self.seconds:.1f} s, {self.signature}"
+            + (f", {self.other.name} {self.other.value:.2f}" if self.other else "")
+            + f"{' (best so far)' if better else ''}, {self.seconds:.1f} s, {self.signature}"
         )
         parts = ("source", "reference", "translation")
         return [head, *(f"  {part:<12}{shortened(getattr(sample, part))}" for sample in self.samples for part in parts)]
@@ -133,12 +148,20 @@ def validate(
         return None
     hypotheses = [text for _, text in sorted(each for share in done for each in share)]
     sources, references = side.sources, side.references
-    bleu = _score(hypotheses, side, recipe)
+    bleu, *others = _scores(hypotheses, side, recipe)
     some = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     shown = [Sample(sources[row], references[row], hypotheses[row]) for row in some]
     doubtful = doubt([bleu], hypotheses, [references])
     return Validation(
-        nll, bleu.value, bleu.signature, doubtful, shown, monotonic() - begin, peak_bytes(precision.device)
+        nll,
+        bleu.value,
+        bleu.signature,
+        doubtful,
+        shown,
+        monotonic() - begin,
+        peak_bytes(precision.device),
+        recipe.training.best_by,
+        others[0] if others else None,
     )
 
 
@@ -156,7 +179,7 @@ def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:
     side, settings = held_out(prepared, "valid").sample(1), recipe.decoding.model_copy(update={"max_pieces": 2})
     engine = ModelEngine(model, settings)
     translated = translate_lines(engine, prepared.tokenizers, side.sources, **side.how(settings))
-    _score([each[0].text for each in translated], side, recipe)
+    _scores([each[0].text for each in translated], side, recipe)
 
 
 def judged_by(recipe: Recipe) -> str:
@@ -165,6 +188,8 @@ def judged_by(recipe: Recipe) -> str:
         recipe.decoding.model_dump(exclude={"batch_tokens"}),
         recipe.scoring.model_dump(exclude={"metrics"}),
     ]
+    if recipe.training.best_by != "bleu":
+        settings.append(recipe.training.best_by)
     if recipe.scoring.tokenize is None:  # what is installed may change
         settings += [installed_tokenizer(languages_of(each)[1]) for each in recipe.data.directions]
     return hashlib.sha256(json_text(settings, sort_keys=True).encode()).hexdigest()[:16]
@@ -173,27 +198,27 @@ def judged_by(recipe: Recipe) -> str:
 def comparable(progress: Progress, recipe: Recipe, say: Say) -> Progress:
     """The place in training, without scores that were made by other settings than the recipe's, of which it tells."""
     judged = judged_by(recipe)
-    if progress.best_bleu is not None and progress.judged_by != judged:
+    if progress.best_score is not None and progress.judged_by != judged:
         say(
-            "earlier validations used other settings of decoding or scoring and are not comparable: "
-            "the best checkpoint and patience start again"
+            "earlier validations used other settings of decoding or scoring, or another training.best_by, and are not "
+            "comparable: the best checkpoint and patience start again"
         )
-        progress = replace(progress, validated=-1, bleu=None, nll=None, best_bleu=None, best_nll=None, stale=0)
-    return replace(progress, judged_by=judged)
+        progress = progress.without_scores()
+    return replace(progress, judged_by=judged, best_by=recipe.training.best_by)
 
 
-def _score(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> Score:
-    scoring = recipe.scoring
-    (bleu,) = score_corpus(
+def _scores(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> list[Score]:
+    """BLEU, and the score by `training.best_by` if that is another metric."""
+    scoring, best_by = recipe.scoring, recipe.training.best_by
+    return score_corpus(
         hypotheses,
         [side.references],
-        metrics=("BLEU",),
+        metrics=("BLEU",) if best_by in ("bleu", "loss") else ("BLEU", best_by),
         bootstrap=0,
         tokenize=scoring.tokenize,
         lowercase=scoring.lowercase,
         languages=side.target_languages,
     )
-    return bleu
 
 
 @torch.no_grad()

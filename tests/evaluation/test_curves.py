@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mtkit.evaluation.curves import draw_curves
+from mtkit.evaluation.curves import draw_curves, score_lines
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -50,3 +50,32 @@ def test_one_row_of_training_shows(tmp_path: Path) -> None:
     height, width = blue.shape
     left = blue[height // 4 :, : width // 3]  # the losses, below their legend
     assert left.any()
+
+
+def scored(update: int, signature: str, **scores: float) -> dict[str, Any]:
+    return {"kind": "validation", "update": update, "signature": signature, **scores}
+
+
+def test_scores_with_different_signatures_are_on_different_lines() -> None:
+    found = [scored(1, "13a", bleu=1.0), scored(2, "13a", bleu=2.0, ter=9.0), scored(3, "zh", bleu=30.0)]
+    assert score_lines(found, "bleu") == [("13a", [(1, 1.0), (2, 2.0)]), ("zh", [(3, 30.0)])]
+    assert score_lines([*found, scored(4, "13a", bleu=3.0)], "bleu")[2:] == [("13a", [(4, 3.0)])]
+    assert score_lines(found, "ter") == [("", [(2, 9.0)])]
+
+
+def test_no_line_of_the_picture_joins_scores_with_different_signatures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = pytest.importorskip("matplotlib.axes")
+    drawn: list[tuple[Any, ...]] = []
+    plot = axes.Axes.plot
+
+    def watched(self: Any, *data: Any, **style: Any) -> Any:
+        drawn.append(tuple(map(tuple, data)))
+        return plot(self, *data, **style)
+
+    monkeypatch.setattr(axes.Axes, "plot", watched)
+    draw_curves([scored(1, "13a", bleu=1.0), scored(2, "13a", bleu=2.0), scored(3, "zh", bleu=30.0)], tmp_path / "one")
+    assert {((1, 2), (1.0, 2.0)), ((3,), (30.0,))} <= set(drawn)
+    draw_curves([scored(1, "13a", bleu=1.0, ter=70.0) | {"best_by": "ter", "ter_signature": "x"}], tmp_path / "two")
+    assert drawn[-3] == ((1,), (70.0,))

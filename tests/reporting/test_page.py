@@ -16,7 +16,8 @@ from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, differing_settings, shown_segments
 from mtkit.reporting.markup import attention_table, line_chart, tag
 from mtkit.runs import Run
-from mtkit.training.checkpoint import FORMAT, Progress
+from mtkit.training.checkpoint import FORMAT
+from mtkit.training.progress import Progress
 from tests.decoding.trained import make_run
 
 VOID = {"meta", "link"}
@@ -150,11 +151,24 @@ def test_differences_are_of_words() -> None:
 
 
 def test_a_chart_holds_its_points() -> None:
-    assert line_chart("x", {}, dots=True) == ""
-    assert line_chart("x", {0: [(1, 2.0)], 1: [(1, 2.0), (3, -4.0)]}, dots=True).count("<circle") == 3
-    assert line_chart("x", {0: [(0, 0.0), (0, 0.0)]}, dots=False).count("<polyline") == 1
-    assert line_chart("x", {0: [(1, 2.0)], 1: [(1, 2.0), (3, 4.0)]}, dots=False).count("<circle") == 1
+    assert line_chart("x", [], dots=True) == ""
+    assert line_chart("x", [(0, [(1, 2.0)]), (1, [(1, 2.0), (3, -4.0)])], dots=True).count("<circle") == 3
+    assert line_chart("x", [(0, [(0, 0.0), (0, 0.0)])], dots=False).count("<polyline") == 1
+    assert line_chart("x", [(0, [(1, 2.0)]), (1, [(1, 2.0), (3, 4.0)])], dots=False).count("<circle") == 1
     assert tag("p", "<&", title='"') == '<p title="&quot;">&lt;&amp;</p>'
+
+
+def test_validation_scores_with_different_signatures_are_on_different_lines(folder: Path) -> None:
+    rows = [(10, "13a", 1.0), (20, "13a", 2.0), (30, "zh", 30.0)]
+    text = "".join(
+        json.dumps({"kind": "validation", "update": update, "bleu": bleu, "signature": signature}) + "\n"
+        for update, signature, bleu in rows
+    )
+    (folder / "mtkit-runs/one/metrics.jsonl").write_text(text)
+    page = typed("one")
+    chart = re.findall("<figure.*?</figure>", page)[0]
+    assert "Validation BLEU (signatures differ: lines are not comparable)" in chart
+    assert [len(points.split()) for points in re.findall('points="([^"]*)"', chart)] == [2, 1]
 
 
 def test_updates_and_minutes_are_those_of_the_last_checkpoint(folder: Path) -> None:

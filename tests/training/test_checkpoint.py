@@ -7,20 +7,21 @@ import torch
 from torch import nn
 
 from mtkit.errors import MtkitError, RunError
+from mtkit.recipe.training import BestBy
 from mtkit.runs import load_weights
 from mtkit.training.checkpoint import (
     Checkpoints,
-    Progress,
     read_progress,
     read_state,
     verified_tensors,
 )
+from mtkit.training.progress import Progress
 from tests.damage import check_damages
 
 
 def save(checkpoints: Checkpoints, update: int, bleu: float | None = None, nll: float | None = None) -> Path:
     tensors = {"model": {"w": torch.full((3,), float(update))}}
-    return checkpoints.save(Progress(update=update, bleu=bleu, nll=nll), tensors)
+    return checkpoints.save(Progress(update=update, bleu=bleu, nll=nll, score=bleu), tensors)
 
 
 def kept(checkpoints: Checkpoints) -> list[int]:
@@ -30,7 +31,8 @@ def kept(checkpoints: Checkpoints) -> list[int]:
 def test_a_checkpoint_gives_back_exactly_what_was_saved(tmp_path: Path) -> None:
     progress = Progress(
         update=7, epoch=2, batch=5, seconds=1 / 3, training_seconds=1 / 7, tokens=99, validated=7, bleu=0.1,
-        nll=1 / 9, best_bleu=0.3, best_nll=0.7, stale=4, baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
+        nll=1 / 9, score=0.2, best_score=0.3, best_nll=0.7,
+        patience_score=0.25, best_by="exact", stale=4, baseline=(-0.1, 1 / 7), scaler={"scale": 2.0},
     )  # fmt: skip
     tensors = {"model": {"w": torch.randn(4, 3), "n": torch.tensor(3)}, "optimizer": {"m/w": torch.randn(4, 3).t()}}
     path = Checkpoints(tmp_path, keep_last=1, keep_best=1).save(progress, tensors)
@@ -65,7 +67,7 @@ def test_the_last_few_and_the_best_few_are_kept(tmp_path: Path) -> None:
 def test_the_last_checkpoint_before_a_divergence_is_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
     for update, diverging in [(1, 0), (2, 0), (3, 4), (4, 9), (5, 14)]:
-        progress = Progress(update=update, bleu=float(update), diverging=diverging)
+        progress = Progress(update=update, bleu=0.0, score=float(update), diverging=diverging)
         checkpoints.save(progress, {"model": {"w": torch.zeros(1)}})
     assert kept(checkpoints) == [2, 5]
     assert checkpoints.last_good() == checkpoints.folder / "update-00000002"
@@ -79,7 +81,7 @@ def test_of_equal_bleu_the_lowest_loss_is_the_best_and_of_equal_losses_the_first
         save(checkpoints, update, bleu=0.0, nll=nll)
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "update-00000003"
     assert kept(checkpoints) == [3, 5, 6, 7]
-    checkpoints.save_average({"w": torch.ones(3)}, updates=[6, 7], bleu=0.0, nll=2.0)
+    checkpoints.save_average({"w": torch.ones(3)}, updates=[6, 7], bleu=0.0, nll=2.0, score=0.0)
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
 
@@ -93,12 +95,33 @@ def test_what_a_kill_left_too_many_goes_when_the_run_goes_on(tmp_path: Path, mon
     assert kept(again) == [3, 4]
 
 
+@pytest.mark.parametrize(("best_by", "best"), [("bleu", 3), ("chrf", 3), ("exact", 3), ("loss", 2), ("ter", 2)])
+def test_the_best_checkpoint_has_the_highest_score_or_the_lowest_loss_or_ter(
+    tmp_path: Path, best_by: BestBy, best: int
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1, best_by=best_by)
+    for update, score in [(1, 5.0), (2, 4.0), (3, 6.0), (4, 5.5)]:
+        progress = Progress(update=update, bleu=1.0, nll=1.0, best_by=best_by, score=score)
+        checkpoints.save(progress, {"model": {"w": torch.zeros(1)}})
+    told = {"checkpoint": f"update-{best:08d}", best_by: {2: 4.0, 3: 6.0}[best]}
+    assert json.loads((tmp_path / "best.json").read_text()) == told
+    assert kept(checkpoints) == [best, 4]
+    checkpoints.save_average({"w": torch.ones(1)}, updates=[4], bleu=0.0, nll=9.0, score={2: 3.9, 3: 6.1}[best])
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
+
+
 def test_checkpoints_from_before_losses_were_kept_are_read(tmp_path: Path) -> None:
-    path = save(Checkpoints(tmp_path, keep_last=1, keep_best=1), 1, bleu=3.0, nll=1.0)
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+    path = save(checkpoints, 1, bleu=3.0, nll=1.0)
     state = json.loads((path / "state.json").read_text())
-    del state["nll"], state["best_nll"]
-    (path / "state.json").write_text(json.dumps(state))
-    assert read_progress(path).nll is None
+    for name in ("nll", "best_nll", "score", "best_score", "patience_score", "best_by", "first_nll", "diverging"):
+        del state[name]
+    (path / "state.json").write_text(json.dumps(state | {"best_bleu": 4.0}))
+    found = read_progress(path)
+    assert found.nll is None
+    assert (found.best_by, found.score, found.best_score, found.patience_score) == ("bleu", 3.0, 4.0, 4.0)
+    checkpoints.mark_best()
+    assert json.loads((tmp_path / "best.json").read_text()) == {"checkpoint": "update-00000001", "bleu": 3.0}
 
 
 def test_without_a_score_there_is_no_best(tmp_path: Path) -> None:
@@ -124,7 +147,7 @@ def test_the_average_is_the_mean_and_can_be_the_best(tmp_path: Path) -> None:
     weights, updates = checkpoints.mean_of_last(2, {"w"})
     assert updates == [2, 6]
     assert torch.equal(weights["w"], torch.full((3,), 4.0))
-    checkpoints.save_average(weights, updates=updates, bleu=9.0, nll=1.0)
+    checkpoints.save_average(weights, updates=updates, bleu=9.0, nll=1.0, score=9.0)
     assert [checkpoints.is_averaged(count) for count in (1, 2, 3)] == [False, True, False]
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "average"
 
@@ -143,7 +166,7 @@ def test_what_a_signal_left_is_gone_on_from_and_counts_for_nothing_else(tmp_path
 def test_cleaning_puts_back_an_average_whose_successor_never_came_and_finds_the_best(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     save(checkpoints, 1, bleu=1.0)
-    checkpoints.save_average({"w": torch.ones(3)}, updates=[1], bleu=9.0, nll=1.0)
+    checkpoints.save_average({"w": torch.ones(3)}, updates=[1], bleu=9.0, nll=1.0, score=9.0)
     left = tmp_path / "checkpoints" / ".average.0123456789abcdef.tmp"
     left.mkdir()
     (left / "average.lock").touch()

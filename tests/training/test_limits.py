@@ -8,8 +8,8 @@ import torch
 from mtkit.attention.contract import Site
 from mtkit.attention.heads.guided import Guided
 from mtkit.recipe import TrainingSettings
-from mtkit.training.checkpoint import Progress
 from mtkit.training.limits import ENDLESS, Divergence, Interruption, Limits
+from mtkit.training.progress import Progress
 
 
 def limits(**settings: object) -> Limits:
@@ -66,6 +66,7 @@ def test_guided_heads_are_guided_at_full_weight_as_long_as_their_options_say(set
 def test_all_limits_are_described() -> None:
     text = limits(max_updates=5, max_minutes=1.5, patience=2).describe()
     assert text == "5 updates or 1.5 minutes or 2 validations without a better BLEU"
+    assert limits(patience=2, best_by="exact").describe() == "2 validations without a better exact match"
     assert limits().describe() == "Ctrl-C"
 
 

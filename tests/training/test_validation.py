@@ -1,5 +1,6 @@
 """Validation: what it lacks shows before the first update, and a fault in it loses nothing."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mtkit.runs import Run
 from mtkit.training import validation
 from mtkit.training.checkpoint import read_state
 from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.report import read_metrics
+from mtkit.training.report import Metrics, read_metrics
 from mtkit.training.update import Updater
 from tests.training.conftest import run, tiny
 
@@ -75,9 +76,9 @@ def test_scores_by_other_settings_count_neither_for_the_best_nor_for_patience(
     recipe = {"max_updates": 16, "average_last": 2, "patience": 9}
     run(tiny(training=recipe), prepared, tmp_path)
     first = tmp_path / "checkpoints" / "update-00000008" / "state.json"
-    first.write_text(json.dumps(json.loads(first.read_text()) | {"bleu": 99.0}))
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"score": 99.0}))
     last = tmp_path / "checkpoints" / "update-00000016" / "state.json"
-    last.write_text(json.dumps(json.loads(last.read_text()) | {"best_bleu": 99.0, "stale": 8}))
+    last.write_text(json.dumps(json.loads(last.read_text()) | {"best_score": 99.0, "stale": 8}))
     said: list[str] = []
     other = tiny(training=recipe | {"max_updates": 24}, scoring={"tokenize": "char"})
     assert run(other, prepared, tmp_path, say=said.append).trained == 8
@@ -87,11 +88,42 @@ def test_scores_by_other_settings_count_neither_for_the_best_nor_for_patience(
     mine["average"] = read_state(tmp_path / "checkpoints" / "average")["bleu"]
     best = json.loads((tmp_path / "best.json").read_text())
     assert (best["bleu"], mine[best["checkpoint"]]) == (max(mine.values()),) * 2
-    assert found["update-00000024"]["best_bleu"] == max(mine["update-00000016"], mine["update-00000024"])
+    assert found["update-00000024"]["best_score"] == max(mine["update-00000016"], mine["update-00000024"])
     said.clear()
     roomier = tiny(training=recipe | {"max_updates": 24}, scoring={"tokenize": "char"}, decoding={"batch_tokens": 99})
     run(roomier, prepared, tmp_path, say=said.append)
     assert not [line for line in said if "are not comparable" in line or "validation loss" in line]
+
+
+@pytest.mark.parametrize("best_by", ["chrf", "exact", "ter", "loss"])
+def test_the_best_checkpoint_is_chosen_by_the_score_that_the_recipe_names(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best_by: str
+) -> None:
+    monkeypatch.setattr(Metrics, "draw", lambda self: None)  # it is slow
+    monkeypatch.setattr(validation, "score_corpus", rated)
+    said: list[str] = []
+    training = {"max_updates": 4, "validate_every": 1, "keep_last": 9, "average_last": 2}
+    run(tiny(training=training), prepared, tmp_path)
+    assert json.loads((tmp_path / "best.json").read_text()).keys() == {"checkpoint", "bleu"}
+    run(tiny(training=training | {"max_updates": 6, "best_by": best_by}), prepared, tmp_path, say=said.append)
+    assert any("or another training.best_by, and are not comparable" in line for line in said)
+    rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if row["kind"] == "validation"]
+    key, judged = "nll" if best_by == "loss" else best_by, [row for row in rows if row["best_by"] == best_by]
+    assert [row["update"] for row in judged] == [4, 5, 6], "the last one anew"
+    best = json.loads((tmp_path / "best.json").read_text())
+    values = [row[key] for row in judged] + [read_state(tmp_path / "checkpoints" / "average")["score"]]
+    assert best[best_by] == (min if best_by in ("loss", "ter") else max)(values)
+    if best_by != "loss":
+        assert judged[0][f"{best_by}_signature"] == "signed"
+        assert any(f"{best_by}s {values[0]:.2f}" in line for line in said)
+
+
+def rated(hypotheses: list[str], *_: Any, metrics: tuple[str, ...], **options: Any) -> list[Score]:
+    """Scores that differ from call to call."""
+    return [Score(f"{name}s", float(next(ROLLS)), "signed") for name in metrics]
+
+
+ROLLS = itertools.cycle([3, 1, 4, 1, 5, 9, 2, 6])
 
 
 def test_an_average_is_validated_anew_where_scores_are_made_by_other_settings(

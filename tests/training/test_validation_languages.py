@@ -77,7 +77,7 @@ def test_a_perfect_translation_has_100_and_a_poor_one_less(
     for mapping, least, most in ((PERFECT, 99.999, 100.001), (POOR, 10, 90)):
         translated(mapping)
         said = trained(prepared, tmp_path / f"run{least}")
-        bleu = read_progress(Run(tmp_path / f"run{least}").checkpoint("last")).best_bleu
+        bleu = read_progress(Run(tmp_path / f"run{least}").checkpoint("last")).best_score
         assert bleu is not None
         assert least < bleu < most
         assert any("|tok:zh|" in line for line in said)
@@ -97,7 +97,7 @@ def test_validation_bleu_is_that_of_score(
     save(run, side, texts, Speed(1, 1, 1), {})
     found = score_side("valid", run_sides([run], ["valid"])["valid"], metrics=["BLEU"], language=run.target_language)
     (bleu,) = found.overall.scores[0]
-    assert bleu.value == read_progress(run.checkpoint("last")).best_bleu
+    assert bleu.value == read_progress(run.checkpoint("last")).best_score
     assert ("|tok:13a+zh|" if len(directions) > 1 else "|tok:zh|") in bleu.signature
 
 
@@ -111,7 +111,7 @@ def test_a_tokenizer_that_does_not_fit_is_doubted_once(
     assert "--tokenize" in note
     said = trained(prepared, tmp_path / "named", scoring={"tokenize": "zh"})
     assert not [line for line in said if line.startswith("note")]
-    assert read_progress(Run(tmp_path / "named").checkpoint("last")).best_bleu == pytest.approx(100)
+    assert read_progress(Run(tmp_path / "named").checkpoint("last")).best_score == pytest.approx(100)
 
 
 def test_a_tokenizer_that_is_not_installed_is_said(
@@ -122,14 +122,14 @@ def test_a_tokenizer_that_is_not_installed_is_said(
     assert "note: ['zh'] None" in trained(made("en-zh"), tmp_path / "run")
 
 
-def test_of_equal_bleu_the_lowest_loss_is_the_best_and_patience_counts_on(
+def test_of_equal_bleu_the_lowest_loss_is_the_best_and_resets_patience(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([5.0, 4.0, 3.0, 3.5, 3.0, 3.2])
     made = Validation(0.0, 0.0, "tok:13a", None, [], 1.0, 1)
     monkeypatch.setattr(loop, "validate", lambda *_: replace(made, nll=next(losses)))
-    recipe = tiny(training={"max_updates": 20, "validate_every": 1, "patience": 5})
+    recipe = tiny(training={"max_updates": 20, "validate_every": 1, "patience": 3})
     outcome = train(recipe, prepared, tmp_path / "run", command=[], device="cpu")
     assert outcome.progress.update == 6
-    assert (outcome.progress.best_bleu, outcome.progress.best_nll) == (0.0, 3.0)
+    assert (outcome.progress.best_score, outcome.progress.best_nll) == (0.0, 3.0)
     assert Run(tmp_path / "run").checkpoint("best").name == "update-00000003"
