@@ -30,7 +30,7 @@ from mtkit.runs import Run
 from mtkit.stored import Count, read_stored
 from mtkit.training.loop import train
 from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.progress import Progress
+from mtkit.training.state.progress import Progress
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from mtkit.recipe import Recipe, make_recipe
 from mtkit.runs import FORMAT, PICKLES, Run, load_weights, read_tensors
 from mtkit.stored import read_stored
 from mtkit.training.checkpoint import write_checkpoint
-from mtkit.training.progress import Progress
+from mtkit.training.state.progress import Progress
 from mtkit.yaml_text import dump_yaml
 
 VOCABULARY = dict[str, int]

@@ -37,8 +37,8 @@ from mtkit.reporting.markup import (
 )
 from mtkit.runs import Run
 from mtkit.training.checkpoint import read_progress
-from mtkit.training.progress import Progress
 from mtkit.training.report import read_metrics
+from mtkit.training.state.progress import Progress
 
 SURE = 0.05
 """p-values below it are marked."""

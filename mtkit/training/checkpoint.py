@@ -26,7 +26,7 @@ from mtkit.recipe.training import BestBy
 from mtkit.runs import BASE, PICKLES, check_sum, read_tensors
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
-from mtkit.training.progress import LATER, Progress, rank
+from mtkit.training.state.progress import LATER, Progress, rank
 
 FORMAT = 1
 """Raised when the layout of a checkpoint changes so that older ones cannot be read."""

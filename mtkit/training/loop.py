@@ -27,8 +27,8 @@ from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.choice import settle
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.optimization.schedule import build_schedule
-from mtkit.training.progress import Progress
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say, heard_or_not
+from mtkit.training.state.progress import Progress
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
 

@@ -22,7 +22,6 @@ from mtkit.training.distributed.gradients import FlatSum, gradient_sum
 from mtkit.training.distributed.split import SplitModel, gathered, split_like
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs, Work
-from mtkit.training.limits import Divergence
 from mtkit.training.loss import Baseline, TokenLoss, batch_loss
 from mtkit.training.optimization.averaging import MovingAverage
 from mtkit.training.optimization.optimizer import (
@@ -32,9 +31,10 @@ from mtkit.training.optimization.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
-from mtkit.training.progress import Progress
 from mtkit.training.r_drop import batch_loss_twice, twice
 from mtkit.training.report import Say
+from mtkit.training.state.divergence import Divergence
+from mtkit.training.state.progress import Progress
 
 LOSS, NLL, EXTRA, REWARD, SEGMENTS, DIVERGENCE = range(6)
 """Places in the totals of an update: sums over target tokens of the smoothed loss with R-Drop's term, of the nll and of

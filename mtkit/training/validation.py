@@ -37,8 +37,8 @@ from mtkit.training.feed import Inputs
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import batch_loss
 from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.progress import Progress
 from mtkit.training.report import Say
+from mtkit.training.state.progress import Progress
 
 
 class _InterruptedError(Exception):

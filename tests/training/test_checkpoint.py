@@ -15,7 +15,7 @@ from mtkit.training.checkpoint import (
     read_state,
     verified_tensors,
 )
-from mtkit.training.progress import Progress
+from mtkit.training.state.progress import Progress
 from tests.damage import check_damages
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from mtkit.recipe.training import BestBy
-from mtkit.training.progress import Progress
+from mtkit.training.state.progress import Progress
 
 
 def validated(scores: list[float], best_by: BestBy = "bleu", least: float = 0.0, nll: float = 1.0) -> list[int]:
