@@ -189,7 +189,7 @@ def prepare_part(
             _keep_tokenizers(settings, sample, written.tokenizer, progress)
             with Encoder(written.tokenizer, _processes([text], workers)) as encoder:
                 written.write(settings, text, encoder, progress)
-    return written.folder, int(written.record["pairs"])
+    return written.folder, written.record["pairs"] or 0
 
 
 def _sampled(settings: DataSettings, text: SideText, sample: TextSample, progress: ProgressBar) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import TypedDict
 
 from mtkit.data.borrowed import vocabulary_of
 from mtkit.data.encode import EncodedChunk, Encoder
@@ -27,9 +28,10 @@ from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.readers import name_of
 from mtkit.data.segments import Ragged, lists
 from mtkit.data.sides import SideAlignment
-from mtkit.errors import DataError
+from mtkit.errors import DataError, MtkitError
 from mtkit.files import inside, json_text, locked, write_json, writing
 from mtkit.recipe.data import DataSettings
+from mtkit.stored import Count, read_stored
 
 PAIRS = 1_000_000
 """Segment pairs of a shard, about: at most so many are encoded once more after a kill."""
@@ -49,6 +51,16 @@ _SCHEMA = pa.schema(
 )
 
 
+class ShardsRecord(TypedDict):
+    """Content of part.json."""
+
+    part: str | None
+    about: dict[str, Any]
+    tokenizer: str | None
+    pairs: Count | None
+    shards: Count
+
+
 class Shards:
     """The shards of one part, in a folder of their own."""
 
@@ -63,14 +75,12 @@ class Shards:
         return inside(self.folder, "tokenizer")
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> ShardsRecord:
         """Content of part.json; one that tells of nothing where there is none that can be read."""
-        nothing: dict[str, Any] = {"part": None, "about": {}, "tokenizer": None, "pairs": None, "shards": 0}
         try:
-            found = json.loads((self.folder / "part.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return nothing
-        return found if isinstance(found, dict) and found.keys() == nothing.keys() else nothing
+            return read_stored(self.folder / "part.json", ShardsRecord, "prepare that part again")
+        except MtkitError:
+            return ShardsRecord(part=None, about={}, tokenizer=None, pairs=None, shards=0)
 
     @property
     def complete(self) -> int:

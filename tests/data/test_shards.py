@@ -16,6 +16,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.data.readers import corpora
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, TokenizerSettings
+from tests.damage import check_damages
 from tests.data.conftest import WritePair
 
 PAIRS = 230
@@ -264,6 +265,16 @@ def test_a_tokenizer_of_other_text_is_made_again(settings: DataSettings, monkeyp
     shutil.move(folder, settings.folder.with_name("data.partial"))
     changed(settings, b"\nthe 133 dogs", b"\nthe 133 cats")
     assert written(prepare(settings).folder) == written(prepare(elsewhere(settings, "anew")).folder)
+
+
+def test_damaged_records_of_parts_are_no_parts(settings: DataSettings) -> None:
+    folders = [prepare_part(settings, FilePart(number, 2))[0] for number in (1, 2)]
+
+    def join() -> None:
+        prepare(settings, join=True)
+        shutil.rmtree(settings.folder)
+
+    check_damages(folders[1] / "part.json", join, names=Path("2/2"), whole_keys=("about",))
 
 
 def test_joining_text_that_has_grown_is_refused(settings: DataSettings) -> None:

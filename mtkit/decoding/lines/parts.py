@@ -10,12 +10,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from typing_extensions import TypedDict
+
 from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.readers import Span, next_line, open_file
 from mtkit.errors import DataError, MtkitError
 from mtkit.files import json_text, packed, write_json, writing
+from mtkit.stored import Count, read_stored
 
 _BLOCK = 1 << 20
+
+
+class PartRecord(TypedDict):
+    """What a part was made of: bytes `begin` to `end` of the input, the lines before and in them, and their hash."""
+
+    begin: Count
+    end: Count
+    before: Count
+    lines: Count
+    sha256: str
+    about: Any
 
 
 def part_lines(path: Path, part: FilePart) -> Span:
@@ -47,15 +61,21 @@ def begin_part(part: FilePart, source: Path, span: Span, outputs: Sequence[Path]
     """
     with open_file(source) as file:
         lines, sha256 = _counted(file, span.begin, span.end)
-    made_of = {"begin": span.begin, "end": span.end, "before": span.before, "lines": lines, "sha256": sha256}
-    record = {**made_of, "about": json.loads(json_text(about))}
+    record = PartRecord(
+        begin=span.begin,
+        end=span.end,
+        before=span.before,
+        lines=lines,
+        sha256=sha256,
+        about=json.loads(json_text(about)),
+    )
     made = [part.output(output) for output in outputs]
     kept, there = part.record(outputs[0]), [each for each in made if each.exists()]
-    if kept.exists() and not (kept.is_file() and (there or _read(part, outputs[0])["about"] is not None)):
+    if kept.exists() and not (kept.is_file() and (there or _recorded(part, outputs[0]) is not None)):
         raise MtkitError(f"{kept} is not a record of mtkit; move it away")
     if there and not kept.exists():
         raise MtkitError(f"{there[0]} exists, and mtkit has no record that it wrote it; move it away")
-    if _read(part, outputs[0]) == record:
+    if _recorded(part, outputs[0]) == record:
         return not all(each.is_file() for each in made)
     for each in made:
         each.unlink(missing_ok=True)
@@ -66,8 +86,8 @@ def begin_part(part: FilePart, source: Path, span: Span, outputs: Sequence[Path]
 def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
     """Writes the outputs from those of all parts of the source, which stay; gives the numbers of parts and lines.
 
-    Raises: DataError for a part that is missing, was made of other text or with another model or settings than the
-    first, or does not have the lines that it must have; each message names the part.
+    Raises: DataError for a part that is missing, has a damaged record, was made of other text or with another model or
+    settings than the first, or does not have the lines that it must have; each message names the part.
     """
     check_parted(source)
     parts = _parts(outputs)
@@ -79,8 +99,9 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
             if record["about"] != records[0]["about"]:
                 raise DataError(f"part {part} was made with another model or other settings than part 1; {again}")
             lines, sha256 = _counted(file, record["begin"], record["end"])
-            place = {"begin": end, "before": before, "lines": lines, "sha256": sha256}
-            if place != {key: record[key] for key in place}:
+            if record != PartRecord(
+                begin=end, end=record["end"], before=before, lines=lines, sha256=sha256, about=record["about"]
+            ):
                 raise DataError(f"part {part} was made of other text than {source} has; {again}")
             end, before = record["end"], before + lines
             for path in map(part.output, outputs):
@@ -110,14 +131,18 @@ def _parts(outputs: Sequence[Path]) -> list[FilePart]:
     )
 
 
-def _read(part: FilePart, output: Path) -> dict[str, Any]:
-    """The record of a part; one that tells of nothing where there is none that can be read."""
-    nothing = dict.fromkeys(("begin", "end", "before", "lines"), 0) | {"sha256": "", "about": None}
+def _read(part: FilePart, output: Path) -> PartRecord:
+    """The record of a part. Raises: DataError if it is missing or damaged."""
+    advice = f"translate that part again with --part {part}"
+    return read_stored(part.record(output), PartRecord, advice, error=DataError)
+
+
+def _recorded(part: FilePart, output: Path) -> PartRecord | None:
+    """The record of a part; None if it is missing or damaged."""
     try:
-        found = json.loads(part.record(output).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return nothing
-    return found if isinstance(found, dict) and found.keys() == nothing.keys() else nothing
+        return _read(part, output)
+    except DataError:
+        return None
 
 
 def _counted(file: BinaryIO, begin: int, end: int) -> tuple[int, str]:

@@ -1,5 +1,6 @@
 """Parts of a file: each line in one of them, and a join that leaves none out."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from mtkit.data.lines.parts import FilePart
 from mtkit.data.readers import Lines, Span
 from mtkit.decoding.lines.parts import begin_part, join_parts, part_lines
 from mtkit.errors import DataError, MtkitError
+from tests.damage import WRONG, check_damages
 
 TEXTS = [
     b"",
@@ -91,7 +93,7 @@ def test_a_finished_part_is_not_made_again_unless_of_something_else(source: Path
         ("short", "out.part-2-of-3 has 6 lines, and its part of .* 7"),
         ("text", "part 2/3 was made of other text"),
         ("longer", "has grown"),
-        ("record", "part 2/3 was made with another"),
+        ("record", r"out.part-2-of-3.json is damaged \(.*\); translate that part again with --part 2/3"),
         ("division", "has parts of 3 and of 4"),
     ],
 )
@@ -118,6 +120,18 @@ def test_a_join_names_what_is_wrong_and_writes_nothing(source: Path, out: Path, 
         join_parts(source, [out])
     assert "\n" not in str(raised.value)
     assert not out.exists()
+
+
+def test_a_damaged_record_of_a_part_is_named_and_replaced(source: Path, out: Path) -> None:
+    for number in (1, 2, 3):
+        translate(source, out, FilePart(number, 3))
+    record = FilePart(2, 3).record(out)
+    whole = record.read_bytes()
+    assert check_damages(record, lambda: join_parts(source, [out]), names=Path("part 2/3")) > 40
+    for wrong in WRONG:
+        record.write_text(json.dumps(json.loads(whole) | {"begin": wrong}))
+        assert translate(source, out, FilePart(2, 3))
+        assert record.read_bytes() == whole
 
 
 def test_what_cannot_be_parted_is_named(tmp_path: Path) -> None:
