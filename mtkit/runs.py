@@ -298,6 +298,9 @@ def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Pa
         if own[name].shape != value.shape:
             shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
             raise RunError(f"{origin} holds another model: {name} is {shapes}")
+        if value.is_complex() or value.is_floating_point() != own[name].is_floating_point():
+            types = f"{value.dtype} there and {own[name].dtype} by the recipe"
+            raise RunError(f"{origin} holds another model: {name} is {types}")
     model.load_state_dict(dict(weights))
 
 

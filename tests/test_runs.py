@@ -154,6 +154,9 @@ def test_weights_of_another_model_are_refused(weights: dict[str, torch.Tensor], 
         load_weights(nn.Linear(3, 2), weights, Path("there"))
     with pytest.raises(RunError, match=r"weight is \(2, 2\) there and \(2, 3\)"):
         load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 2)}, Path("there"))
+    for dtype in (torch.complex64, torch.int64):
+        with pytest.raises(RunError, match=f"weight is {dtype} there and torch.float32 by the recipe"):
+            load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 3, dtype=dtype)}, Path("there"))
 
 
 def test_a_folder_that_is_no_run_does_not_hide_the_run_of_its_name(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

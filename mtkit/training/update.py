@@ -180,7 +180,7 @@ class Updater:
         Raises: RunError where it belongs to another model.
         """
         self.load(tensors["model"], origin)
-        restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
+        restore_optimizer(self.model, self.optimizer, tensors["optimizer"], origin)
         if self.average is not None:
             with self.average.in_place():
                 self.load({**frozen_state(self.model), **tensors["ema"]}, origin)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -137,11 +138,33 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` returned. Raises: RunError where the tensors belong to another model."""
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], origin: Path
+) -> None:
+    """Restore what `optimizer_tensors` returned, from the checkpoint folder `origin`.
+
+    Raises: RunError if the tensors belong to another model or optimiser, or have another type.
+    """
     parameters = dict(model.named_parameters())
     for full_name, value in tensors.items():
         key, _, name = full_name.partition("/")
-        if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
-            raise RunError(f"the optimiser state in the checkpoint holds {full_name}, which this model does not have")
-        optimizer.state[parameters[name]][key] = split_like(value.to(parameters[name].device), parameters[name])
+        own = parameters.get(name)
+        if own is None or value.shape != (torch.Size() if key == "step" else own.shape):
+            raise _foreign(origin, f"{full_name}, which this model does not have")
+        if value.dtype != own.dtype:
+            raise _foreign(origin, f"{full_name} as {value.dtype} and not as {own.dtype}")
+        optimizer.state[own][key] = split_like(value.to(own.device), own)
+    matrices = optimizer.param_groups[0]["params"] if isinstance(optimizer, Muon) else []
+    by_momentum = set(map(id, matrices))
+    for name, own in parameters.items():
+        expected = {"momentum"} if id(own) in by_momentum else {"step", "exp_avg", "exp_avg_sq"}
+        # a parameter that never had a gradient has no state
+        if (found := optimizer.state.get(own, {}).keys()) and found != expected:
+            raise _foreign(origin, f"{', '.join(sorted(found))} of {name} in place of {', '.join(sorted(expected))}")
+
+
+def _foreign(origin: Path, what: str) -> RunError:
+    return RunError(
+        f"the optimiser state in {origin} holds {what}; remove {origin} and the same command resumes from the "
+        "checkpoint before it"
+    )

@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -111,17 +114,38 @@ def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
         give_gradients(one, number + 0.1)
         step(one, first)
     other.load_state_dict(one.state_dict())
-    restore_optimizer(other, second, {k: v.clone() for k, v in optimizer_tensors(one, first).items()})
+    restore_optimizer(other, second, {k: v.clone() for k, v in optimizer_tensors(one, first).items()}, Path("there"))
     for model, optimizer in ((one, first), (other, second)):
         give_gradients(model, 7.0)
         step(model, optimizer)
     assert all(torch.equal(*pair) for pair in zip(weights(one), weights(other), strict=True))
 
 
-def test_the_state_of_another_model_is_refused() -> None:
-    model = network()
-    with pytest.raises(RunError, match="exp_avg/elsewhere"):
-        restore_optimizer(model, build_optimizer(model, TrainingSettings()), {"exp_avg/elsewhere": torch.zeros(2)})
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"exp_avg/elsewhere": torch.zeros(2)}, "exp_avg/elsewhere, which this model does not have"),
+        ({"exp_avg/1.bias": torch.zeros(7)}, "exp_avg/1.bias, which this model does not have"),
+        ({"exp_avg/1.bias": torch.zeros(())}, "exp_avg/1.bias, which this model does not have"),
+        ({"step/1.bias": torch.zeros(6)}, "step/1.bias, which this model does not have"),
+        ({"exp_avg/1.bias": torch.zeros(6, dtype=torch.float16)}, "exp_avg/1.bias as torch.float16"),
+        ({"exp_avg/1.bias": torch.zeros(6, dtype=torch.int64)}, "exp_avg/1.bias as torch.int64"),
+        ({"step/1.bias": torch.zeros((), dtype=torch.bool)}, "step/1.bias as torch.bool and not as torch.float32"),
+        ({"step/1.bias": None}, "exp_avg, exp_avg_sq of 1.bias in place of exp_avg, exp_avg_sq, step"),
+        ({"momentum/1.bias": torch.zeros(6)}, "exp_avg, exp_avg_sq, momentum, step of 1.bias in place of"),
+    ],
+)
+def test_the_state_of_another_model_or_type_is_refused(change: dict[str, Any], says: str, kind: str) -> None:
+    model, settings = network(), TrainingSettings.model_validate({"optimizer": kind})
+    optimizer = build_optimizer(model, settings)
+    give_gradients(model)
+    step(model, optimizer)
+    whole = optimizer_tensors(model, optimizer)
+    restore_optimizer(model, build_optimizer(model, settings), whole, Path("there"))
+    changed = {name: value for name, value in (whole | change).items() if value is not None}
+    with pytest.raises(RunError, match=f"^the optimiser state in there holds {says}.*; remove there and the same"):
+        restore_optimizer(model, build_optimizer(model, settings), changed, Path("there"))
 
 
 def test_scaled_gradients_are_unscaled_before_they_are_clipped() -> None:
