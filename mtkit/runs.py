@@ -349,6 +349,8 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         return load_file(path)
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}; make it readable and try again") from error
+    except MemoryError as error:
+        raise RunError(f"the memory is too small for {path}; free some memory") from error
     except SafetensorError as error:
         raise RunError(f"{path} is truncated or not a safetensors file; choose another --checkpoint") from error
 

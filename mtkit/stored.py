@@ -1,5 +1,7 @@
 """What mtkit reads back from disk: each file by the type of what it holds, and the first fault of one in one line."""
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +18,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 LONGEST = 60
 """Characters of a value that a message shows, at most."""
+
+LARGEST, LARGEST_LINES = 64 << 20, 1 << 30
+"""Maximum bytes of a record, and of a file of records that are lines: a larger file is damaged or foreign."""
 
 stored = with_config(ConfigDict(extra="allow"))
 """Decorates a TypedDict: keys that it does not name stay, as people and later versions write them."""
@@ -48,7 +53,7 @@ def read_stored(
 def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[MtkitError] = MtkitError) -> Iterator[T]:
     """The lines of a JSON lines file, `kind` a TypedDict, as `read_stored`; a last one that a kill cut is left out."""
     adapter = TypeAdapter(kind)
-    lines = _read(path, advice, error).rstrip(b"\n").split(b"\n")
+    lines = _read(path, advice, error, LARGEST_LINES).rstrip(b"\n").split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
             adapter.validate_json(line, strict=True)
@@ -79,9 +84,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def _read(path: Path, advice: str, error: type[MtkitError]) -> bytes:
+def record_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """The content of a record of at most `most` bytes. Raises: OSError, also for a larger file."""
+    if path.stat().st_size > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return path.read_bytes()
+
+
+def _read(path: Path, advice: str, error: type[MtkitError], most: int = LARGEST) -> bytes:
     try:
-        return path.read_bytes()
+        return record_bytes(path, most)
     except OSError as fault:
         raise error(f"cannot read {path}: {fault.strerror or fault}; {advice}") from fault
 

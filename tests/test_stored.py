@@ -1,5 +1,6 @@
 """What is read back from disk is what it should be, or the first fault is named: file, key and what to do."""
 
+import os
 from pathlib import Path
 from typing import NotRequired
 
@@ -77,3 +78,12 @@ def test_only_the_last_line_may_be_cut_short(tmp_path: Path) -> None:
     path.write_text(f"{WHOLE}\n{WHOLE[:20]}\n{WHOLE}\n")
     with pytest.raises(Exception, match=rf"{path}, line 2, is damaged .*take the line out"):
         lines()
+
+
+def test_a_file_that_is_too_large_for_a_record_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(WHOLE)
+    os.truncate(path, 1 << 40)
+    for use in (lambda: read(path), lambda: list(read_stored_lines(path, Content, "train again", error=RunError))):
+        with pytest.raises(RunError, match=r"cannot read .*a\.json: File too large; train again$"):
+            use()

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from mtkit.memory.allocation import machine_bytes
+from mtkit.memory.allocation import available_bytes
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -68,11 +67,7 @@ def free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + cached)
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        kilobytes = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").split("\n") if line)
-        return 1024.0 * int(kilobytes["MemAvailable"].split()[0])
-    return machine_bytes()
+    return available_bytes()
 
 
 def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> float:

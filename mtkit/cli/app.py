@@ -117,10 +117,21 @@ def main() -> None:
     except Exception as error:
         # a wrong option or command; typer brings its own copy of click's classes or not, by its version
         if not hasattr(error, "format_message"):
-            raise
+            if not _is_memory_full(error):
+                raise
+            _say("the memory is full; use a smaller model, smaller batches or fewer processes, or free some memory")
+            _leave(2)
         where = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
         _say(f"{' '.join(error.format_message().split())} (see `{where} --help`)")
         sys.exit(2)
+
+
+def _is_memory_full(error: Exception) -> bool:
+    if not isinstance(error, MemoryError | RuntimeError):
+        return False
+    from mtkit.memory.out_of_memory import gave_out
+
+    return gave_out(error)
 
 
 def _stopped() -> NoReturn:

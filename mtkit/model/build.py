@@ -5,12 +5,14 @@ import torch
 from mtkit.attention import ROLES
 from mtkit.attention.registry import find
 from mtkit.errors import RecipeError
-from mtkit.memory.allocation import in_words, machine_bytes
+from mtkit.memory.allocation import available_bytes, too_large, weights_within_memory
 from mtkit.model.attentions import Choice, choose, describe, label
 from mtkit.model.network import Network
 from mtkit.model.recurrent.network import Recurrent
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings, Recipe
+
+SMALLER = "lower model.d_model, model.feed_forward, the layers, model.max_length or data.tokenizer.vocabulary"
 
 
 def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Network:
@@ -18,8 +20,8 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
 
     `tasks` is how many tasks the model is given, for attentions that are conditioned on one.
 
-    Raises: RecipeError where three-way tying meets two vocabularies, or the memory cannot hold the weights; MtkitError
-    for attentions that cannot be built.
+    Raises: RecipeError where three-way tying meets two vocabularies; MtkitError if the memory cannot hold the weights,
+    and for attentions that cannot be built.
     """
     _check_memory(recipe.model, source_vocabulary + target_vocabulary)
     if recipe.model.tie == "all" and not recipe.data.tokenizer.joint:
@@ -27,7 +29,8 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
             "model.tie = all needs one vocabulary for both sides: leave model.tie out, set it to decoder, or prepare "
             "the data without --separate (data.tokenizer.joint: true)"
         )
-    with torch.random.fork_rng(devices=[]):  # models are built on the CPU; its generator alone draws
+    # models are built on the CPU; its generator alone draws
+    with weights_within_memory(SMALLER), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed)
         chosen = choose(_attention(recipe), _layers(recipe), tasks)
         sizes = {"source_vocabulary": source_vocabulary, "target_vocabulary": target_vocabulary, "seed": recipe.seed}
@@ -55,17 +58,13 @@ def label_attention(recipe: Recipe) -> str:
 
 
 def _check_memory(model: ModelSettings, vocabulary: int) -> None:
-    """Raises: RecipeError where the layers' largest matrices and the embeddings are more than this machine holds."""
+    """Raises: MtkitError where the layers' largest matrices and the embeddings are more than the memory holds."""
     inner = 3 * model.d_model if model.architecture == "rnn" else model.feed_forward
     layers = 2 * inner * model.d_model * (model.encoder_layers + model.decoder_layers)
     embeddings = model.d_model * (vocabulary // (2 if model.tie == "all" else 1) + model.max_length)
     needed = 4 * (layers + embeddings)
-    if needed > machine_bytes():
-        raise RecipeError(
-            f"the model's weights would take {in_words(needed)} of memory or more, and this machine has "
-            f"{in_words(machine_bytes())}: lower model.d_model, model.feed_forward, the layers, model.max_length or "
-            "data.tokenizer.vocabulary"
-        )
+    if needed > available_bytes():
+        raise too_large(needed, SMALLER)
 
 
 def _attention(recipe: Recipe) -> AttentionSettings:

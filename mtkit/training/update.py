@@ -12,8 +12,10 @@ from torch import Tensor
 
 from mtkit.data.batches import Batch, blank_batch
 from mtkit.errors import RunError
+from mtkit.memory.allocation import available_bytes, in_words
 from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.adaptation.freezing import frozen_state, trained_state
+from mtkit.model.build import SMALLER
 from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
@@ -76,6 +78,7 @@ class Updater:
         self._recipe, self._settings = recipe, recipe.training
         self._sums = torch.zeros(8, device=world.device)  # what `read` gives
         self._failed = torch.zeros((), dtype=torch.int64, device=world.device)
+        self._check_memory()
         if self._settings.ema > 0:
             self.average = MovingAverage(self.model, self._settings.ema)
 
@@ -266,6 +269,18 @@ class Updater:
         self.room = max(half.size for half in refused.halves())
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what is cached in the sizes of the larger batch
+
+    def _check_memory(self) -> None:
+        """Raises: RunError on a CPU whose memory does not hold gradients, moments and averages of the weights."""
+        if self.world.device.type != "cpu" or self._split is not None:
+            return
+        weights = sum(each.nbytes for each in self.model.parameters() if each.requires_grad)
+        needed = weights * (4 if self._settings.ema else 3)
+        if needed > (available := available_bytes()):
+            raise RunError(
+                f"gradients and optimiser state of the model's weights would take {in_words(needed)} of memory, and "
+                f"{in_words(available)} are available here: {SMALLER}"
+            )
 
     @property
     def _lowers(self) -> bool:

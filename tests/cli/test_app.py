@@ -172,3 +172,18 @@ def test_a_command_that_is_told_to_stop_says_so(
         main()
     assert left.value.code == 130
     assert capsys.readouterr().err == "mtkit: stopped\n"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory")])
+def test_memory_that_is_full_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("mtkit.cli.app.app", fails)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == (
+        "mtkit: the memory is full; use a smaller model, smaller batches or fewer processes, or free some memory\n"
+    )

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from mtkit.errors import MtkitError, RecipeError
+from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 
@@ -37,8 +38,26 @@ def test_building_leaves_the_generators_alone_and_touches_no_gpu(monkeypatch: py
     ],
 )
 def test_weights_beyond_the_memory_are_refused_before_they_are_made(model: dict[str, int]) -> None:
-    with pytest.raises(RecipeError, match=r"would take [\d.]+ \w+ of memory or more, and this machine has [\d.]+ \w+:"):
+    with pytest.raises(MtkitError, match=r"would take [\d.]+ \w+ of memory or more, and [\d.]+ \w+ are avail"):
         build_model(make_recipe({"model": model}), source_vocabulary=1_000, target_vocabulary=1_000)
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "rnn"])
+def test_all_weights_count_together_before_they_are_filled(monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+    recipe = make_recipe({"model": {"d_model": 64, "heads": 1, "architecture": architecture}})
+
+    def build() -> int:
+        return sum(each.nbytes for each in build_model(recipe, source_vocabulary=9, target_vocabulary=9).parameters())
+
+    size = build()
+    monkeypatch.setattr("mtkit.memory.allocation.available_bytes", lambda: size)
+    assert build() == size, "tied weights count once"
+    monkeypatch.setattr("mtkit.memory.allocation.available_bytes", lambda: size - 1)
+    with pytest.raises(MtkitError, match=r"are available here: lower model\.d_model"):
+        build()
+    monkeypatch.setattr(nn.Embedding, "reset_parameters", lambda self: torch.empty(1 << 50))
+    with pytest.raises(MtkitError, match="the memory is too small for the model's weights: lower "):
+        build()
 
 
 @pytest.mark.parametrize("architecture", ["transformer", "rnn"])
