@@ -97,19 +97,19 @@ def build(
 ) -> Attention:
     """The attention sub-layer `name` for one site of a model; see `Site` for the arguments.
 
-    Raises: MtkitError for an unknown name, role, option or slot, and for what cannot combine.
+    Raises: MtkitError for an unknown name, role, option or slot, a number out of range, and for what cannot combine.
     """
+    numbers: dict[str, Any] = {
+        "d_model": d_model,
+        "heads": heads,
+        "layer": layer,
+        "layers": layers,
+        "max_length": max_length,
+    }
+    numbers |= {"memory_length": memory_length, "memory_width": memory_width, "dropout": dropout, "seed": seed}
     site = Site(
         role=role,
-        d_model=d_model,
-        heads=heads,
-        layer=layer,
-        layers=layers,
-        max_length=max_length,
-        memory_length=memory_length,
-        memory_width=memory_width,
-        dropout=dropout,
-        seed=seed,
+        **_checked(as_python(numbers)),
         positions=as_python(positions),
         projection=as_python(projection),
         merge=as_python(merge),
@@ -117,6 +117,19 @@ def build(
         shared={} if shared is None else shared,
     )
     return _built(find(name), site, as_python(options))
+
+
+def _checked(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a site. Raises: MtkitError for one that is out of range or has another type."""
+    for name, value in numbers.items():
+        if name == "dropout":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise refused(name, value, "be a number from 0 to below 1")
+        elif value is not None or not name.startswith("memory_"):
+            least = 0 if name in ("layer", "seed") else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise refused(name, value, f"be a whole number from {least}")
+    return numbers
 
 
 def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Attention:

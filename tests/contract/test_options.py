@@ -49,6 +49,22 @@ def test_values_that_an_option_does_not_take_are_refused_with_those_it_takes(mec
             assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "rule"),
+    [
+        ("dropout", [1, 2, 2.0, -0.1, float("nan"), True, "0.1", None], "a number from 0 to below 1"),
+        *((name, [0, -2, 4.0, True, "4", None], "a whole number from 1") for name in ("d_model", "heads")),
+        *((name, [0, -2, 4.0, True, "4", None], "a whole number from 1") for name in ("layers", "max_length")),
+        *((name, [0, -2, 4.0, True, "4"], "a whole number from 1") for name in ("memory_length", "memory_width")),
+        *((name, [-1, 4.0, True, "4", None], "a whole number from 0") for name in ("layer", "seed")),
+    ],
+)
+def test_numbers_of_a_site_that_are_out_of_range_are_refused(name: str, values: list[Any], rule: str) -> None:
+    for value in values:
+        with pytest.raises(MtkitError, match=f"^{name} = {re.escape(repr(value))} must be {rule}$"):
+            build("full", **{"role": "cross", "d_model": 32, "heads": 4, name: value})
+
+
 @pytest.mark.parametrize("value", [42, True, [1], {"clip": 3}, {"name": 3}], ids=str)
 @pytest.mark.parametrize("slot", ["positions", "projection", "merge", "regularizer"])
 def test_what_is_no_slot_is_refused(slot: str, value: Any) -> None:
