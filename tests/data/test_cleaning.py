@@ -35,6 +35,13 @@ def test_pairs_with_unknown_pieces_are_told_by_their_text() -> None:
     assert plain == hashes_of("en-de", pairs[3:])[0]
 
 
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_pairs_with_unknown_pieces_are_told_by_the_text_of_both_sides(unknown: int) -> None:
+    pair = ([UNK - 4], [6]) if unknown == 0 else ([6], [UNK - 4])
+    texts = [("a", "b"), ("a", "c"), ("d", "b"), ("a b", ""), ("", "a b")]
+    assert len({*hashes_of("en-de", [pair] * len(texts), texts)}) == len(texts)
+
+
 def test_hashes_of_many_pairs_are_spread_over_64_bits() -> None:
     rows = [[4 + number // 300, 4 + number % 300] for number in range(90_000)]
     texts = [""] * len(rows)

@@ -249,6 +249,13 @@ def test_one_altered_bit_is_refused(saved: Path) -> None:
     assert "checksum" in refusal(saved)
 
 
+def test_a_checksum_that_is_missing_is_refused(saved: Path) -> None:
+    state = json.loads((saved / "state.json").read_text())
+    del state["sha256"]["model.safetensors"]
+    (saved / "state.json").write_text(json.dumps(state))
+    assert "checksum" in refusal(saved)
+
+
 def test_a_pickle_in_place_of_weights_is_refused_by_name(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     torch.save({"w": torch.zeros(3)}, saved / "model.pt")

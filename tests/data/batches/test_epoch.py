@@ -166,15 +166,16 @@ def test_weights_say_how_often_an_epoch_goes_through_a_corpus(side: Side) -> Non
     assert 0.2 * len(half) < both < 0.3 * len(half)
 
 
-def test_each_copy_of_a_row_has_a_number_of_its_own_in_the_epoch(side: Side) -> None:
+@pytest.mark.parametrize(("weight", "most"), [(2.25, 2), (2.0, 1), (1.5, 1)])
+def test_each_copy_of_a_row_has_a_number_of_its_own_in_the_epoch(side: Side, weight: float, most: int) -> None:
     def planned(side: Side, weights: list[float] | None = None) -> list[EpochPart]:
         found = plan_epoch(side, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0, weights=weights, pieces=5_000)
         return [part for part, _ in found.parts()]
 
-    parts = planned(mixed(side), weights=[1, 2.25, 0.5])
+    parts = planned(mixed(side), weights=[1, weight, 0.5])
     rows, copies = (np.concatenate(each) for each in zip(*((part.rows, part.copies) for part in parts), strict=True))
     assert len(parts) > 3
-    assert copies.max() == 2
+    assert copies.max() == most
     assert len(set(zip(rows.tolist(), copies.tolist(), strict=True))) == len(rows)
     assert (copies == 0).sum() == len(np.unique(rows))
     assert not any(part.copies.any() for part in planned(side))
