@@ -26,8 +26,8 @@ def found_together(recipe: Recipe, run: Path) -> dict[str, Any] | None:
     sizes = {f"{side}_vocabulary": getattr(prepared.tokenizers, side).size for side in ("source", "target")}
     model = build_model(recipe, **sizes)
     kept: list[str] = []
-    score = validation._score
-    validation._score = lambda hypotheses, *rest: kept.extend(hypotheses) or score(hypotheses, *rest)  # type: ignore[func-returns-value]
+    scores = validation._scores
+    validation._scores = lambda hypotheses, *rest: kept.extend(hypotheses) or scores(hypotheses, *rest)  # type: ignore[func-returns-value]
     with World("cpu") as world, Interruption() as interruption:
         precision = Precision("float32", world.device)
         found = validation.validate(model, recipe, prepared, run, precision, interruption, world)
