@@ -83,8 +83,8 @@ def score(
       mtkit score --hypothesis out.de --reference test.de
     """
     from mtkit.cli.progress import through
-    from mtkit.evaluation.report import side_object, sides_text
     from mtkit.data.readers.languages import with_languages
+    from mtkit.evaluation.report import side_object, sides_text
     from mtkit.evaluation.side_scores import score_side
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
