@@ -145,6 +145,18 @@ def check_writable(path: Path) -> None:
         raise MtkitError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
+def check_regular(folder: Path) -> None:
+    """Check that all files in a folder are regular: a reader could wait for a pipe or a device without end.
+
+    Raises: MtkitError that names the first file that is not regular.
+    """
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # a broken link, or a file that another process has removed
+                if not stat.S_ISREG(os.stat(os.path.join(place, name)).st_mode):
+                    raise MtkitError(f"{os.path.join(place, name)} is a pipe or a device, not a file; remove it")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text, whole or not at all; in gzip format if the name ends in .gz."""
     with writing(path) as temporary:

@@ -7,7 +7,6 @@ check.json   scores and promises, written last
 Killed at any moment, the same check goes on where it was: each step does nothing where it is done already.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from mtkit.recipe import Recipe, load_recipe
 from mtkit.recipe.head import Head, read_head
 from mtkit.recipe.promises import Promise, due_after, promise
 from mtkit.runs import Run
+from mtkit.stored import read_object
 from mtkit.training.loop import train
 
 Say = Callable[[str], None]
@@ -132,11 +132,7 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
 
 def _record(run: Run, side: str) -> dict[str, Any]:
     """What is known of a side's translations; nothing where there are none, or a damaged record."""
-    try:
-        record = json.loads((run.folder / "translations" / f"{side}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return read_object(run.folder / "translations" / f"{side}.json")
 
 
 def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: ProgressBar) -> list[SideScores]:

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.lines.lengths import Lengths
 from mtkit.errors import RunError, did_you_mean
-from mtkit.files import digest
+from mtkit.files import check_regular, digest
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
@@ -100,7 +100,13 @@ class Run:
 
     @cached_property
     def about(self) -> About:
-        """Content of run.json. Raises: RunError where it is missing, damaged or of another version."""
+        """Content of run.json.
+
+        Raises: RunError where it is missing, damaged or of another version; MtkitError where the folder holds a pipe or
+        a device.
+        """
+        if (self.folder / "run.json").exists():
+            check_regular(self.folder)
         return read_stored(
             self.folder / "run.json",
             About,

@@ -63,6 +63,15 @@ def read_stored_lines(path: Path, kind: type[T], advice: str, *, error: type[Mtk
                 raise error(f"{path}, line {number:,}, is damaged ({explain(fault)}); {advice}") from fault
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, its content unchecked; empty if the file is missing, is no JSON or no object."""
+    try:
+        found = from_json(record_bytes(path))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def explain(error: ValidationError) -> str:
     """The first fault that pydantic found: "training.peak_rate = 'x': should be a valid number"."""
     fault = error.errors(include_url=False)[0]

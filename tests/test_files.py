@@ -17,6 +17,7 @@ import torch
 from mtkit.errors import MtkitError
 from mtkit.files import (
     check_outputs,
+    check_regular,
     check_writable,
     inside,
     json_text,
@@ -79,6 +80,30 @@ def test_json_is_written_in_one_place() -> None:
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dump", "json.dumps")
     }
     assert writers == {"files.py"}
+
+
+def test_json_of_files_is_parsed_without_recursion() -> None:
+    package = Path(__file__).parent.parent / "mtkit"
+    parsed = {
+        ast.unparse(node)
+        for module in package.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.load", "json.loads")
+    }
+    own = ("json.loads(json_text(", "json.loads(recipe.model_dump_json(", "json.loads(bytes(part[")
+    parsed.remove("json.loads(line)")  # of tables, which catches RecursionError
+    assert [call for call in parsed if not call.startswith(own)] == []
+
+
+def test_a_folder_with_a_pipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").touch()
+    (tmp_path / "link").symlink_to("deep/file")
+    (tmp_path / "broken").symlink_to("none")
+    check_regular(tmp_path)
+    os.mkfifo(tmp_path / "deep" / "pipe")
+    with pytest.raises(MtkitError, match=r"deep/pipe is a pipe or a device, not a file; remove it"):
+        check_regular(tmp_path)
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o027])

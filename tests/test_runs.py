@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mtkit import runs
-from mtkit.errors import RunError
+from mtkit.errors import MtkitError, RunError
 from mtkit.files import digest
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
@@ -141,6 +141,14 @@ def test_damaged_records_are_named(run: Path) -> None:
     (run / "best.json").write_text(json.dumps({"checkpoint": "../../elsewhere"}))
     with pytest.raises(RunError, match=r"best\.json.*checkpoint = '\.\./\.\./elsewhere'.*--checkpoint last"):
         use()
+
+
+@pytest.mark.parametrize("name", ["run.json", "recipe.yaml", "checkpoints/update-00000010/model.safetensors", "new"])
+def test_a_pipe_in_a_run_is_refused_without_waiting(run: Path, name: str) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with pytest.raises(MtkitError, match=rf"{name} is a pipe"):
+        find_run(name="one")
 
 
 def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.stored import Count, read_stored, read_stored_lines, stored
+from mtkit.stored import Count, read_object, read_stored, read_stored_lines, stored
 from tests.damage import check_damages
 
 
@@ -63,6 +63,16 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.json"):
         with pytest.raises(RunError, match=rf"cannot read {path}.*train again"):
             read(path)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1', "[" * 200_000, "\xff"])
+def test_an_object_that_cannot_be_read_is_empty(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    assert read_object(path) == {}
+    path.write_text('{"a": [1.5]}')
+    assert read_object(path) == {"a": [1.5]}
+    path.write_bytes(content.encode("latin-1"))
+    assert read_object(path) == {}
 
 
 def test_only_the_last_line_may_be_cut_short(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.files import inside, write_json
+from mtkit.files import check_regular, inside, write_json
 from mtkit.recipe import Recipe, differences, make_recipe
 from mtkit.stored import Count, read_stored, stored
 
@@ -144,6 +144,8 @@ class Folder:
 
     def settings(self) -> dict[str, Any]:
         """settings.json. Raises: MtkitError where it is damaged or of another version."""
+        if self._settings_path.exists():
+            check_regular(self.path)
         settings = read_stored(self._settings_path, _Settings, "choose another --out", version=FORMAT)
         recipe = make_recipe(settings["recipe"], origin=str(self._settings_path))
         return {**settings, "recipe": recipe.model_dump(mode="json", exclude=OWN)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, did_you_mean
+from mtkit.files import check_regular
 from mtkit.languages import languages_of
 from mtkit.recipe import make_recipe
 from mtkit.recipe.data import DataSettings, TokenizerSettings
@@ -93,6 +94,7 @@ def _find(named: Path) -> _Lender:
     if (folder / "prepared.json").is_file():
         data = open_prepared(folder).settings
         return _Lender(folder, data.tokenizer, data.directions)
+    check_regular(folder)
     path = folder / "recipe.yaml"
     data = make_recipe(read_settings(path), origin=str(path)).data
     about = read_stored(folder / "run.json", dict[str, Any], "choose another run", error=DataError)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from mtkit.data.borrowed import vocabulary_of
@@ -232,7 +233,7 @@ def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
                     batch, about = reader.read_next_batch_with_custom_metadata()
                 except StopIteration:
                     break
-                yield batch, json.loads(about[b"chunk"])
+                yield batch, from_json(about[b"chunk"])
     except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged; remove it and prepare its part again") from error
 

@@ -4,12 +4,13 @@ Until all of it is there, translations lie beside the others of the run, a line 
 `.test.jsonl.partial` with the record of `mtkit.decoding.lines.stream.to_file`.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from mtkit.decoding.held_out import HeldOut, Speed
 from mtkit.decoding.lines.notes import Notes
@@ -74,7 +75,7 @@ def _read(path: Path) -> tuple[list[list[Translation]], float]:
     found, seconds = list[list[Translation]](), 0.0
     try:
         for line in path.read_bytes().splitlines():
-            row = json.loads(line)
+            row = from_json(line)
             found.append([_translation(each) for each in row["found"]])
             seconds += row["seconds"]
     except (ValueError, KeyError, TypeError) as error:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from mtkit.data.borrowed import with_tokenizer
 from mtkit.data.progress import ProgressBar, silent
@@ -27,6 +26,7 @@ from mtkit.languages import languages_of
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.recipe.settings import run_folder_of
 from mtkit.runs import named_run
+from mtkit.stored import read_object
 
 
 def with_translations(
@@ -74,7 +74,7 @@ def _completed(
         "text": facts.sha256,
         "documents": corpus.documents if ids is None else measure_file(ids).sha256,
     }
-    if not output.is_file() or _made_of(record) != json.loads(json_text(about)):
+    if not output.is_file() or read_object(record) != json.loads(json_text(about)):
         if output.exists() and not record.is_file():
             raise DataError(f"{output} exists, and mtkit has no record that it wrote it; move it away")
         write_json(record, {})  # what is unfinished was made of nothing yet, but by mtkit
@@ -113,11 +113,3 @@ def _check_direction(translator: Translator, direction: str) -> None:
             f"data.train: translated_by {translator.runs[0].folder}, which translates {', '.join(known)}, but the "
             f"corpus needs {direction}; name another run"
         )
-
-
-def _made_of(record: Path) -> Any:
-    """What the file beside the record was made of; None where it is not known."""
-    try:
-        return json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -1,6 +1,5 @@
 """The page of a report: one file of HTML with its style and pictures inside, which asks the network for nothing."""
 
-import json
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from mtkit.reporting.markup import (
     text,
 )
 from mtkit.runs import Run
+from mtkit.stored import read_object
 from mtkit.training.checkpoint import read_progress
 from mtkit.training.report import read_metrics
 from mtkit.training.state.progress import Progress
@@ -94,7 +94,7 @@ def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: Progre
 def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> Html:
     rows = []
     for number, (run, system) in enumerate(zip(runs, systems, strict=True)):
-        record = json.loads((run.folder / "translations" / f"{side.name}.json").read_text(encoding="utf-8"))
+        record = read_object(run.folder / "translations" / f"{side.name}.json")
         metrics = read_metrics(run.folder / "metrics.jsonl")
         peak = max((row.get("peak_bytes", 0) for row in metrics), default=0)
         done = _progress(run)

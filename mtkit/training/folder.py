@@ -20,6 +20,7 @@ from mtkit.files import FILES_OF_RUNS, inside, locked, write_json, write_text, w
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run, is_begun
+from mtkit.stored import read_object
 from mtkit.training.origins import origin, origins
 from mtkit.training.report import Say
 from mtkit.yaml_text import dump_yaml
@@ -164,7 +165,7 @@ def begin(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
 def keep_precision(folder: Path, name: str) -> None:
     """Note in run.json which precision was chosen, for when the run is resumed."""
     path = inside(folder, "run.json")
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"precision": name})
+    write_json(path, read_object(path) | {"precision": name})
 
 
 def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:

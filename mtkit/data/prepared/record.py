@@ -7,6 +7,7 @@ from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.errors import DataError
+from mtkit.files import check_regular
 from mtkit.stored import Count, read_stored, stored
 
 FORMAT = 3
@@ -117,9 +118,10 @@ class Record(TypedDict):
 def read_record(folder: Path) -> Record:
     """The record of a prepared folder. Raises: DataError where it is missing, damaged or of another version."""
     path = folder / "prepared.json"
-    if not path.is_file():
+    if not path.exists():
         raise DataError(
             f"no prepared data in {folder}; run `mtkit prepare` first, with the same --recipe, or with --data {folder} "
             "and your text (without text it prepares the built-in corpus)"
         )
+    check_regular(folder)
     return read_stored(path, Record, AGAIN, error=DataError, version=FORMAT)

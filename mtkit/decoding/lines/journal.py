@@ -4,13 +4,14 @@ A line is added when its chunk is on the disk, so the work per chunk does not gr
 leave half of the last line, which does not count.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic_core import from_json
 
 from mtkit.decoding.lines.notes import Notes
 from mtkit.files import json_text
@@ -31,7 +32,7 @@ class Finished:
     def read(cls, line: bytes) -> Self | None:
         """The chunk of a line of the record; None where the line is none."""
         try:
-            found = json.loads(line)
+            found = from_json(line)
             chunk = cls(str(found["sha256"]), tuple(map(int, found["ends"])), found["notes"])
             Notes.restored(chunk.notes)
         except (ValueError, KeyError, TypeError):
@@ -110,8 +111,8 @@ def is_journal(path: Path) -> bool:
 
 def _is_head(line: bytes) -> bool:
     try:
-        return "about" in json.loads(line)
-    except (ValueError, TypeError, RecursionError):
+        return "about" in from_json(line)
+    except (ValueError, TypeError):
         return False
 
 

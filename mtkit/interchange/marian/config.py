@@ -7,6 +7,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
+from mtkit.files import check_regular
 from mtkit.recipe.decoding import MOST_HYPOTHESES
 from mtkit.stored import Count, read_stored, stored
 
@@ -77,6 +78,8 @@ class Generation(TypedDict):
 def read_configuration(folder: Path) -> Configuration:
     """config.json. Raises: RunError where it is missing or damaged, or has a setting that mtkit's model lacks."""
     path = folder / "config.json"
+    if path.exists():
+        check_regular(folder)
     found = read_stored(path, Configuration, "give the folder of a Marian model", error=RunError)
     if found["model_type"] not in ("marian", "pegasus"):
         raise RunError(f"{path}: model_type = {found['model_type']}: mtkit imports marian and pegasus")

@@ -130,11 +130,11 @@ def test_shorter_text_leaves_nothing_behind(out: Path) -> None:
     assert out.read_bytes() == expected(items(20))
 
 
-@pytest.mark.parametrize("damage", ["about", "record"])
+@pytest.mark.parametrize("damage", ["about", "{", "[" * 100_000 + "\n"], ids=["about", "cut", "deep"])
 def test_other_settings_and_damaged_records_begin_anew(out: Path, damage: str) -> None:
     killed(out, items(47), at=35)
-    if damage == "record":
-        record_of(out).write_text("{")
+    if damage != "about":
+        record_of(out).write_text(damage)
     worker = Worker()
     said, skipped = run(out, items(47), worker, about=2 if damage == "about" else 1)
     assert (worker.firsts, skipped) == ([0, 10, 20, 30, 40], 0)
