@@ -77,6 +77,19 @@ def test_two_processes_and_a_removed_folder_do_no_harm(run: Run) -> None:
     assert begun in there(run)
 
 
+@pytest.mark.parametrize("name", ["model.bin", "config.json", "shared_vocabulary.json", "sha256.json"])
+def test_a_damaged_conversion_is_made_anew(run: Run, name: str) -> None:
+    first, said = converted(run), list[str]()
+    (folder,) = there(run)
+    for content in (b"", b"[]", first["model.bin"][:-1]):
+        (folder / name).write_bytes(content)
+        assert converted(run, say=said) == first
+    assert len(said) == 3
+    assert f"{folder} is damaged" in said[0]
+    assert converted(run, say=said) == first
+    assert len(said) == 3
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the root user writes anywhere")
 def test_a_run_that_cannot_be_written_to_is_converted_each_time(run: Run) -> None:
     run.folder.chmod(0o500)
