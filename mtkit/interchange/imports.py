@@ -68,6 +68,7 @@ def import_marian(
         raise RunError(f"{into} exists; choose another --name, or remove it")
     found, generation = read_configuration(folder), read_generation(folder)
     theirs = _weights(folder)  # before the rest: a pickle is said first
+    _check_sizes(found, theirs, folder / "config.json")
     sides = _sides(folder, found)
     languages = _languages(folder, source_language, target_language)
     tags = sides.source.languages
@@ -84,12 +85,12 @@ def import_marian(
         origin=str(folder / "config.json"),
     )
     sizes = {"source": len(sides.source.rows), "target": len(sides.target.rows)}
-    model = build_model(recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
     try:
         without = without_probability(generation)
         weights = own_weights(theirs, recipe.model, sides.source, sides.target, without)
     except RunError as error:
         raise RunError(f"{folder}: {error}") from error
+    model = build_model(recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
     load_weights(model, weights, folder)
     directions = [f"{languages[0]}-{each}" for each in tags] if len(tags) > 1 else recipe.data.directions
     about: dict[str, Any] = {
@@ -110,6 +111,14 @@ def import_marian(
     if whole := _added_tokens(folder):
         notes.append(f"{folder} adds {', '.join(whole)} to its tokenizer, which mtkit cuts like other text")
     return Imported(Run(into), notes)
+
+
+def _check_sizes(found: Configuration, theirs: dict[str, Tensor], path: Path) -> None:
+    """Raises: RunError for a size that no weight has, before anything of that size is made."""
+    largest = max((max(each.shape, default=1) for each in theirs.values()), default=1)
+    for key in ("vocab_size", "decoder_vocab_size", "d_model", "encoder_ffn_dim", "decoder_ffn_dim"):
+        if (size := found.get(key) or 0) > largest:
+            raise RunError(f"{path}: {key} = {size:,}, and the weights have at most {largest:,} rows or columns")
 
 
 def _positions(theirs: dict[str, Tensor], folder: Path) -> str:
