@@ -82,7 +82,7 @@ def attention(
         device=find_device(device),
         options=parse_options(attention_option or []),
     )
-    chosen = default_names(role) if names is None else parse_names(names)
+    chosen = default_names(role) if names is None else parse_names("--names", names)
     with steps("benchmark", "part") as on_progress:
         measured = measure_attention(chosen, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
     typer.echo(table(measured))

@@ -66,7 +66,7 @@ def compare(
     from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
 
-    chosen = entries(settings, parse_names(attention), options)
+    chosen = entries(settings, parse_names("--attention", attention), options)
     prepared = open_prepared(settings.data.folder)
     chosen = {name: each.tied(joint=prepared.tokenizers.joint) for name, each in chosen.items()}
     folder = Folder(out)

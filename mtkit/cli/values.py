@@ -30,15 +30,18 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     return options
 
 
-def parse_names(text: str | None) -> list[str]:
-    """["full", "band"] from "full, band"; none from nothing."""
-    return [each.strip() for each in (text or "").split(",") if each.strip()]
+def parse_names(option: str, text: str | None) -> list[str]:
+    """["full", "band"] from "full, band", the value of `option`; none if it is not given. Raises: MtkitError."""
+    names = [each.strip() for each in (text or "").split(",") if each.strip()]
+    if not names and text is not None:
+        raise MtkitError(f"{option} is empty; give a value, or several with commas between them, or leave it out")
+    return names
 
 
 def parse_numbers(option: str, text: str | None, most: int = MOST) -> list[int]:
     """[1, 5] from "1,5", the value of `option`; each from 1 to `most`. Raises: MtkitError."""
     numbers = []
-    for each in parse_names(text):
+    for each in parse_names(option, text):
         if not (each.isascii() and each.isdigit() and len(each) <= len(str(most)) and 1 <= int(each) <= most):
             raise MtkitError(
                 f"{option} {text}: write whole numbers from 1 to {most:,} with commas between them, as in 1,5"

@@ -52,7 +52,7 @@ def label(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
     """A name for a run with these attentions: that of the mechanism, or "linformer-average-full" by role."""
     chosen = choose(settings, layers).values()
     if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
-        return settings.name or "full"
+        return "full" if settings.name is None else settings.name
     return "-".join("+".join(name for name, _ in groupby(choice.name for choice in choices)) for choices in chosen)
 
 
@@ -96,7 +96,7 @@ def build_attention(choice: Choice, role: str, model: ModelSettings, seed: int, 
 def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
     given: str | list[str] | None = getattr(settings, role)
     if given is None:
-        given = settings.name or "full"
+        given = "full" if settings.name is None else settings.name
         given = given if role in find(given).published else "full"
     if isinstance(given, str):
         given = [given] * layers

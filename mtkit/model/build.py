@@ -70,14 +70,15 @@ def _check_memory(model: ModelSettings, vocabulary: int) -> None:
 def _attention(recipe: Recipe) -> AttentionSettings:
     """The recipe's attentions, the default name filled in; those of the rnn are all in the cross role."""
     settings = recipe.attention
-    if settings.name:
+    if settings.name is not None:
         find(settings.name)  # also where every role names its own
     if recipe.model.architecture == "transformer":
-        return settings if settings.name else settings.model_copy(update={"name": "full"})
+        return settings if settings.name is not None else settings.model_copy(update={"name": "full"})
     for role in ("encoder", "decoder"):
         if getattr(settings, role) is not None:
             raise RecipeError(f"the rnn has attention to the source alone: leave attention.{role} out")
-    return settings.model_copy(update={"name": "full", "cross": settings.cross or settings.name or "additive"})
+    named = next(each for each in (settings.cross, settings.name, "additive") if each is not None)
+    return settings.model_copy(update={"name": "full", "cross": named})
 
 
 def _layers(recipe: Recipe) -> dict[str, int]:

@@ -27,9 +27,16 @@ def test_what_cannot_be_meant_is_refused(texts: list[str], words: str) -> None:
 
 
 def test_names_and_numbers_stand_between_commas() -> None:
-    assert parse_names(" full, band,") == ["full", "band"]
-    assert parse_names(None) == parse_names("") == []
+    assert parse_names("--names", " full, band,") == ["full", "band"]
+    assert parse_names("--names", None) == []
     assert parse_numbers("--beam", "1, 10", most=10) == [1, 10]
+
+
+@pytest.mark.parametrize("text", ["", " , "])
+def test_a_list_is_not_empty(text: str) -> None:
+    for parse in (parse_names, parse_numbers):
+        with pytest.raises(MtkitError, match="--names is empty; give a value"):
+            parse("--names", text)
 
 
 @pytest.mark.parametrize("text", ["0", "11", "1,-1", "few", "1_0", "\u0661", "9" * 5000])

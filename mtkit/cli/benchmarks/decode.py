@@ -79,7 +79,7 @@ def decode(
     from mtkit.recipe.decoding import MOST_HYPOTHESES
     from mtkit.runs import find_runs
 
-    programs = parse_names(beside)
+    programs = parse_names("--beside", beside)
     beams, sizes = parse_numbers("--beam", beam, MOST_HYPOTHESES), parse_numbers("--batch-tokens", batch_tokens)
     check_peers(programs, list(PACKAGES), "decode")
     runs = list({each.folder.resolve(): each for each in find_runs(run, name)}.values())
@@ -109,7 +109,9 @@ def decode(
         model, settings = found.load_model(checkpoint, where), found.recipe.decoding
         lexicons = [None, lexicon_for(found, folder, shortlist)] if shortlist else [None]
         decoders: list[Decoder] = [
-            OwnDecoder(found, model, settings, each, sizes, short) for each in parse_names(dtype) for short in lexicons
+            OwnDecoder(found, model, settings, each, sizes, short)
+            for each in parse_names("--dtype", dtype)
+            for short in lexicons
         ]
         for program in programs:
             try:

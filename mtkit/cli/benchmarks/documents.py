@@ -71,7 +71,7 @@ def documents(
     )
     with steps("benchmark", "batch") as on_progress:
         measured = measure_documents(
-            parse_names(attention), parse_numbers("--lengths", lengths), setting, on_progress=on_progress
+            parse_names("--attention", attention), parse_numbers("--lengths", lengths), setting, on_progress=on_progress
         )
     typer.echo(table(measured))
     typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")

@@ -76,7 +76,8 @@ def train(
         },
     }
     settings = load_recipe(recipe, given if preset is None else given | {"preset": preset})
-    precisions, programs = parse_names(precision), parse_names(beside)
+    precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
+    mechanisms = parse_names("--attention", attention)
     check_peers(programs, ["huggingface"], "train")
 
     import torch
@@ -97,7 +98,7 @@ def train(
     prepared = open_prepared(settings.data.folder)
     settings = settings.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
     with fixed_workspaces(settings.training.deterministic), World(device) as world:
-        chosen = list(entries(settings, parse_names(attention), options).values()) if attention else [settings]
+        chosen = list(entries(settings, mechanisms, options).values()) if mechanisms else [settings]
         own = _own(chosen, prepared, world, precisions or [settings.training.precision])
         peers = _peers(settings, prepared, world, own) if programs else []
         with steps("benchmark", "turn", show=world.first) as on_progress:
