@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, shown
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -21,7 +21,7 @@ def find_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # which `meta` cannot do
     except (RuntimeError, AssertionError, ImportError, ValueError) as error:
-        raise MtkitError(f"no device '{name}' here; use --device auto or --device cpu") from error
+        raise MtkitError(f"no device {shown(name)} here; use --device auto or --device cpu") from error
     return device
 
 

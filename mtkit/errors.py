@@ -1,5 +1,7 @@
 """The errors that a user can cause; `mtkit.cli.app` prints each as one line and exits with code 2."""
 
+import re
+
 
 class MtkitError(Exception):
     """A user's mistake: the message says what is wrong, where, and what to do, in one line."""
@@ -24,6 +26,31 @@ class DiffersError(DataError, RunError):
         """`what` differs; `advice` is what to do, in terms of the command that makes such a folder."""
         super().__init__(f"{what}; {advice}")
         self.what = what
+
+
+LONGEST = 80
+"""Maximum characters of a value in a message."""
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it: its Python form, at most `LONGEST` characters of it."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= LONGEST else f"{value[:LONGEST]!r}..."
+    try:
+        return cut(repr(value))
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
+
+
+def cut(text: str) -> str:
+    """The first `LONGEST` characters of a text, for messages that do not quote it."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def cut_words(message: str) -> str:
+    """Another library's message in one line, long words and quotations in it cut after `LONGEST` characters."""
+    long = rf"'[^']{{{LONGEST + 1},}}'|\S{{{LONGEST + 1},}}"
+    return re.sub(long, lambda match: shown(match[0].strip("'")), " ".join(message.split()))
 
 
 def did_you_mean(word: str, known: "list[str]") -> str:

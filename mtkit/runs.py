@@ -23,7 +23,7 @@ from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.data.lines.lengths import Lengths
-from mtkit.errors import RunError, did_you_mean
+from mtkit.errors import RunError, did_you_mean, shown
 from mtkit.files import check_regular, digest
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
@@ -182,7 +182,7 @@ class Run:
             which = there[-1] if there else "last"
         if which not in there and not (which == "average" and (folder / which).is_dir()):
             known = ", ".join(there) or "none yet; train first"
-            raise RunError(f"{self.folder} has no checkpoint '{which}'; it has: {known}")
+            raise RunError(f"{self.folder} has no checkpoint {shown(which)}; it has: {known}")
         return folder / which
 
     def load_model(self, checkpoint: str = "best", device: str = "cpu") -> "Network":
@@ -234,7 +234,7 @@ class Run:
 def run_folder(name: str) -> Path:
     """The folder of the run of this name. Raises: RunError for a name that is no single folder."""
     if name in ("", "..") or Path(name).name != name:
-        raise RunError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
+        raise RunError(f"--name {shown(name)}: a run's name is one folder under {RUNS}, without slashes")
     return RUNS / name
 
 
@@ -253,7 +253,8 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
             raise RunError(f"no run under {RUNS}; train one first with `mtkit train`, or name its folder with --run")
         names = [path.parent.name for path in runs]
         if name is not None and name not in names:
-            raise RunError(f"no run '{name}' under {RUNS}{did_you_mean(name, names)}; there are: {', '.join(names)}")
+            hint = did_you_mean(name, names)
+            raise RunError(f"no run {shown(name)} under {RUNS}{hint}; there are: {', '.join(names)}")
         run = Run(RUNS / name) if name is not None else Run(_latest(runs))
     assert run.about
     return run

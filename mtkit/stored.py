@@ -9,15 +9,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, cut, shown
 
 T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """A count: an integer from 0."""
-
-LONGEST = 60
-"""Characters of a value that a message shows, at most."""
 
 LARGEST, LARGEST_LINES = 64 << 20, 1 << 30
 """Maximum bytes of a record, and of a file of records that are lines: a larger file is damaged or foreign."""
@@ -75,22 +72,13 @@ def read_object(path: Path) -> dict[str, Any]:
 def explain(error: ValidationError) -> str:
     """The first fault that pydantic found: "training.peak_rate = 'x': should be a valid number"."""
     fault = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in fault["loc"])
+    place = cut(".".join(str(part) for part in fault["loc"]))
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if fault["type"] in ("value_error", "json_invalid"):
         return message
     if fault["type"] == "missing":
         return f"{place} is missing"
-    return f"{place} = {_short(fault['input'])}: {message}" if place else f"{_short(fault['input'])}: {message}"
-
-
-def _short(value: Any) -> str:
-    """How a value is spelt in Python, cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return f"{place} = {shown(fault['input'])}: {message}" if place else f"{shown(fault['input'])}: {message}"
 
 
 def record_bytes(path: Path, most: int = LARGEST) -> bytes:
@@ -116,6 +104,6 @@ def _check_version(path: Path, text: bytes, version: int, advice: str, error: ty
     if found != version:
         writer = f", as mtkit {content['mtkit']} writes it" if "mtkit" in content else ""
         raise error(
-            f"{path} has format {_short(found)}{writer}; this mtkit reads format {version}: use that version, or "
+            f"{path} has format {shown(found)}{writer}; this mtkit reads format {version}: use that version, or "
             f"{advice}"
         )

@@ -11,14 +11,13 @@ stands in the constructor and raises `refused`.
 import inspect
 import math
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mtkit.attention.contract import Site
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 
 MOST = 2**30
 """The largest whole number that an option takes unless it declares less: a product of two fits into 64 bits."""
@@ -214,16 +213,16 @@ def check(owner: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> No
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
             raise MtkitError(
-                f"{owner} has no option '{name}'{did_you_mean(str(name), list(known))}; its options: {names}"
+                f"{owner} has no option {shown(name)}{did_you_mean(str(name), list(known))}; its options: {names}"
             )
         if not known[name].allows(value):
             hint = _nearest(known[name].hint, value)
-            raise OptionValueError(f"{owner}: {name} = {reprlib.repr(value)} must be {known[name].rule}{hint}")
+            raise OptionValueError(f"{owner}: {name} = {shown(value)} must be {known[name].rule}{hint}")
 
 
 def refused(option: str, value: Any, rule: str) -> MtkitError:
     """The error for a value that breaks a rule of its site: "kv_heads = 3 must divide the 4 heads"."""
-    return MtkitError(f"{option} = {reprlib.repr(value)} must {rule}")
+    return MtkitError(f"{option} = {shown(value)} must {rule}")
 
 
 def of_layer(option: str, value: T | Sequence[T], site: Site) -> T:

@@ -20,7 +20,7 @@ from mtkit.attention.contract import ROLES, Attention, Site
 from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.memory.allocation import WithinMemory
 from mtkit.numpy_values import as_python
 
@@ -140,7 +140,7 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
         filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
         return _built(find("full"), replace(site, **filled), {})
     check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
-    given = ", ".join(f"{option} = {value}" for option, value in options.items())
+    given = ", ".join(f"{option} = {shown(value)}" for option, value in options.items())
     with WithinMemory(f"attention '{mechanism.name}'{f' with {given}' if given else ''}"):
         return mechanism.kind(site, **options)  # type: ignore[return-value]
 
@@ -149,7 +149,8 @@ def find(name: str) -> Mechanism:
     """The mechanism of that name. Raises: MtkitError with the nearest name."""
     known = mechanisms()
     if name not in known:
-        raise MtkitError(f"no attention mechanism '{name}'{did_you_mean(name, list(known))}; see `mtkit attentions`")
+        hint = did_you_mean(name, list(known))
+        raise MtkitError(f"no attention mechanism {shown(name)}{hint}; see `mtkit attentions`")
     return known[name]
 
 
@@ -165,17 +166,17 @@ def fill(slot: str, site: Site, *arguments: Any) -> Any:
     kind: Any = _slot_kind(slot, name)
     if slot != "positions" and site.role not in kind.roles:
         can = ", ".join(each for each in ROLES if each in kind.roles)
-        raise MtkitError(f"{slot} '{name}' cannot play the role '{site.role}'; it can play: {can}")
+        raise MtkitError(f"{slot} {shown(name)} cannot play the role '{site.role}'; it can play: {can}")
     return kind(site, *arguments, **options)
 
 
 def check_role(mechanism: Mechanism, role: str) -> None:
     """Raises: MtkitError where the mechanism cannot play the role, naming those it can."""
     if role not in ROLES:
-        raise MtkitError(f"no role '{role}'{did_you_mean(role, list(ROLES))}; the roles are {', '.join(ROLES)}")
+        raise MtkitError(f"no role {shown(role)}{did_you_mean(role, list(ROLES))}; the roles are {', '.join(ROLES)}")
     if role not in mechanism.roles:
         can = ", ".join(each for each in ROLES if each in mechanism.roles)
-        raise MtkitError(f"attention '{mechanism.name}' cannot play the role '{role}'; it can play: {can}")
+        raise MtkitError(f"attention '{mechanism.name}' cannot play the role {shown(role)}; it can play: {can}")
 
 
 def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
@@ -197,7 +198,7 @@ def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
         if allowed is not None and name not in allowed:
             able = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
             raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{able}")
-        check(f"{slot} '{name}'", _slot_kind(slot, name), options)
+        check(f"{slot} {shown(name)}", _slot_kind(slot, name), options)
     held = {slot: _named(slot, value)[0] for slot, value in slots.items() if value is not None}
     held |= {} if mechanism.slot is None else {mechanism.slot: mechanism.name}
     for slot, name in held.items():
@@ -228,7 +229,7 @@ def _slot_kind(slot: str, name: str) -> Callable[..., Slot]:
 def _positions(name: str) -> Callable[..., Positions]:
     if name not in POSITIONS:
         raise MtkitError(
-            f"no positions '{name}'{did_you_mean(name, list(POSITIONS))}; there are {', '.join(POSITIONS)}"
+            f"no positions {shown(name)}{did_you_mean(name, list(POSITIONS))}; there are {', '.join(POSITIONS)}"
         )
     return POSITIONS[name]
 
@@ -237,7 +238,7 @@ def _member(slot: str, name: str) -> Callable[..., Slot]:
     members = {each.name: each.kind for each in mechanisms().values() if each.slot == slot}
     if name not in members:
         there = ", ".join(members) or "none yet"
-        raise MtkitError(f"no {slot} '{name}'{did_you_mean(name, list(members))}; there are: {there}")
+        raise MtkitError(f"no {slot} {shown(name)}{did_you_mean(name, list(members))}; there are: {there}")
     return members[name]  # type: ignore[return-value]
 
 

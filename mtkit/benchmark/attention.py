@@ -18,7 +18,7 @@ from mtkit.attention.registry import check_role, find
 from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.memory.allocation import in_words
 from mtkit.memory.out_of_memory import gave_out
 
@@ -283,5 +283,5 @@ def options_of(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, di
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known)
-            raise MtkitError(f"none of {', '.join(takes)} has an attention option '{option}'{hint}")
+            raise MtkitError(f"none of {', '.join(takes)} has an attention option {shown(option)}{hint}")
     return {name: {key: value for key, value in options.items() if key in own} for name, own in takes.items()}

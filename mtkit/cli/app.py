@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mtkit import __version__
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, cut_words
 
 COMMANDS = (
     "prepare",
@@ -122,7 +122,7 @@ def main() -> None:
             _say("the memory is full; use a smaller model, smaller batches or fewer processes, or free some memory")
             _leave(2)
         where = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
-        _say(f"{' '.join(error.format_message().split())} (see `{where} --help`)")
+        _say(f"{cut_words(error.format_message())} (see `{where} --help`)")
         sys.exit(2)
 
 

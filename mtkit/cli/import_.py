@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, shown
 
 
 def import_(
@@ -40,7 +40,7 @@ def import_(
     from mtkit.recipe.settings import RUNS
 
     if name in ("", "..") or Path(name).name != name:
-        raise MtkitError(f"--name '{name}': a run's name is one folder under {RUNS}, without slashes")
+        raise MtkitError(f"--name {shown(name)}: a run's name is one folder under {RUNS}, without slashes")
     folder = find_folder(model)
     made = import_marian(
         folder,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, cut, shown
 
 MOST = 10**9
 """Of anything that a benchmark is asked for."""
@@ -18,14 +18,14 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise MtkitError(f"--attention-option {text}: write KEY=VALUE, as in window_radius=64")
+            raise MtkitError(f"--attention-option {cut(text)}: write KEY=VALUE, as in window_radius=64")
         if key in options:
-            raise MtkitError(f"--attention-option {text}: {key} is given twice; keep one of them")
+            raise MtkitError(f"--attention-option {cut(text)}: {cut(key)} is given twice; keep one of them")
         try:
             options[key] = load_yaml(value)
         except yaml.YAMLError as error:
             raise MtkitError(
-                f"--attention-option {text}: {value!r} is not a YAML value such as 64, true or [1, 2]"
+                f"--attention-option {cut(text)}: {shown(value)} is not a YAML value such as 64, true or [1, 2]"
             ) from error
     return options
 
@@ -44,7 +44,7 @@ def parse_numbers(option: str, text: str | None, most: int = MOST) -> list[int]:
     for each in parse_names(option, text):
         if not (each.isascii() and each.isdigit() and len(each) <= len(str(most)) and 1 <= int(each) <= most):
             raise MtkitError(
-                f"{option} {text}: write whole numbers from 1 to {most:,} with commas between them, as in 1,5"
+                f"{option} {cut(str(text))}: write whole numbers from 1 to {most:,} with commas between them, as in 1,5"
             )
         numbers.append(int(each))
     return numbers

@@ -26,7 +26,7 @@ from mtkit.decoding.lines.documents import Documents, source_budget
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
-from mtkit.errors import DataError, did_you_mean
+from mtkit.errors import DataError, did_you_mean, shown
 from mtkit.files import inside, write_json, write_text
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -115,9 +115,8 @@ def held_out(prepared: Prepared, name: str | None = None) -> HeldOut:
     sides = {**prepared.tests, "valid": prepared.valid}
     name = next(iter(sides)) if name is None else name
     if name not in sides:
-        raise DataError(
-            f"{prepared.folder} has no test side '{name}'{did_you_mean(name, list(sides))}; it has: {', '.join(sides)}"
-        )
+        hint = did_you_mean(name, list(sides))
+        raise DataError(f"{prepared.folder} has no test side {shown(name)}{hint}; it has: {', '.join(sides)}")
     side, budget = sides[name], source_budget(prepared)
     assert side.source_text is not None
     assert side.target_text is not None

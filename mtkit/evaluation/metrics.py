@@ -10,7 +10,7 @@ from sacrebleu.metrics.base import Metric, Signature
 from sacrebleu.metrics.base import Score as SacrebleuScore
 from sacrebleu.tokenizers.tokenizer_char import TokenizerChar
 
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.languages import bleu_tokenizer, has_spaces
 
 METRICS = ("BLEU", "chrF", "TER")
@@ -25,7 +25,7 @@ def metric_names(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name.lower() not in known:
             hint = did_you_mean(name.lower(), list(known))
-            raise MtkitError(f"no metric '{name}'{hint}; there are: {', '.join(ALL_METRICS)}")
+            raise MtkitError(f"no metric {shown(name)}{hint}; there are: {', '.join(ALL_METRICS)}")
     return tuple(dict.fromkeys(known[name.lower()] for name in names))
 
 
@@ -47,13 +47,13 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
     elif tokenize not in BLEU.TOKENIZERS:
         known = sorted(BLEU.TOKENIZERS)
         hint = did_you_mean(tokenize, known)
-        raise MtkitError(f"no tokenizer '{tokenize}'{hint}; sacrebleu has: {', '.join(known)}")
+        raise MtkitError(f"no tokenizer {shown(tokenize)}{hint}; sacrebleu has: {', '.join(known)}")
     try:
         # force silences a warning that sacrebleu gives in the middle of the work
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (ImportError, RuntimeError, OSError) as error:  # some are downloaded at first use
         reason = str(error).strip().split("\n")[0]
-        raise MtkitError(f"sacrebleu cannot use the tokenizer '{tokenize}' here: {reason}") from error
+        raise MtkitError(f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {reason}") from error
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mtkit.data.progress import ProgressBar, silent
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle
 
@@ -65,7 +65,7 @@ def compare_systems(
     """
     for test in tests:
         if test not in TESTS:
-            raise MtkitError(f"no test '{test}'{did_you_mean(test, list(TESTS))}; there are: {', '.join(TESTS)}")
+            raise MtkitError(f"no test {shown(test)}{did_you_mean(test, list(TESTS))}; there are: {', '.join(TESTS)}")
     scores, resampled = with_intervals(systems, resamples, progress=progress)
     baseline, *others = systems
     paired = "bootstrap" in tests and bool(resampled)

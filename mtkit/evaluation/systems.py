@@ -8,7 +8,7 @@ from typing import NamedTuple, NotRequired
 from typing_extensions import TypedDict
 
 from mtkit.data.readers import Lines
-from mtkit.errors import DataError, MtkitError, RunError, did_you_mean
+from mtkit.errors import DataError, MtkitError, RunError, did_you_mean, shown
 from mtkit.evaluation.scores import check_counts
 from mtkit.runs import Run
 from mtkit.stored import read_stored, stored
@@ -62,8 +62,8 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
             if side not in translations:
                 hint = did_you_mean(side, list(translations))
                 raise RunError(
-                    f"{run.folder} has no translations of a side '{side}'{hint}; it has: {', '.join(translations)}; "
-                    "choose with --side, or run `mtkit translate` first"
+                    f"{run.folder} has no translations of a side {shown(side)}{hint}; "
+                    f"it has: {', '.join(translations)}; choose with --side, or run `mtkit translate` first"
                 )
     return {side: [translations[side].files for translations in found] for side in sides}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtkit.decoding.translator import Translator
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.files import write_text, writing
 from mtkit.interchange.outward import ctranslate2, huggingface
 from mtkit.interchange.outward.agreement import Agreement, compare
@@ -43,7 +43,7 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
     written.
     """
     if to not in FORMATS:
-        raise MtkitError(f"no format '{to}'{did_you_mean(to, list(FORMATS))}; there are: {', '.join(FORMATS)}")
+        raise MtkitError(f"no format {shown(to)}{did_you_mean(to, list(FORMATS))}; there are: {', '.join(FORMATS)}")
     if folder.exists():
         raise MtkitError(f"{folder} exists; choose another folder, or remove it")
     form = FORMATS[to]

@@ -116,8 +116,15 @@ def import_marian(
 def _check_sizes(found: Configuration, theirs: dict[str, Tensor], path: Path) -> None:
     """Raises: RunError for a size that no weight has, before anything of that size is made."""
     largest = max((max(each.shape, default=1) for each in theirs.values()), default=1)
-    for key in ("vocab_size", "decoder_vocab_size", "d_model", "encoder_ffn_dim", "decoder_ffn_dim"):
-        if (size := found.get(key) or 0) > largest:
+    sizes = {
+        "vocab_size": found["vocab_size"],
+        "decoder_vocab_size": found.get("decoder_vocab_size") or 0,
+        "d_model": found["d_model"],
+        "encoder_ffn_dim": found["encoder_ffn_dim"],
+        "decoder_ffn_dim": found["decoder_ffn_dim"],
+    }
+    for key, size in sizes.items():
+        if size > largest:
             raise RunError(f"{path}: {key} = {size:,}, and the weights have at most {largest:,} rows or columns")
 
 

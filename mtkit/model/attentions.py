@@ -10,7 +10,7 @@ from torch import nn
 from mtkit.attention import ROLES, Attention, build
 from mtkit.attention.registry import Mechanism, check_options, check_role, check_slots, find
 from mtkit.attention.slots import SLOTS
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.recipe import AttentionSettings, ModelSettings
 
 
@@ -36,7 +36,7 @@ def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 
     for key, value in sorted(settings.options.items(), key=lambda item: "." in item[0]):
         role, dot, option = key.rpartition(".")
         if dot and role not in ROLES:
-            raise MtkitError(f"no role '{role}' in attention option '{key}'{did_you_mean(role, list(ROLES))}")
+            raise MtkitError(f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, list(ROLES))}")
         for each in _roles_for(option, {role: names[role]} if dot else names):
             options[each][option] = value
     return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
@@ -118,7 +118,8 @@ def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
         who = f"none of {', '.join(used)} has an" if len(used) > 1 else f"'{''.join(used)}' has no"
         if not any(names[role] for role in meant):
             who = f"there is no {' or '.join(meant)} attention to have an"
-        raise MtkitError(f"{who} attention option '{option}'{did_you_mean(option, known)}; known: {', '.join(known)}")
+        hint = did_you_mean(option, known)
+        raise MtkitError(f"{who} attention option {shown(option)}{hint}; known: {', '.join(known)}")
     return roles
 
 

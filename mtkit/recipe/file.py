@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from mtkit.errors import RecipeError, did_you_mean
+from mtkit.errors import RecipeError, cut_words, did_you_mean, shown
 from mtkit.yaml_text import load_yaml
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -30,7 +30,7 @@ def shipped_recipe(name: str) -> Path:
     known = shipped_recipes()
     if name not in known:
         raise RecipeError(
-            f"no recipe '{name}' comes with mtkit{did_you_mean(name, list(known))}; there are: {', '.join(known)}"
+            f"no recipe {shown(name)} comes with mtkit{did_you_mean(name, list(known))}; there are: {', '.join(known)}"
         )
     return known[name]
 
@@ -68,7 +68,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise RecipeError(f"{where}: not a YAML recipe: {getattr(error, 'problem', None) or 'bad text'}") from error
+        problem = getattr(error, "problem", None) or "bad text"
+        raise RecipeError(f"{where}: not a YAML recipe: {cut_words(problem)}") from error
     if given is None:
         return {}
     if not isinstance(given, dict):

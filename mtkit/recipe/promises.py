@@ -14,6 +14,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from mtkit.errors import shown
+
 EXAMPLE = "BLEU >= 37 on flickr2016 after 20 minutes"
 _FORM = r"(\w+) (>=|<=) (\d+(?:\.\d+)?) on ([\w.-]+)(?: after (\d+) minutes)?"
 
@@ -42,7 +44,7 @@ def promise(text: str) -> Promise:
     """The promise that a text makes. Raises: ValueError where it has another form."""
     found = re.fullmatch(_FORM, text)
     if found is None:
-        raise ValueError(f"cannot understand the promise '{text}'; write it as {EXAMPLE}")
+        raise ValueError(f"cannot understand the promise {shown(text)}; write it as {EXAMPLE}")
     metric, sign, bound, side, minutes = found.groups()
     return Promise(text, metric, side, float(bound), sign == "<=", None if minutes is None else float(minutes))
 

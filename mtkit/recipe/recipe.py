@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic import ValidationError as PydanticError
 
-from mtkit.errors import RecipeError, did_you_mean
+from mtkit.errors import RecipeError, did_you_mean, shown
 from mtkit.numpy_values import as_python
 from mtkit.recipe.beginning import with_beginning
 from mtkit.recipe.data import DataSettings
@@ -198,7 +198,7 @@ def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
     if preset not in get_args(Preset):
         names = list(get_args(Preset))
         hint = did_you_mean(str(preset), names)
-        raise RecipeError(f"{where}no preset '{preset}'{hint}; the presets are {', '.join(names)}")
+        raise RecipeError(f"{where}no preset {shown(preset)}{hint}; the presets are {', '.join(names)}")
     try:
         return Recipe.model_validate(merged(PRESETS[preset], given))
     except PydanticError as error:
@@ -247,7 +247,7 @@ def _explain(error: PydanticError) -> str:
     fault = error.errors()[0]
     place = [str(part) for part in fault["loc"]]
     if fault["type"] == "extra_forbidden":
-        return f"unknown setting '{'.'.join(place)}'{did_you_mean(place[-1], _keys_at(place[:-1]))}"
+        return f"unknown setting {shown('.'.join(place))}{did_you_mean(place[-1], _keys_at(place[:-1]))}"
     return explain(error)
 
 

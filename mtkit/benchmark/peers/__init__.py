@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 
 PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
 """The package that each program is installed as."""
@@ -14,7 +14,7 @@ def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
     for name in names:
         if name not in PACKAGES:
             raise MtkitError(
-                f"no program '{name}'{did_you_mean(name, list(PACKAGES))}; there are {', '.join(PACKAGES)}"
+                f"no program {shown(name)}{did_you_mean(name, list(PACKAGES))}; there are {', '.join(PACKAGES)}"
             )
         if name not in able:
             raise MtkitError(f"{name} does not {work}; --beside takes {', '.join(able)} here")

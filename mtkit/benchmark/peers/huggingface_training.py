@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel
 from mtkit.data.batches import Batch
 from mtkit.data.prepared import Prepared
 from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, shown
 from mtkit.recipe import Recipe
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Work
@@ -39,7 +39,7 @@ class HuggingFaceTrainer:
         if recipe.training.r_drop:
             raise MtkitError("huggingface has no R-Drop: leave out --beside, or set training.r_drop: 0")
         if precision not in PRECISIONS:
-            raise MtkitError(f"huggingface has no precision '{precision}'; it has {', '.join(PRECISIONS)}")
+            raise MtkitError(f"huggingface has no precision {shown(precision)}; it has {', '.join(PRECISIONS)}")
         self.precision = precision
         settings, torch_state = recipe.training, torch.random.get_rng_state()
         torch.manual_seed(recipe.seed)

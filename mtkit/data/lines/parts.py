@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtkit.errors import DataError, MtkitError
+from mtkit.errors import DataError, MtkitError, cut
 from mtkit.files import inside
 
 _NAMED = 10
@@ -25,7 +25,7 @@ class FilePart:
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", name)
         number, of = map(int, found.groups()) if found else (0, 0)
         if not 1 <= number <= of:
-            raise MtkitError(f"--part {name} is no part; the second of eight is --part 2/8")
+            raise MtkitError(f"--part {cut(name)} is no part; the second of eight is --part 2/8")
         return cls(number, of)
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtkit.data.readers.text import Lines
-from mtkit.errors import DataError, did_you_mean
+from mtkit.errors import DataError, did_you_mean, shown
 from mtkit.recipe.data import Corpus, DataSettings
 
 
@@ -72,7 +72,7 @@ def _files(name: str, languages: str, advice: str) -> list[Path]:
 
     if name not in DATASETS:
         raise DataError(
-            f"sacrebleu has no test set '{name}'{did_you_mean(name, list(DATASETS))}; "
+            f"sacrebleu has no test set {shown(name)}{did_you_mean(name, list(DATASETS))}; "
             "`sacrebleu --list` prints the names"
         )
     found = DATASETS[name]

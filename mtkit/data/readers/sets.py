@@ -9,7 +9,7 @@ from typing import Any
 from mtkit.data.readers.arrow import reason, rows_of
 from mtkit.data.readers.tables import Cell
 from mtkit.data.readers.text import Repairs
-from mtkit.errors import DataError
+from mtkit.errors import DataError, shown
 
 _ROWS = 1_000
 """Rows taken from a data set at a time."""
@@ -58,7 +58,7 @@ def _saved(folder: Path, split: str) -> Any:
     else:
         splits = dict(saved)
     if split not in splits:
-        raise DataError(f"{folder} has no split '{split}'; there is {', '.join(map(str, splits))}")
+        raise DataError(f"{folder} has no split {shown(split)}; there is {', '.join(map(str, splits))}")
     return splits[split]
 
 

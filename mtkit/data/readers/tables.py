@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.data.readers.text import Lines, Repairs
-from mtkit.errors import DataError
+from mtkit.errors import DataError, shown
 
 Cell = str | int
 """A value of a row: text, or the number that may be the id of a document."""
@@ -87,7 +87,7 @@ def _place(path: Path, column: str, header: Sequence[str]) -> int:
     if header.count(column) != 1:
         how = "no column" if column not in header else "several columns"
         raise DataError(
-            f"{path} has {how} '{column}' in its first line ({', '.join(header)[:200]}); "
+            f"{path} has {how} {shown(column)} in its first line ({', '.join(header)[:200]}); "
             f"give a name that stands there, or numbers from 1 for a file without names"
         )
     return header.index(column)
@@ -109,10 +109,10 @@ def _value(row: dict[str, Any], column: str, where: str) -> Cell:
     found: Any = row
     for key in [column] if column in row else column.split("."):
         if not isinstance(found, dict) or key not in found:
-            raise DataError(f"{where}: no key '{column}'; there is {', '.join(row)[:200] or 'none'}")
+            raise DataError(f"{where}: no key {shown(column)}; there is {', '.join(row)[:200] or 'none'}")
         found = found[key]
     if not isinstance(found, str | int) or isinstance(found, bool):
-        raise DataError(f"{where}: '{column}' holds {_kind(found)}, not text")
+        raise DataError(f"{where}: {shown(column)} holds {_kind(found)}, not text")
     return found
 
 

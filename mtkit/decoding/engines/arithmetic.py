@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mtkit.device import autocast, check_default_type, varied_shapes
-from mtkit.errors import MtkitError
+from mtkit.errors import MtkitError, shown
 from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
 from mtkit.model.network import Model
 from mtkit.model.products import is_low, products
@@ -27,7 +27,7 @@ CPU, linear layers alone compute (`mtkit.model.products`); the rest is in float3
 def find_dtype(name: str) -> torch.dtype | None:
     """The number type of that name, None for auto. Raises: MtkitError for an unknown name."""
     if name not in DTYPES:
-        raise MtkitError(f"no dtype '{name}'; choose one of {', '.join(DTYPES)}")
+        raise MtkitError(f"no dtype {shown(name)}; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 

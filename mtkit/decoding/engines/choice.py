@@ -9,7 +9,7 @@ import torch
 from mtkit.decoding.engines.ctranslate2.possible import why_not
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 
@@ -28,7 +28,8 @@ def takes_ctranslate2(
     Raises: MtkitError for an unknown name, and for `ctranslate2` with the first reason why it cannot decode so.
     """
     if name not in ENGINES:
-        raise MtkitError(f"no engine '{name}'{did_you_mean(name, list(ENGINES))}; choose one of {', '.join(ENGINES)}")
+        hint = did_you_mean(name, list(ENGINES))
+        raise MtkitError(f"no engine {shown(name)}{hint}; choose one of {', '.join(ENGINES)}")
     if name == "mtkit" or (name == "auto" and device.type != "cpu"):
         return False
     reason = why_not(runs, settings, dtype, device)

@@ -8,7 +8,7 @@ from functools import cache
 from mtkit.data.tokenizer import EOS, Tokenizer
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.splitting import parted, split
-from mtkit.errors import MtkitError, did_you_mean
+from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.languages import languages_of
 
 UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
@@ -54,7 +54,7 @@ class Directions:
             raise MtkitError(f"the run was trained on several directions; choose one with --direction: {listed}")
         if chosen is not None and chosen not in names:
             hint = did_you_mean(chosen, list(names))
-            raise MtkitError(f"the run was not trained on the direction '{chosen}'{hint}; it knows: {listed}")
+            raise MtkitError(f"the run was not trained on the direction {shown(chosen)}{hint}; it knows: {listed}")
         return cls(names, [0 if chosen is None else names.index(chosen)] * lines)
 
     def among(self, known: Sequence[str]) -> "Directions":

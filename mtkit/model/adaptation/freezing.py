@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from mtkit.errors import RecipeError, did_you_mean
+from mtkit.errors import RecipeError, did_you_mean, shown
 from mtkit.model.adaptation.lora import adapt
 from mtkit.model.network import Network
 from mtkit.recipe import TrainingSettings
@@ -34,8 +34,9 @@ def freeze(model: Network, names: Sequence[str]) -> None:
     for name in names:
         chosen = [parameter for known, parameter in _named(model) if _is_called(known, name)]
         if not chosen:
+            hint = did_you_mean(name, _names(model))
             raise RecipeError(
-                f"training.freeze: the model has no parameters '{name}'{did_you_mean(name, _names(model))}; name a "
+                f"training.freeze: the model has no parameters {shown(name)}{hint}; name a "
                 f"group ({', '.join(_groups(model))}), a layer as encoder.0, or a part as feed_forward"
             )
         for parameter in chosen:
