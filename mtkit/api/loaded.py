@@ -12,6 +12,7 @@ from mtkit.decoding.translate import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.recipe import make_recipe, merged
+from mtkit.recipe.decoding import with_method
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class LoadedRun:
         """The translation of each line: N lines in, N objects out, in order. A line end at a line's end is left out.
 
         `direction` is required for a run with several. `settings` are those of `decoding` in a recipe, as `beam=5` and
-        `n_best=2`; the others are as in the run's recipe.
+        `n_best=2`; the others are as in the run's recipe. `beam` without `method` selects beam search.
 
         Each line is translated by itself, also by a run that was trained on documents: `translate_file` of
         `run.translator` joins the lines of documents as the command does.
@@ -85,6 +86,7 @@ class LoadedRun:
         lines = lines_in(lines)
         translator = self.translator
         if settings:
+            settings = with_method(settings)
             chosen = make_recipe(merged(translator.runs[0].recipe.model_dump(), {"decoding": settings})).decoding
             if idle := chosen.without_effect(settings):
                 raise MtkitError(f'{idle[0]} has no effect with method="{chosen.method}"; add method="{idle[1]}"')

@@ -97,7 +97,7 @@ def translate(
         ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Search: greedy, beam or sample.")] = None,
-    beam: Annotated[int | None, typer.Option(help="Beam size.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam size; without --method it selects beam search.")] = None,
     length_penalty: Annotated[
         float | None, typer.Option(help="Exponent of length normalisation; 0 disables it.")
     ] = None,

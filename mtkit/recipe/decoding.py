@@ -1,7 +1,7 @@
 """The recipe's settings of decoding."""
 
-from collections.abc import Collection
-from typing import Annotated, Literal, Self
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,11 @@ ONLY_WITH = {
     "sample": ("temperature", "top_k", "top_p", "seed"),
 }
 """Settings that say nothing with another method."""
+
+
+def with_method(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a user gives for one translation; a beam size without a method selects beam search."""
+    return {"method": "beam", **given} if "beam" in given else dict(given)
 
 
 class DecodingSettings(Settings):

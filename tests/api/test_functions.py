@@ -23,6 +23,7 @@ from mtkit.decoding.alignment import align
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import score_corpus
+from mtkit.recipe import make_recipe, merged
 from mtkit.runs import Run
 from tests.decoding.trained import make_run
 
@@ -61,6 +62,13 @@ def test_translations_are_the_translators(folder: Path) -> None:
         with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
             loaded.translate(LINES, **idle)
     assert len(loaded.translate(LINES, method="greedy", coverage_penalty=0)) == len(LINES)
+    greedy = mtkit.load(folder)
+    vars(greedy.translator.runs[0])["recipe"] = make_recipe(
+        merged(loaded.translator.runs[0].recipe.model_dump(), {"decoding": {"method": "greedy"}})
+    )
+    assert [each.text for each in greedy.translate(LINES, beam=4)] == [
+        each.text for each in loaded.translate(LINES, beam=4)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 def given_settings(**settings: Any) -> dict[str, Any]:
-    """Those decoding settings that the command line has."""
-    return {key: value for key, value in settings.items() if value is not None}
+    """Those decoding settings that the command line has; --beam without --method selects beam search."""
+    from mtkit.recipe.decoding import with_method
+
+    return with_method({key: value for key, value in settings.items() if value is not None})
 
 
 def folder_of(recipe: "Recipe", run: "Run") -> Path:

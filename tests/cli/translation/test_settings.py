@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.cli.translation.settings import given_settings, recipe_of
+from mtkit.errors import MtkitError
+from mtkit.runs import Run
 from tests.cli.test_translate import lines_of, typed
 from tests.decoding.trained import make_run
 
@@ -27,3 +30,23 @@ def test_several_translations_of_a_side_go_to_the_output_as_those_of_a_file(
     monkeypatch.chdir(tmp_path)
     typed("--side", "test", "--n-best", "2", "--output", "out")
     assert Path("out").read_text().splitlines() == lines_of(typed("--input", "test.source", "--n-best", "2"))
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({"beam": 4, "n_best": 2}, "beam"),
+        ({"beam": 4, "method": "sample"}, None),
+        ({"n_best": None}, "greedy"),
+        ({"temperature": 0.5}, None),
+    ],
+)
+def test_a_beam_size_selects_beam_search(given: dict[str, object], method: str | None, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("decoding: {method: greedy}\n")
+    settings = given_settings(**given)
+    if method is None:
+        with pytest.raises(MtkitError, match="has no effect with --method"):
+            recipe_of(Run(tmp_path), None, settings)
+    else:
+        assert recipe_of(Run(tmp_path), None, settings).decoding.method == method
+        assert recipe_of(Run(tmp_path), tmp_path / "recipe.yaml", settings).decoding.method == method
