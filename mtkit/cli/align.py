@@ -30,6 +30,7 @@ def align(
         typer.Option(metavar="FILE", help="Picture (PNG), where matplotlib is installed.  [default: alignment.png]"),
     ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
     """Show what a run attends to for each piece.
 
@@ -41,6 +42,8 @@ def align(
       mtkit align "The boy sleeps."
       mtkit align "The boy sleeps." --target "Der Junge schläft." --name rnn --output boy.png
     """
+    import torch
+
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_alignment
     from mtkit.files import check_outputs, inside
@@ -48,6 +51,8 @@ def align(
 
     output = inside(Path(), "alignment.png") if output is None else output
     check_outputs([output])
+    if threads is not None:
+        torch.set_num_threads(threads)
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
     whole_text = translator.align(text, target, direction=direction)

@@ -3,6 +3,7 @@
 import importlib
 import io
 import os
+import re
 import sys
 from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
@@ -10,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mtkit import __version__
-from mtkit.errors import MtkitError, cut_words
+from mtkit.errors import MtkitError, cut, cut_words
 
 COMMANDS = (
     "prepare",
@@ -172,5 +173,6 @@ def _check_words(words: list[str]) -> None:
 
 
 def _say(message: str) -> None:
+    message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than the name of any file
     if sys.stderr is not None:  # print would take standard output then
         print(f"mtkit: {message}", file=sys.stderr)

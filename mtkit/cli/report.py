@@ -7,12 +7,22 @@ import typer
 
 
 def report(
-    run: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.")],
+    run: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN...", help="Run folders, or names of runs in mtkit-runs.  [default: the latest run]"
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="Name of a run in mtkit-runs; repeatable, after RUN..."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Page (HTML).  [default: report.html]")] = None,
     side: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
     ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
     """Write one page about runs that have translated.
 
@@ -22,16 +32,20 @@ def report(
 
     \b
     Examples:
-      mtkit report mtkit-runs/longformer
+      mtkit report
       mtkit report full longformer --output report.html
     """
+    import torch
+
     from mtkit.cli.progress import through
     from mtkit.files import check_outputs, inside, write_text
     from mtkit.reporting.page import report_page
-    from mtkit.runs import named_run
+    from mtkit.runs import find_run, named_run
 
     output = inside(Path(), "report.html") if output is None else output
     check_outputs([output])
-    runs = [named_run(each) for each in run]
+    if threads is not None:
+        torch.set_num_threads(threads)
+    runs = [*map(named_run, run or ()), *(find_run(name=each) for each in name or ())] or [find_run()]
     write_text(output, report_page(runs, side or (), through))
     typer.echo(str(output))

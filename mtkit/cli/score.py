@@ -45,7 +45,7 @@ def score(
         list[str] | None,
         typer.Option(metavar="NAME", help="Metric: BLEU, chrF, TER or exact; repeatable.  [default: the recipe's]"),
     ] = None,
-    test: Annotated[
+    paired_test: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Paired test: bootstrap or randomisation.  [default: both]"),
     ] = None,
@@ -114,7 +114,7 @@ def score(
             side_name,
             files,
             metrics=metric or settings.metrics,
-            tests=test or TESTS,
+            tests=paired_test or TESTS,
             lengths=by_length,
             language=target_language,
             tokenize=settings.tokenize if tokenize is None else tokenize,

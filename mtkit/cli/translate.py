@@ -54,7 +54,7 @@ def translate(
         typer.Option(metavar="NAME", help="Test side, or valid; repeatable.  [default: all test sides]"),
     ] = None,
     test: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Test set of sacrebleu instead, downloaded, e.g. wmt14.")
+        str | None, typer.Option(metavar="NAME", help="Test text of sacrebleu instead, downloaded, e.g. wmt14.")
     ] = None,
     languages: Annotated[
         str | None, typer.Option(metavar="EN-DE", help="Language pair of --test.  [default: the run's direction]")

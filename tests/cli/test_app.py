@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from mtkit.cli.app import COMMANDS, main
+from mtkit.cli.app import COMMANDS, app, main
 
 HEAVY = ["torch", "datasets", "sentencepiece", "matplotlib", "sacrebleu", "numpy", "yaml"]
 
@@ -55,6 +56,28 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     for word in words:
         assert word in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--{}"], ["{}"], ["align", "a", "--name", "{}"], ["score", "--run", "{}"], ["translate", "--beam", "{}"]],
+)
+def test_a_mistake_does_not_repeat_long_words(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mtkit", *(each.format("x" * 5000) for each in arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err) < 300
+
+
+def test_an_option_of_several_commands_has_one_meaning() -> None:
+    commands = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    helps = {name: each.help for name, command in commands for each in command.params if "--test" in each.opts}
+    assert helps.keys() == {"prepare", "translate"}
+    assert all(text.startswith("Test text") for text in helps.values())
 
 
 def test_version() -> None:

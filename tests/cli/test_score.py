@@ -56,7 +56,7 @@ def test_a_runs_translations_are_scored() -> None:
 
 
 def test_several_systems_are_compared_with_the_first() -> None:
-    shown = typed("--name", "one", "--name", "two", "--test", "bootstrap").stdout
+    shown = typed("--name", "one", "--name", "two", "--paired-test", "bootstrap").stdout
     assert "two from one" in shown
     assert "p bootstrap" in shown
     assert "p randomisation" not in shown
@@ -210,7 +210,7 @@ def test_the_table_shows_all() -> None:
         (["--name", "three"], "mtkit translate"),
         (["--name", "one", "--tokenize", "13b"], "did you mean '13a'"),
         (["--name", "one", "--metric", "exakt"], "did you mean 'exact'"),
-        (["--name", "one", "--name", "two", "--test", "random"], "there are: bootstrap, randomisation"),
+        (["--name", "one", "--name", "two", "--paired-test", "random"], "there are: bootstrap, randomisation"),
         (["--name", "one", "--side", "tests"], "did you mean 'test'"),
         (["--name", "one", "--name", "other"], r"test.reference.txt and .*test.reference.txt differ in line 2"),
         (["--name", "one", "--source", "reference"], "do not combine with --run, --name and --side"),

@@ -24,6 +24,7 @@ def attention(
         Path | None, typer.Option(metavar="FILE", help="Picture (PNG).  [default: attention.png]")
     ] = None,
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
 ) -> None:
     """Draw the attention of every layer and head.
 
@@ -39,6 +40,9 @@ def attention(
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise MtkitError("pictures need matplotlib; install it: pip install 'mtkit[plots]'") from error
+
+    import torch
+
     from mtkit.decoding.translator import Translator
     from mtkit.evaluation.alignment_plot import draw_attention
     from mtkit.files import check_outputs, inside
@@ -46,6 +50,8 @@ def attention(
 
     output = inside(Path(), "attention.png") if output is None else output
     check_outputs([output])
+    if threads is not None:
+        torch.set_num_threads(threads)
     found = find_run(run, name)
     translator = Translator([found], found.recipe.decoding, checkpoint=checkpoint, device=device, engine="mtkit")
     aligned = translator.align(source, target, direction=direction)
