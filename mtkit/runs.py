@@ -2,7 +2,8 @@
 
 recipe.yaml          every setting, resolved
 run.json             versions, the exact command, sizes of the vocabularies, directions, lengths of the training pairs,
-                     and the precision where it was chosen by measuring
+                     the other packages whose mechanisms the model uses, and the precision where it was chosen by
+                     measuring
 tokenizer/           the sentencepiece models
 checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged; base/ with
                      the weights that are not trained, where there are any
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired
 
@@ -80,6 +82,7 @@ class About(TypedDict):
     imported_from: NotRequired[str]
     commands: NotRequired[list[str]]
     precision: NotRequired[Literal["float32", "bfloat16"]]
+    packages: NotRequired[dict[str, str]]
 
 
 @stored
@@ -168,6 +171,20 @@ class Run:
 
         return vocabulary_of(self.folder / "tokenizer")
 
+    def check_packages(self) -> None:
+        """Check that the other packages whose mechanisms the model uses are here.
+
+        Raises: RunError that names the first package that is not installed; MtkitError if it cannot be loaded.
+        """
+        from mtkit.attention.registry import GROUP
+
+        for name, package in self.about.get("packages", {}).items():
+            if not entry_points(group=GROUP, name=name):
+                raise RunError(
+                    f"{self.folder} uses attention '{name}' of the package {package}, which is not installed here; "
+                    "install it if you trust it"
+                )
+
     def checkpoint(self, which: str = "best") -> Path:
         """The folder of the checkpoint "best", "last", "average", or one by its name, "update-00001000".
 
@@ -194,6 +211,7 @@ class Run:
 
         from mtkit.model.build import build_model
 
+        self.check_packages()
         sizes = self.about["vocabularies"]
         # weights made in inference mode have no count of their changes, which kept products are compared by
         with torch.inference_mode(False):

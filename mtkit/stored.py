@@ -82,7 +82,9 @@ def explain(error: ValidationError) -> str:
 
 
 def record_bytes(path: Path, most: int = LARGEST) -> bytes:
-    """The content of a record of at most `most` bytes. Raises: OSError, also for a larger file."""
+    """The content of a record of at most `most` bytes. Raises: OSError, also for a larger file, a pipe or a device."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is a pipe or a device")  # which may have no end
     if path.stat().st_size > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return path.read_bytes()

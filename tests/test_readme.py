@@ -56,8 +56,8 @@ def test_the_python_runs(
     exec(block, names)
     if "output" in names:
         assert names["output"].shape == (2, 9, 256)
-    else:
-        assert capsys.readouterr().out.count("\n") == 2  # a line for each translation
+    else:  # a line for each translation; the page on mechanisms defines one and prints nothing
+        assert capsys.readouterr().out.count("\n") == (2 if "print(" in block else 0)
 
 
 @pytest.mark.parametrize("page", TEXTS)

@@ -75,6 +75,14 @@ def test_an_object_that_cannot_be_read_is_empty(tmp_path: Path, content: str) ->
     assert read_object(path) == {}
 
 
+def test_a_device_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.symlink_to("/dev/zero")
+    assert read_object(path) == {}
+    with pytest.raises(RunError, match=r"cannot read .*it is a pipe or a device; train again"):
+        read(path)
+
+
 def test_only_the_last_line_may_be_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
 

@@ -29,6 +29,7 @@ def describe(name: str) -> str:
     facts = {
         "paper": mechanism.paper,
         "family": mechanism.family,
+        **({} if mechanism.package is None else {"package": mechanism.package}),
         "roles": roles(mechanism),
         "cost": f"{mechanism.complexity}, growing with T to the power {mechanism.growth:g}",
         "weights": "yes" if mechanism.weights else "no",

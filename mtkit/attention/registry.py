@@ -1,4 +1,6 @@
-"""The registry of mechanisms is the folder: a file in a family's folder is a mechanism, nothing else makes one.
+"""The registry of mechanisms is the folder: a file in a family's folder is a mechanism.
+
+Mechanisms of other packages are modules that these name in the entry point group `mtkit.attention`.
 
 Files that begin with `_` are helpers of the mechanisms beside them. Slots, too, are looked up by name here (`fill`).
 
@@ -7,9 +9,12 @@ a name of its own too: `full` with that slot set.
 """
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +25,15 @@ from mtkit.attention.contract import ROLES, Attention, Site
 from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
-from mtkit.errors import MtkitError, did_you_mean, shown
+from mtkit.errors import MtkitError, cut_words, did_you_mean, shown
 from mtkit.memory.allocation import WithinMemory
 from mtkit.numpy_values import as_python
+
+GROUP = "mtkit.attention"
+"""Entry point group of other packages' mechanisms: the mechanism's name, and its module."""
+
+OTHERS = "other packages"
+"""Family of other packages' mechanisms."""
 
 DECLARED = ("roles", "published", "paper", "complexity", "growth")
 """What the class of each mechanism says of it."""
@@ -43,6 +54,8 @@ class Mechanism:
     weights: bool
     options: dict[str, Any]
     kind: type[Attention] | type[Slot]
+    package: str | None = None
+    """Package and version that it belongs to; None for mtkit's own."""
 
     @property
     def slot(self) -> str | None:
@@ -52,27 +65,63 @@ class Mechanism:
 
 @cache
 def mechanisms() -> dict[str, Mechanism]:
-    """Every mechanism by name."""
+    """Every mechanism by name: mtkit's own, and those of other packages that can be loaded.
+
+    Raises: MtkitError for another package's mechanism with the name of one that is already known.
+    """
     found: dict[str, Mechanism] = {}
     for file in sorted(Path(__file__).parent.glob("*/[!_]*.py")):
         family, name = file.parent.name, file.stem.replace("_", "-")
         if name in found:
             raise ValueError(f"two families have a mechanism '{name}': {found[name].family} and {family}")
         kind = _only_mechanism_in(importlib.import_module(f"{__package__}.{family}.{file.stem}"))
-        found[name] = Mechanism(
-            name=name,
-            family=family,
-            paper=kind.paper,
-            summary=(kind.__doc__ or "").strip().partition("\n")[0].rstrip("."),
-            roles=kind.roles,
-            published=kind.published,
-            complexity=kind.complexity,
-            growth=kind.growth,
-            weights=kind.weights,
-            options=options_of(kind),
-            kind=kind,
-        )
+        found[name] = _described(name, family, kind)
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        if entry.name in found:
+            raise MtkitError(
+                f"{_package(entry)} has an attention mechanism '{entry.name}', and there is another one of that name; "
+                "rename it, or uninstall that package"
+            )
+        with suppress(MtkitError):  # `find` raises it for this name
+            found[entry.name] = _of_package(entry)
     return found
+
+
+def _described(name: str, family: str, kind: Any, package: str | None = None) -> Mechanism:
+    return Mechanism(
+        name=name,
+        family=family,
+        paper=kind.paper,
+        summary=(kind.__doc__ or "").strip().partition("\n")[0].rstrip("."),
+        roles=kind.roles,
+        published=kind.published,
+        complexity=kind.complexity,
+        growth=kind.growth,
+        weights=kind.weights,
+        options=options_of(kind),
+        kind=kind,
+        package=package,
+    )
+
+
+def _of_package(entry: EntryPoint) -> Mechanism:
+    """Another package's mechanism. Raises: MtkitError if it cannot be loaded."""
+    try:
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry.name):
+            raise ValueError("a mechanism's name is small letters, digits and hyphens")
+        module = entry.load()
+        if not isinstance(module, ModuleType):
+            raise TypeError(f"the entry point names {entry.value}, which is not a module")
+        return _described(entry.name, OTHERS, _only_mechanism_in(module), _package(entry))
+    except Exception as error:  # of the package's code
+        raise MtkitError(
+            f"attention mechanism {shown(entry.name)} of {_package(entry)} cannot be loaded "
+            f"({type(error).__name__}: {cut_words(str(error))}); repair or uninstall that package"
+        ) from error
+
+
+def _package(entry: EntryPoint) -> str:
+    return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
 def build(
@@ -146,9 +195,14 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
 
 
 def find(name: str) -> Mechanism:
-    """The mechanism of that name. Raises: MtkitError with the nearest name."""
+    """The mechanism of that name.
+
+    Raises: MtkitError with the nearest name, or with the reason why another package's mechanism cannot be loaded.
+    """
     known = mechanisms()
     if name not in known:
+        for entry in entry_points(group=GROUP, name=name):
+            _of_package(entry)
         hint = did_you_mean(name, list(known))
         raise MtkitError(f"no attention mechanism {shown(name)}{hint}; see `mtkit attentions`")
     return known[name]

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from mtkit.attention import mechanisms
+from mtkit.attention.registry import OTHERS
 from mtkit.comparison.labels import Box, label_places
 from mtkit.comparison.report import Results, row_name
 from mtkit.files import writing
@@ -18,6 +19,7 @@ COLORS = {
     "compressed": "#9467bd",
     "prior": "#2ca02c",
     "heads": "#c2478f",
+    OTHERS: "#7f7f7f",
 }
 """By family, in the order of the survey."""
 DOT = 5.0

@@ -61,6 +61,8 @@ class Translator:
         engine; RunError for a checkpoint that cannot be loaded.
         """
         settings = runs[0].recipe.decoding if settings is None else settings
+        for run in runs:
+            run.check_packages()
         self.runs, self.settings = runs, settings
         self._trained_on, self._asked = TrainedOn.of(runs), (engine, find_dtype(dtype), find_device(device))
         _, arithmetic, where = self._asked

@@ -47,6 +47,7 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
     if folder.exists():
         raise MtkitError(f"{folder} exists; choose another folder, or remove it")
     form = FORMATS[to]
+    run.check_packages()
     form.check(run.recipe)
     name = run.checkpoint(checkpoint).name
     translator = Translator([run], checkpoint=name, device="cpu", dtype="float32")

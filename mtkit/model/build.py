@@ -1,9 +1,12 @@
 """A model from a recipe."""
 
+from collections.abc import Mapping
+
 import torch
 
-from mtkit.attention import ROLES
+from mtkit.attention import ROLES, mechanisms
 from mtkit.attention.registry import find
+from mtkit.attention.slots import SLOTS
 from mtkit.errors import RecipeError
 from mtkit.memory.allocation import available_bytes, too_large, weights_within_memory
 from mtkit.model.attentions import Choice, choose, describe, label
@@ -42,6 +45,16 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
 def choose_attention(recipe: Recipe) -> dict[str, list[Choice]]:
     """For each role the choice of each layer. Raises: MtkitError as `build_model` would."""
     return choose(_attention(recipe), _layers(recipe))
+
+
+def attention_packages(recipe: Recipe) -> dict[str, str]:
+    """The other packages whose mechanisms the recipe uses: package and version by the mechanism's name."""
+    names: set[str] = set()
+    for choice in (choice for choices in choose_attention(recipe).values() for choice in choices):
+        slots = [choice.options.get(slot) for slot in SLOTS]
+        names |= {choice.name, *(str(slot["name"] if isinstance(slot, Mapping) else slot) for slot in slots)}
+    used = [mechanism for mechanism in mechanisms().values() if mechanism.name in names]
+    return {mechanism.name: mechanism.package for mechanism in used if mechanism.package is not None}
 
 
 def describe_attention(recipe: Recipe) -> str:

@@ -17,6 +17,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
+from mtkit.model.build import attention_packages
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
 from mtkit.runs import FORMAT, Run, is_begun
@@ -93,6 +94,7 @@ def open_folder(
         },
         "init_from": None if init_from is None else init_from.folder.name,
         "origins": [],
+        "packages": attention_packages(recipe),
         "vocabularies": {
             "source": prepared.tokenizers.source.size,
             "target": prepared.tokenizers.target.size,
