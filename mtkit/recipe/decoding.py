@@ -19,7 +19,8 @@ ONLY_WITH = {
 
 def with_method(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that a user gives for one translation; a beam size without a method selects beam search."""
-    return {"method": "beam", **given} if "beam" in given else dict(given)
+    implied = {"method": "beam"} if "beam" in given and "method" not in given else {}
+    return {**given, **implied}
 
 
 class DecodingSettings(Settings):
