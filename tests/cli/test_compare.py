@@ -137,7 +137,7 @@ def test_options_go_where_they_belong(known: Any) -> None:
         (["--attention", "band", "--attention-option", "window_radis=3"], "did you mean 'window_radius'"),
         (["--attention", "band", "--attention-option", "window_radius"], "KEY=VALUE"),
         (["--attention", "full", "--max-updates", "0"], "training.max_updates"),
-        (["--attention", ","], "no mechanism"),
+        (["--attention", ","], "--attention is empty"),
         (["--attention", "full", "--device", "gpu9"], "no device 'gpu9'"),
         (["--attention", "full", "--data", "nowhere"], "mtkit prepare"),
     ],
