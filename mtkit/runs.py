@@ -13,7 +13,7 @@ ctranslate2/         checkpoints in CTranslate2's format, where `translate` has 
 metrics.jsonl, curves.png, translations/
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,15 +26,16 @@ from typing_extensions import TypedDict
 
 from mtkit.data.lines.lengths import Lengths
 from mtkit.errors import RunError, did_you_mean, shown
-from mtkit.files import check_regular, digest
+from mtkit.files import check_regular
 from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS, run_folder_of
 from mtkit.stored import read_stored, stored
+from mtkit.weights import check_sum, load_weights, read_tensors
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from mtkit.data.tokenizer import Tokenizers
     from mtkit.model.network import Network
@@ -90,9 +91,6 @@ class Best(TypedDict):
     """Content of best.json: the name of the best checkpoint."""
 
     checkpoint: Annotated[str, StringConstraints(pattern=r"^(average|update-[0-9]+)$")]
-
-
-PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -312,72 +310,6 @@ def find_runs(folders: Sequence[Path] | None = None, names: Sequence[str] | None
     Raises: RunError as `find_run`.
     """
     return [*map(find_run, folders or ()), *(find_run(name=each) for each in names or ())] or [find_run()]
-
-
-def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Path) -> None:
-    """Put weights into a model of the same shape. Raises: RunError, naming a weight, where it is another model's."""
-    own = model.state_dict()
-    for name in sorted(own.keys() ^ weights.keys()):
-        raise RunError(f"{origin} holds another model: {name} is in {'it' if name in weights else 'the recipe'} alone")
-    for name, value in weights.items():
-        if own[name].shape != value.shape:
-            shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
-            raise RunError(f"{origin} holds another model: {name} is {shapes}")
-        if value.is_complex() or value.is_floating_point() != own[name].is_floating_point():
-            types = f"{value.dtype} there and {own[name].dtype} by the recipe"
-            raise RunError(f"{origin} holds another model: {name} is {types}")
-    model.load_state_dict(dict(weights))
-
-
-@stored
-class Checksums(TypedDict):
-    """Content of a checkpoint's state.json, as far as it concerns whether the checkpoint's files are damaged."""
-
-    sha256: dict[str, str]
-
-
-def check_sum(file: Path, advice: str) -> bool:
-    """Compare a file of a checkpoint with its checksum in state.json; False if there is no state.json.
-
-    Raises: RunError, which ends with `advice`, for a file that was altered or has no checksum.
-    """
-    record = file.with_name("state.json")
-    if not record.exists():
-        return False
-    sums = read_stored(record, Checksums, advice, error=RunError)["sha256"]
-    if file.is_file() and sums.get(file.name) != digest(file):
-        raise RunError(f"{file} is damaged: its checksum is not the one in state.json; {advice}")
-    return True
-
-
-def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """The tensors of a safetensors file.
-
-    Raises: RunError for a missing, unreadable, truncated or foreign file, and for anything that could run code when
-    loaded.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if path.suffix in PICKLES:
-        raise RunError(f"{path} is a pickle, which can run code when loaded; mtkit reads only .safetensors")
-    if not path.exists():
-        pickles = [each.name for each in path.parent.glob("*") if each.suffix in PICKLES]
-        if pickles:
-            raise RunError(
-                f"{path.parent} holds the pickle {pickles[0]} in place of {path.name}: a pickle can run code when "
-                "loaded, so mtkit reads only .safetensors; save the weights as safetensors"
-            )
-        raise RunError(f"{path} is missing; choose another --checkpoint or train again")
-    try:
-        path.open("rb").close()  # load_file calls a file missing that it may not open
-        return load_file(path)
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror or error}; make it readable and try again") from error
-    except MemoryError as error:
-        raise RunError(f"the memory is too small for {path}; free some memory") from error
-    except SafetensorError as error:
-        raise RunError(f"{path} is truncated or not a safetensors file; choose another --checkpoint") from error
 
 
 def _latest(manifests: list[Path]) -> Path:

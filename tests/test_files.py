@@ -91,7 +91,8 @@ def test_json_of_files_is_parsed_without_recursion() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.load", "json.loads")
     }
     own = ("json.loads(json_text(", "json.loads(recipe.model_dump_json(", "json.loads(bytes(part[")
-    parsed.remove("json.loads(line)")  # of tables, which catches RecursionError
+    for caught in ("json.loads(line)", "json.loads(body)"):  # tables and requests, which catch RecursionError
+        parsed.remove(caught)
     assert [call for call in parsed if not call.startswith(own)] == []
 
 

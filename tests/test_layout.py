@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE, TESTS = ROOT / "mtkit", ROOT / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LONGEST_FILE = 350
-FULLEST_FOLDER = 12
+LONGEST_FILE = 500
+FULLEST_FOLDER = 20
 ATTENTION = PACKAGE / "attention"
 ENGINES = ATTENTION / "engines"
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
@@ -24,6 +24,7 @@ FOUNDATION = {
     "device",
     "yaml_text",
     "stored",
+    "weights",
     "memory",
     "tables",
     "compiled",
@@ -127,16 +128,6 @@ def strangers(module: Path) -> set[str]:
     return found if ENGINES in module.parents else {name for name in helpers if name.rpartition(".")[0] != own}
 
 
-def namesakes(modules: Iterable[Path]) -> dict[str, list[str]]:
-    """Public classes of one name, and the modules that define them."""
-    places: dict[str, list[str]] = {}
-    for module in modules:
-        for node in ast.walk(ast.parse(module.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(name_of(module))
-    return {name: found for name, found in places.items() if len(found) > 1}
-
-
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
 
 
@@ -157,10 +148,6 @@ def test_no_imports_run_in_a_circle() -> None:
     assert not circles(MODULES)
 
 
-def test_no_two_public_classes_have_one_name() -> None:
-    assert not namesakes(MODULES)
-
-
 @each_module
 def test_engines_import_no_family_and_nobody_the_helpers_of_another_folder(module: Path) -> None:
     assert not strangers(module)
@@ -169,7 +156,7 @@ def test_engines_import_no_family_and_nobody_the_helpers_of_another_folder(modul
 @pytest.mark.parametrize(
     "folder", sorted({module.parent for module in MODULES}), ids=lambda folder: str(folder.relative_to(ROOT))
 )
-def test_a_folder_holds_a_dozen_files(folder: Path) -> None:
+def test_a_folder_holds_at_most_twenty_files(folder: Path) -> None:
     """A family of mechanisms aside, which has one file for each, and the commands, likewise."""
     modules = {module.stem for module in folder.glob("*.py")} - {"__init__", "__main__"}
     assert len(modules) <= FULLEST_FOLDER or folder in (*FAMILIES, PACKAGE / "cli")
@@ -211,13 +198,6 @@ class TestWalk:
             self.written("model/top.py", "from mtkit.data.three import x\n"),
         ]
         assert circles(modules) == {"mtkit.data.one", "mtkit.data.two", "mtkit.data.three"}
-
-    def test_two_classes_of_one_name(self) -> None:
-        modules = [
-            self.written("data/one.py", "class Side: ...\nclass _Own: ...\nclass One: ...\n"),
-            self.written("model/two.py", "class _Own: ...\nclass Outer:\n    class Side: ...\n"),
-        ]
-        assert namesakes(modules) == {"Side": ["mtkit.data.one", "mtkit.model.two"]}
 
     def test_an_engine_that_takes_from_a_family(self) -> None:
         taking = "from mtkit.attention.{} import x\n".format

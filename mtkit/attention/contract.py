@@ -5,7 +5,7 @@ K width of one head, N hypotheses of a segment.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -122,29 +122,6 @@ class Attention(nn.Module):
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site = site
-
-    def __call__(self, query: Tensor, memory: Tensor | None = None, **how: Any) -> Attended:
-        """`forward`, which a mechanism writes for at least one segment, one query and one place in the memory.
-
-        A batch without tokens gives an output without tokens. A memory without places is one padded place.
-        """
-        if query.numel() == 0:
-            return self._of_no_tokens(query, memory, need_weights=how.get("need_weights", False))
-        without = memory is not None and memory.shape[1] == 0
-        if memory is not None and without:
-            memory = memory.new_zeros(len(memory), 1, memory.shape[2])
-            how["memory_valid"] = memory.new_zeros(memory.shape[:2], dtype=torch.bool)
-        attended: Attended = super().__call__(query, memory, **how)
-        if without and attended.weights is not None:
-            return replace(attended, weights=attended.weights[..., :0])
-        return attended
-
-    def _of_no_tokens(self, query: Tensor, memory: Tensor | None, *, need_weights: bool) -> Attended:
-        """query (B, T, D) with B or T 0; parameters get a gradient of 0."""
-        zero = sum((0.0 * each.sum() for each in self.parameters()), query.new_zeros(()))
-        length = (query if memory is None else memory).shape[1]
-        shape = (len(query), self.site.heads, query.shape[1], length)
-        return Attended(query + zero, weights=query.new_zeros(shape) if need_weights and self.weights else None)
 
     def forward(
         self,

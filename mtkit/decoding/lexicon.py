@@ -22,7 +22,8 @@ from mtkit.data.progress import ProgressBar, silent
 from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.files import inside, write_tensors, writing
-from mtkit.runs import Run, read_tensors
+from mtkit.runs import Run
+from mtkit.weights import read_tensors
 
 FILE = "lexicon.safetensors"
 """Its name in a run's folder."""

@@ -29,10 +29,11 @@ from mtkit.interchange.marian.vocabulary import MARKS, Numbering, is_tag, number
 from mtkit.interchange.marian.weights import own_weights, positions_of
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
-from mtkit.runs import FORMAT, PICKLES, Run, load_weights, read_tensors
+from mtkit.runs import FORMAT, Run
 from mtkit.stored import read_stored
 from mtkit.training.checkpoint import write_checkpoint
 from mtkit.training.state.progress import Progress
+from mtkit.weights import PICKLES, load_weights, read_tensors
 from mtkit.yaml_text import dump_yaml
 
 VOCABULARY = dict[str, int]

@@ -23,10 +23,11 @@ from typing_extensions import TypedDict
 from mtkit.errors import RunError
 from mtkit.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
 from mtkit.recipe.training import BestBy
-from mtkit.runs import BASE, PICKLES, check_sum, read_tensors
+from mtkit.runs import BASE
 from mtkit.stored import Count, read_stored, stored
 from mtkit.training.optimization.averaging import mean_weights
 from mtkit.training.state.progress import LATER, Progress, rank
+from mtkit.weights import PICKLES, check_sum, read_tensors
 
 FORMAT = 1
 """Raised when the layout of a checkpoint changes so that older ones cannot be read."""

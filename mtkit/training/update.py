@@ -19,7 +19,6 @@ from mtkit.model.build import SMALLER
 from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.runs import load_weights
 from mtkit.training.distributed.gradients import FlatSum, gradient_sum
 from mtkit.training.distributed.split import SplitModel, gathered, split_like
 from mtkit.training.distributed.world import World
@@ -37,6 +36,7 @@ from mtkit.training.r_drop import batch_loss_twice, twice
 from mtkit.training.report import Say
 from mtkit.training.state.divergence import Divergence
 from mtkit.training.state.progress import Progress
+from mtkit.weights import load_weights
 
 LOSS, NLL, EXTRA, REWARD, SEGMENTS, DIVERGENCE = range(6)
 """Places in the totals of an update: sums over target tokens of the smoothed loss with R-Drop's term, of the nll and of

@@ -89,30 +89,6 @@ def test_a_segment_of_padding_alone_gives_no_nan(case: Case) -> None:
     assert all(gradient is None or gradient.isfinite().all() for gradient in gradients)
 
 
-@each(small)
-def test_a_batch_without_tokens_gives_no_tokens(case: Case) -> None:
-    attention = make(case).layers[0]
-    for segments, length in ((0, 5), (2, 0), (0, 0)):
-        query = tokens(2, 5)[:segments, :length].requires_grad_()
-        memory = memory_for(case, 2, 6)
-        attended = attention(query, None if memory is None else memory[:segments], need_weights=True)
-        assert attended.output.shape == (segments, length, 32)
-        assert (attended.weights is None) or attended.weights.shape[2] == length
-        attended.output.sum().backward()
-    assert all(each.grad is None or not each.grad.any() for each in attention.parameters())
-
-
-@each(lambda case: case.small and case.role == "cross")
-@torch.no_grad()
-def test_a_memory_without_places_is_nothing_to_attend_to(case: Case) -> None:
-    attention = make(case).layers[0]
-    query, memory = tokens(2, 5), tokens(2, 6, width=case.memory_width or 32)
-    attended = attention(query, memory[:, :0], need_weights=True)
-    nothing = attention(query, memory, memory_valid=valid_mask([0, 0], 6)).output
-    assert apart(attended.output, nothing) < CLOSE
-    assert attended.weights is None or attended.weights.shape[3] == 0
-
-
 def test_the_check_catches_a_mean_over_padding() -> None:
     class Mean(Attention):
         def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]

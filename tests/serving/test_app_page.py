@@ -108,6 +108,12 @@ new Promise(done => {
   look();
 })
 """
+READY = """
+new Promise(done => {
+  const look = () => document.getElementById("direction").options.length ? done() : setTimeout(look, 20);
+  look();
+})
+"""
 COUNTED = """
 var answered = 0;
 const request_ = request;
@@ -121,6 +127,7 @@ def test_nothing_is_visible_that_belongs_to_an_earlier_text(tmp_path: Path) -> N
     service = Service(Translator([run], run.recipe.decoding.model_copy(update={"beam": 2, "max_pieces": 6})))
     with served(service, ServingLimits(wait=0, characters=50)) as port, browser(tmp_path / "browser") as page:
         page.open(f"http://127.0.0.1:{port}/")
+        page.run(READY)
         page.run(COUNTED)
         for text, visible in (
             ("The old dog.", {"Hypotheses", "Attention"}),

@@ -8,7 +8,6 @@ from torch import nn
 
 from mtkit.errors import MtkitError, RunError
 from mtkit.recipe.training import BestBy
-from mtkit.runs import load_weights
 from mtkit.training.checkpoint import (
     Checkpoints,
     read_progress,
@@ -16,6 +15,7 @@ from mtkit.training.checkpoint import (
     verified_tensors,
 )
 from mtkit.training.state.progress import Progress
+from mtkit.weights import load_weights
 from tests.damage import check_damages
 
 
