@@ -36,7 +36,8 @@ class LowWeights:
         """Round the weights, anew after they have changed."""
         if not self._copies:
             self._copies = [torch.empty_like(each, dtype=torch.bfloat16) for each in self._parameters]
-        torch._foreach_copy_(self._copies, [each.detach() for each in self._parameters])
+        if self._copies:
+            torch._foreach_copy_(self._copies, [each.detach() for each in self._parameters])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
