@@ -6,6 +6,9 @@ a block, and of the block's values up to t, weighed by exponentials and divided 
 second attention, and what it reads, are sums over heads of products with the one and the other: these take most of
 the time, and are of all positions of a block at once. The backward pass computes scores again, part by part.
 
+Exponentials of a part have one maximum, and those far below it become zeros. If scores rise that far, each position of
+the part has a maximum of its own; an accelerator takes this form always, because a test of scores makes the host wait.
+
 Shapes: G heads of queries, H of values; B segments of L blocks of c positions, N = H B L; m points.
 """
 
@@ -70,21 +73,64 @@ def _read(
     noise: Noise | None,
     again: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The heads (G, B, T, W), from scores (H, B, T, m) of points, and the state after; in halves where they are far."""
-    length = scores.shape[2]
-    rise = scores.detach().amax(2, keepdim=True) - state[0].maximum(scores[:, :, :1].detach())
-    if length > 1 and rise.max() > FAR:
-        made = []
-        for half in zip(*(x.tensor_split([length // 2], 2) for x in (q, scores, v)), strict=True):
-            heads, state = _read(half[0], half[1], half[2], keys, values, state, noise, again)
-            made.append(heads)
-        return torch.cat(made, 2), state
-    missing = -length % BLOCK
+    """The heads (G, B, T, W), from scores (H, B, T, m) of points, and the state after."""
+    length, missing = scores.shape[2], -scores.shape[2] % BLOCK
+    near = scores.device.type == "cpu" and _near(scores.detach(), state[0])
     if missing:
         q, v = (F.pad(x, (0, 0, 0, missing)) for x in (q, v))
         scores = F.pad(scores, (0, 0, 0, missing), value=torch.finfo(scores.dtype).min)
-    heads, *state = _Part.apply(noise, again, q, scores, v, keys, values, *state)  # type: ignore[no-untyped-call]
+    if near:
+        heads, *state = _Part.apply(noise, again, q, scores, v, keys, values, *state)  # type: ignore[no-untyped-call]
+    else:
+        heads, state = _read_far(q, scores, v, keys, values, state, noise)
     return heads[:, :, :length], state
+
+
+def _near(scores: Tensor, top: Tensor) -> bool:
+    """Whether no exponential of a part below its one maximum becomes zero that counts at some position."""
+    return bool((scores.amax(2, keepdim=True) - top.maximum(scores[:, :, :1])).max() <= FAR)
+
+
+def _read_far(
+    q: Tensor, scores: Tensor, v: Tensor, keys: Tensor, values: Tensor, state: list[Tensor], noise: Noise | None
+) -> tuple[Tensor, list[Tensor]]:
+    """What `_Part` computes, for scores however far apart: each exponential is below the maximum up to a position.
+
+    It takes exponentials of all pairs of positions in a block, and of all pairs of blocks.
+    """
+    blocks, counted = scores.unflatten(2, (-1, BLOCK)), F.pad(v, (0, 1), value=1.0)  # sums of the ones are totals
+    v_blocks = counted.unflatten(2, (-1, BLOCK))  # (H, B, L, c, V + 1)
+    highest = blocks.detach().cummax(3).values  # (H, B, L, c, m)
+    # the state and each block, and their sum before each block and after the last: L + 1 of both
+    peaks = torch.cat([state[0].detach(), highest[:, :, :, -1]], 2)
+    own = (blocks - highest[:, :, :, -1:]).exp().mT @ v_blocks
+    own = torch.cat([torch.cat([state[2], state[1].unsqueeze(-1)], -1), own], 2)  # (H, B, L + 1, m, V + 1)
+    tops = peaks.cummax(2).values
+    less = (peaks.unsqueeze(2) - tops.unsqueeze(3)).masked_fill(_later(tops), -torch.inf).exp()
+    before = torch.einsum("hbkim,hbimv->hbkmv", less, own)
+    # shares at each position: of the sum before its block, and of each value of its block
+    first, summaries = tops[:, :, :-1].unsqueeze(3), before[:, :, :-1]
+    tops_at = highest.maximum(first)
+    pairs = (blocks.unsqueeze(3) - tops_at.unsqueeze(4)).masked_fill(_later(blocks[0, 0]), -torch.inf).exp()
+    lead = (first - tops_at).exp()
+    totals = pairs.sum(4) + lead * summaries[..., -1].unsqueeze(3)
+    pairs, lead = pairs / totals.unsqueeze(4), (lead / totals).unsqueeze(4)  # (H, B, L, c, c, m), (H, B, L, c, 1, m)
+    summaries, v_blocks = summaries[..., :-1], v_blocks[..., :-1]
+    asks = torch.einsum("gbtk,gkhv->hbtgv", q, keys).unflatten(2, (-1, BLOCK))  # (H, B, L, c, G, V)
+    met = torch.einsum("hbltgv,hblmv->hbltgm", asks, summaries) * lead
+    met = met + torch.einsum("hbltgv,hbljv->hbltgj", asks, v_blocks) @ pairs
+    answers = met.sum(0).softmax(-1)  # (B, L, c, G, m)
+    if noise is not None:
+        answers = noise(answers.flatten(0, 2)).view_as(answers)
+    read = torch.einsum("hbltgm,hblmv->hbltgv", answers * lead, summaries)
+    read = read + torch.einsum("hbltgj,hbljv->hbltgv", answers @ pairs.mT, v_blocks)
+    heads = torch.einsum("hbltgv,gwhv->gbltw", read, values).flatten(2, 3)
+    return heads, [tops[:, :, -1:], before[:, :, -1:, :, -1], before[:, :, -1:, :, :-1]]
+
+
+def _later(x: Tensor) -> Tensor:
+    """Which places (n, n, 1) of x (..., n, m) come after each place."""
+    return torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).triu(1).unsqueeze(-1)
 
 
 class _Part(torch.autograd.Function):

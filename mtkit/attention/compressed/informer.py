@@ -15,8 +15,9 @@ Equal measures never keep a decoder's query from being active. Queries and keys 
 too, and a decoder's cache holds keys in float32, so that rounding changes no choice, but among tokens that repeat where
 positions do not tell them apart.
 Cost: O(T log T) time in the encoder. In the decoder about c ln² T / 2 queries are active where M has no trend, all
-where it rises throughout, and each sees O(T) keys; forward waits for their number. Memory O(T). A step costs O(U K), t
-comparisons, and O(t K) for each active head; an accelerator, which cannot branch without waiting, pays that for all.
+where it rises throughout, and each sees O(T) keys. Memory O(T). A step costs O(U K), t comparisons, and O(t K) for each
+active head. An accelerator cannot branch without making the host wait: there all queries of the decoder attend, in the
+fused kernel, and all heads in a step.
 """
 
 from collections.abc import Mapping
@@ -81,16 +82,19 @@ class Informer(HeadAttention):
         """Active queries are gathered and attend; every query then reads its row, or the mean."""
         q, k, v = self.exact_queries_keys_values(query)
         active = as_first(self._active(q.detach(), k.detach(), query_valid), 2)
-        if self.site.causal:
-            heads = self._attend_past(q.type_as(v), k.type_as(v), v, active)
+        if self.site.causal and not self._branches(active):
+            keys, values = (spread(x.type_as(v), self.site.heads) for x in (k, v))
+            how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
+            rows = fused_attention(q.type_as(v), keys, values, is_causal=True, **how)
+            others = prefix_means(v)
+        elif self.site.causal:
+            rows = _at_own(self._attend_past(q.type_as(v), k.type_as(v), v, active), active)
             others = prefix_means(v)
         else:
             place = _places(active, self.samples.most(query.shape[1]))
-            how: dict[str, Any] = {"scale": self.scale, "valid": query_valid, "dropout": self.dropout}
+            how = {"scale": self.scale, "valid": query_valid, "dropout": self.dropout}
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
-            others = _mean(v, query_valid)
-        own = (active.cumsum(-1) - 1).clamp(min=0).unsqueeze(2)
-        rows = rows_at(heads, own).squeeze(2)
+            rows, others = _at_own(heads, active), _mean(v, query_valid)
         heads = torch.where(active.unsqueeze(-1), rows, spread(others, self.site.heads).type_as(v))
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
 
@@ -211,13 +215,19 @@ class Informer(HeadAttention):
         return others.flatten(0, 2).index_copy(0, some, heads[:, 0, 0]).view_as(others)
 
     def _branches(self, active: Tensor) -> bool:
-        """Whether only active heads attend in a step: on a CPU, but not on an accelerator, which would wait for it."""
+        """Whether only what is active attends in a decoder: on a CPU, but not on an accelerator, which would wait."""
         return active.device.type == "cpu"
 
 
 def _places(active: Tensor, count: int) -> Tensor:
     """The positions (B, H, count) of active queries, in order; then, where a head has fewer, others."""
     return (~active).byte().argsort(dim=-1, stable=True)[..., :count]
+
+
+def _at_own(rows: Tensor, active: Tensor) -> Tensor:
+    """Rows (B, H, A, V) of active queries, in order, at the places (B, H, T) of these; those of others mean nothing."""
+    own = (active.cumsum(-1) - 1).clamp(min=0).unsqueeze(2)
+    return rows_at(rows, own).squeeze(2)
 
 
 def _mean(v: Tensor, valid: Tensor | None) -> Tensor:

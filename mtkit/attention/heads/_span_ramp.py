@@ -43,16 +43,19 @@ class SpanRamp(Positions):
 
     @property
     def lengths(self) -> Tensor:
-        """The spans z, (H or 1,), in positions. Whatever the fractions are, a token sees itself."""
-        return (widened(self.fraction)[self.some] * self.longest).clamp(min=1 - self.ramp)
+        """The spans z, (H or 1,), in positions. Whatever the fractions are, a token sees itself, and z <= `longest`."""
+        return (widened(self.fraction)[self.some] * self.longest).clamp(min=1 - self.ramp, max=self.longest)
 
     @property
     def reach(self) -> int:
-        """The largest distance at which any head sees a key.
+        """The largest distance at which any head sees a key; training on an accelerator takes the largest possible.
 
-        It is read from the device when the fractions have changed, and not in between: a step never waits for it.
+        It is read from the device when the fractions have changed, and not in between: a step never waits for it. In
+        training they change with every update, and reading them would make the host wait in each.
         """
         here = self.fraction
+        if self.training and here.device.type != "cpu":
+            return self.longest + self.ramp - 1
         state = here.data_ptr(), here._version
         if self._known is None or self._known[0] is not here or self._known[1] != state:
             with torch.no_grad():  # a graph made in some passes only is one that a checkpoint cannot make again

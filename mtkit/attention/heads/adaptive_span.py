@@ -8,7 +8,8 @@ Departures: a token sees itself, where the authors' code begins at the one befor
 where the paper adds relative keys. The encoder takes the symmetric form, |i - j| for x. Keys beyond the widest span of
 a layer's heads are left out exactly, not in steps of 64. A span of 0 still has its ramp, which is no window of one.
 Cost: O(T (z + R)) time and memory for the widest span z of the layer, as it is now; a step costs O(z + R), and keeps as
-many keys and values.
+many keys and values. Training on an accelerator costs as much as with z = max_span, because the host would have to wait
+for the device to know z.
 """
 
 from collections.abc import Sequence

@@ -215,6 +215,18 @@ def test_a_step_of_all_heads_gives_what_a_step_of_the_active_ones_gives(projecti
     torch.testing.assert_close(torch.stack(outputs[:30]), torch.stack(outputs[30:]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("projection", [None, "grouped-query"])
+def test_attention_of_all_queries_gives_what_attention_of_the_active_ones_gives(projection: str | None) -> None:
+    """The decoder's form of accelerators, and its gradients."""
+    informer = make("decoder", factor=1, projection=projection)
+    x, found = torch.randn(2, 70, 32, requires_grad=True), []
+    for branches in (True, False):
+        informer._branches = lambda active, branches=branches: branches
+        output = informer(x).output
+        found.append((output, *torch.autograd.grad(output.square().sum(), [x, *informer.parameters()])))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_active_queries_are_those_of_float32_under_autocast_in_steps_too() -> None:
     informer, x = make("decoder", factor=1), torch.randn(2, 50, 32)

@@ -107,6 +107,20 @@ def test_in_the_decoder_a_position_has_what_the_encoder_gives_the_last_of_its_pr
         torch.testing.assert_close(output[:, position], expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("length", [20, 270])
+def test_in_the_decoder_dropout_does_not_depend_on_how_far_scores_are_apart(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, x = make("decoder", dropout=0.3).train(), torch.randn(2, length, 32)
+    outputs = []
+    for far in (60.0, -1.0):
+        monkeypatch.setattr(_prefix_points, "FAR", far)
+        torch.manual_seed(1)
+        outputs.append(decoder(x).output)
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    assert not torch.allclose(decoder(x).output, outputs[0], atol=1e-3)
+
+
 @pytest.mark.parametrize("far", [60.0, 0.2])
 @pytest.mark.parametrize("length", [20, 270])
 def test_in_the_decoder_gradients_are_those_of_the_naive_form(
@@ -114,7 +128,7 @@ def test_in_the_decoder_gradients_are_those_of_the_naive_form(
 ) -> None:
     """In one part, and in several, whose gradients come by way of what points have read before.
 
-    Where hardly any scores may share a maximum, parts are halved again and again.
+    Scores hardly ever share a maximum in the second case, so that each position has its own.
     """
     monkeypatch.setattr(_prefix_points, "FAR", far)
     decoder, x = make("decoder").double(), torch.randn(2, length, 32, dtype=torch.double, requires_grad=True)

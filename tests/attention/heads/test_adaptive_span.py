@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
+from mtkit.attention.heads._span_ramp import SpanRamp
 from mtkit.errors import MtkitError
 from tests.contract.counting import Count
 
@@ -105,6 +106,23 @@ def test_what_lies_beyond_the_widest_span_costs_nothing(role: str) -> None:
     assert cost(short).largest < 600 * 4 * 64
     assert cost(wide).touched > 5 * cost(short).touched
     assert cost(wide).largest > 5 * cost(short).largest
+
+
+@each_role
+def test_a_window_of_the_largest_span_gives_what_one_of_the_widest_gives(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window of an accelerator in training, where the spans are not read."""
+    attention, x = with_spans(role, 0.0, 5.0, 9.0, 2.0), torch.randn(2, 70, 32, requires_grad=True)
+    found = []
+    assert attention.span.reach == 12
+    largest = copy.deepcopy(attention).to("meta").train().span.reach
+    assert largest == 53
+    for reach in (12, largest):
+        monkeypatch.setattr(SpanRamp, "reach", reach)
+        output = attention(x).output
+        found.append((output, *torch.autograd.grad(output.square().sum(), [x, *attention.parameters()])))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
