@@ -145,6 +145,7 @@ class Network(nn.Module):
         target_in: Tensor,
         *,
         source_valid: Tensor | None = None,
+        source_lengths: Tensor | None = None,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
         weights: Weights | None = None,
@@ -152,7 +153,8 @@ class Network(nn.Module):
         """source (B, S) with the end mark, target_in (B, T) with the start mark; hidden (B, T, D) predicts the next.
 
         source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction. `weights`,
-        with an empty list for each role wanted, gathers those of its layers.
+        with an empty list for each role wanted, gathers those of its layers. source_lengths (B,), on the CPU, are the
+        sums of source_valid: the rnn takes them from the device if they are not given, and the host waits.
         """
         raise NotImplementedError
 

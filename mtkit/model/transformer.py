@@ -98,6 +98,7 @@ class Transformer(Network):
         target_in: Tensor,
         *,
         source_valid: Tensor | None = None,
+        source_lengths: Tensor | None = None,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
         weights: Weights | None = None,

@@ -44,6 +44,8 @@ class Inputs:
     source: Tensor
     source_valid: Tensor | None
     """(B, S), or None where nothing is padding: attention without a mask is faster."""
+    source_lengths: Tensor | None
+    """(B,), on the host: how many source tokens of each segment are real; None where nothing is padding."""
     target_in: Tensor
     target_valid: Tensor | None
     places: Tensor
@@ -58,6 +60,7 @@ class Inputs:
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> "Inputs":
         """The batch as the model takes it; all that depends on its contents is worked out before it leaves the host."""
+        padded = not bool(batch.source_valid.all())
         places = batch.target_valid.flatten().nonzero().squeeze(1)
         target = batch.target_out.flatten()[places]
         if batch.source.is_pinned():
@@ -68,7 +71,8 @@ class Inputs:
 
         return cls(
             source=move(batch.source),
-            source_valid=None if bool(batch.source_valid.all()) else move(batch.source_valid),
+            source_valid=move(batch.source_valid) if padded else None,
+            source_lengths=batch.source_valid.sum(1) if padded else None,
             target_in=move(batch.target_in),
             target_valid=None if bool(batch.target_valid.all()) else move(batch.target_valid),
             places=move(places),

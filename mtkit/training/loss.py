@@ -57,6 +57,7 @@ def predicting(model: Network, inputs: Inputs) -> tuple[Tensor, Output]:
         inputs.source,
         inputs.target_in,
         source_valid=inputs.source_valid,
+        source_lengths=inputs.source_lengths,
         target_valid=inputs.target_valid,
         task=inputs.task,
     )

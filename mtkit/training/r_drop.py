@@ -56,6 +56,7 @@ def twice(inputs: Inputs) -> Inputs:
         inputs,
         source=torch.cat([inputs.source, inputs.source]),
         source_valid=double(inputs.source_valid),
+        source_lengths=double(inputs.source_lengths),
         target_in=torch.cat([inputs.target_in, inputs.target_in]),
         target_valid=double(inputs.target_valid),
         places=torch.cat([inputs.places, inputs.places + positions]),

@@ -161,8 +161,11 @@ def test_inputs_hold_the_real_target_tokens_and_masks_only_where_there_is_paddin
     assert torch.equal(batch.target_out.flatten()[inputs.places], inputs.target)
     assert inputs.target_valid is not None
     assert torch.equal(inputs.places // inputs.width, batch.target_valid.nonzero()[:, 0])
+    assert inputs.source_lengths is not None
+    assert inputs.source_lengths.tolist() == (prepared.train.source.lengths[ragged] + 1).tolist()
     single = Inputs.of(make_batch(prepared.train, ragged[:1]), CPU)
     assert single.source_valid is None
+    assert single.source_lengths is None
     assert single.target_valid is None
 
 

@@ -1,3 +1,6 @@
+from contextlib import nullcontext
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from mtkit.model.build import build_model
 from mtkit.training.feed import Inputs
 from mtkit.training.loss import batch_loss, token_loss
 from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.r_drop import batch_loss_twice, twice
 from tests.training.conftest import tiny
 
 ROWS, WIDTH, PIECES = 23, 6, 10
@@ -53,6 +57,30 @@ def test_a_batch_s_loss_is_that_of_its_real_tokens(prepared: Prepared) -> None:
     reference = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(loss.smoothed, reference)
     torch.testing.assert_close(loss.nll, F.cross_entropy(logits, target, reduction="none"))
+
+
+@pytest.mark.parametrize("twice_over", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"architecture": "rnn", "cell": "gru"}, {"architecture": "rnn", "cell": "lstm"}]
+)
+def test_no_value_is_read_from_an_accelerator(
+    prepared: Prepared, settings: dict[str, str], twice_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the meta device, whose tensors have no values, PyTorch raises where one is read."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # the meta device has none
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    device, size = torch.device("meta"), prepared.tokenizers.target.size
+    model = build_model(tiny(model=settings), source_vocabulary=size, target_vocabulary=size).to(device)
+    batch = make_batch(prepared.train, np.arange(4))
+    assert not batch.source_valid.all()
+    inputs, precision = Inputs.of(batch, device), Precision("float32", device)
+    loss: Any = (
+        batch_loss_twice(model, twice(inputs), precision, smoothing=0.1, alpha=1.0)
+        if twice_over
+        else batch_loss(model, inputs, precision, smoothing=0.1)
+    )
+    loss[0].smoothed.backward()
+    assert all(each.grad is not None for each in model.parameters())
 
 
 def test_the_caller_s_tensors_stay_as_they_were(case: tuple[Tensor, Tensor, Tensor]) -> None:

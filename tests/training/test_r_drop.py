@@ -115,7 +115,7 @@ def test_a_batch_given_twice_holds_each_segment_in_both_halves(prepared: Prepare
     batch = make_batch(prepared.train, np.arange(4))
     inputs = Inputs.of(batch, CPU)
     doubled = twice(replace(inputs, task=torch.arange(4)))
-    for name in ("source", "source_valid", "target_in", "target_valid", "target", "task"):
+    for name in ("source", "source_valid", "source_lengths", "target_in", "target_valid", "target", "task"):
         first, second = getattr(doubled, name).chunk(2)
         assert torch.equal(first, second), name
     assert torch.equal(doubled.target_in.flatten()[doubled.places], inputs.target_in.flatten()[inputs.places].repeat(2))

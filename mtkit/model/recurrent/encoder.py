@@ -33,19 +33,27 @@ class RecurrentEncoder(nn.Module):
                 for part in parameter.detach().split(width):
                     start(part)
 
-    def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, list[CellState]]:
+    def forward(self, x: Tensor, valid: Tensor | None, lengths: Tensor | None = None) -> tuple[Tensor, list[CellState]]:
         """x (B, S, D) and valid (B, S) to annotations (B, S, D), 2D both ways, and each layer's last states (B, D).
 
-        Annotations of padding are zero. Last states are those of the forward direction.
+        Annotations of padding are zero. Last states are those of the forward direction. `lengths` (B,): how many tokens
+        of each segment are real, on the CPU; if None, they are copied from the device, for which the host waits.
         """
         with torch.autocast(x.device.type, enabled=False):
             if valid is None:
                 annotations, last = self.layers(widened(x))
+                states = last if isinstance(last, tuple) else (last,)
             else:
-                lengths = valid.sum(1).clamp(min=1).cpu()
-                packed = pack_padded_sequence(widened(x), lengths, batch_first=True, enforce_sorted=False)
-                packed_annotations, last = self.layers(packed)
-                annotations, _ = pad_packed_sequence(packed_annotations, batch_first=True, total_length=x.shape[1])
-        states = last if isinstance(last, tuple) else (last,)
+                counts = valid.sum(1).clamp(min=1)
+                lengths = counts.cpu() if lengths is None else lengths.clamp(min=1)
+                # longest first, by an order made on the device: PyTorch would copy it there and back, and wait
+                order = counts.argsort(descending=True)
+                sorted_lengths = lengths.sort(descending=True).values
+                packed = pack_padded_sequence(widened(x).index_select(0, order), sorted_lengths, batch_first=True)
+                annotations, last = self.layers(packed)
+                annotations, _ = pad_packed_sequence(annotations, batch_first=True, total_length=x.shape[1])
+                back = order.argsort()
+                annotations = annotations.index_select(0, back)
+                states = tuple(each.index_select(1, back) for each in (last if isinstance(last, tuple) else (last,)))
         every = 2 if self.layers.bidirectional else 1
         return annotations, list(zip(*(each[::every].unbind(0) for each in states), strict=True))

@@ -83,7 +83,12 @@ class Recurrent(Network):
         task: Tensor | None = None,
         weights: Weights | None = None,
     ) -> Encoded:
-        annotations, last = self.encoder(self.source_embedding(source), source_valid)
+        return self._encode(source, source_valid, None, task)
+
+    def _encode(
+        self, source: Tensor, source_valid: Tensor | None, source_lengths: Tensor | None, task: Tensor | None
+    ) -> Encoded:
+        annotations, last = self.encoder(self.source_embedding(source), source_valid, source_lengths)
         return Encoded(annotations, source_valid, task=task, states=self._first(annotations, last))
 
     def forward(
@@ -92,11 +97,12 @@ class Recurrent(Network):
         target_in: Tensor,
         *,
         source_valid: Tensor | None = None,
+        source_lengths: Tensor | None = None,
         target_valid: Tensor | None = None,
         task: Tensor | None = None,
         weights: Weights | None = None,
     ) -> Output:
-        state = self.start(self.encode(source, source_valid, task=task))
+        state = self.start(self._encode(source, source_valid, source_lengths, task))
         tokens = self.target_embedding(target_in)
         read: list[tuple[Tensor, Tensor]] = []
         rows: list[Tensor] = []

@@ -54,6 +54,16 @@ def logits(net: Recurrent, source: Tensor, target: Tensor, valid: Tensor | None)
 
 
 @pytest.mark.parametrize(("form", "cell"), FORMS)
+def test_the_order_of_segments_and_lengths_from_the_host_change_nothing(form: str, cell: str) -> None:
+    net = stirred(model(form, cell, encoder_layers=2, decoder_layers=2))
+    source, target, valid = texts()
+    expected, order = net(source, target, source_valid=valid).hidden, torch.tensor([2, 0, 1])
+    for lengths in (None, valid[order].sum(1)):
+        output = net(source[order], target[order], source_valid=valid[order], source_lengths=lengths).hidden
+        torch.testing.assert_close(output, expected[order], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("form", "cell"), FORMS)
 def test_a_segment_is_what_it_is_alone_and_steps_are_the_whole(form: str, cell: str) -> None:
     net = stirred(model(form, cell))
     source, target, valid = texts()
