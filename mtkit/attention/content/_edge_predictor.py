@@ -7,7 +7,8 @@ role only those before it. Training draws an edge from the softmax of the scores
 are fewer candidates than edges, all are chosen.
 
 The vectors h are detached: only the log-probabilities of the drawn edges train the predictor.
-Shapes: G graphs, E hidden width, c sources, S candidates.
+
+Shapes: G graphs, E hidden width, c sources, S candidates, N = c (edges + 1) reads.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mtkit.attention.content._edge_run import LstmRun, drawn, drawn_in_turn
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.hashing import hashed
 from mtkit.attention.recomputed import as_first, choosing_once
@@ -97,19 +99,23 @@ class EdgePredictor(nn.Module):
         valid (B, S). Sources are taken in chunks whose scores are computed again in the backward pass, so that memory
         is that of chunk x S.
         """
-        parts, state = [], None
+        parts: list[Edges] = []
+        state: LstmState | None = None
         opened = self.opened(query)
         for first in range(0, query.shape[1], CHUNK):
             rows = opened[:, :, first : first + CHUNK]
             i = torch.arange(first, first + rows.shape[2], device=query.device)
             free = free_candidates(i, candidates.keys.shape[2], role, valid)
             uniforms = None if noise_key is None else self.uniforms(noise_key, i)
-            arguments = (rows, i, candidates, free, uniforms, state)
-            if noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK:
+            again = noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK
+            if self.sequence:
+                edges, state = self._run(rows, i, candidates, free, uniforms, state, again=again)
+            elif again:
                 chunk = choosing_once(self._chunk)
-                edges, state = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+                arguments = (rows, i, candidates, free, uniforms)
+                edges = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                edges, state = self._chunk(*arguments)
+                edges = self._chunk(rows, i, candidates, free, uniforms)
             parts.append(edges)
         return Edges(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
 
@@ -173,7 +179,12 @@ class EdgePredictor(nn.Module):
         rows: Tensor = linear(tokens.detach().type_as(linear.weight))
         return rows.unflatten(-1, (self.graphs, -1)).transpose(1, 2)
 
-    def _chunk(
+    def _chunk(self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor, uniforms: Tensor | None) -> Edges:
+        """The edges of sources side by side, under no autocast."""
+        with torch.autocast(opened.device.type, enabled=False):
+            return self._choose(opened, i, candidates, free, uniforms, None)[0]
+
+    def _run(
         self,
         opened: Tensor,
         i: Tensor,
@@ -181,18 +192,65 @@ class EdgePredictor(nn.Module):
         free: Tensor,
         uniforms: Tensor | None,
         state: LstmState | None,
-    ) -> tuple[Edges, LstmState | None]:
-        """The edges of neighbouring sources, and the state behind the last."""
+        *,
+        again: bool,
+    ) -> tuple[Edges, LstmState]:
+        """The edges of neighbouring sources, one source after the other, and the state (G, B, E) after the last.
+
+        With `again`, scores are computed again in the backward pass.
+        """
+        nothing = opened.new_zeros(self.graphs, len(opened), self.hidden)
+        state = state or (nothing, nothing)
+        left = free.sum(-1).unsqueeze(-1) > torch.arange(self.edges, device=i.device)  # (B or 1, 1, c, edges)
+        some = left.expand(len(opened), self.graphs, -1, -1)
         with torch.autocast(opened.device.type, enabled=False):
-            if not self.sequence:
-                return self._choose(opened, i, candidates, free, uniforms, None)[0], None
-            parts = []
-            for n in range(len(i)):
-                here = slice(n, n + 1)
-                drawn = None if uniforms is None else uniforms[:, here]
-                part, state = self._choose(opened[:, :, here], i[here], candidates, free[:, :, here], drawn, state)
-                parts.append(part)
-            return Edges(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True))), state
+            with torch.no_grad():
+                targets, states = drawn_in_turn(
+                    opened, candidates, self.recurrent, self._near(i, candidates), free, uniforms, some, state
+                )
+            targets = targets.masked_fill(~some, -1)
+            if uniforms is None:
+                zero = nothing.new_zeros(()).expand(targets.shape[:3])
+                return Edges(targets, zero, zero), (states[-1, 0], states[-1, 1])
+            reads = torch.cat([opened.unsqueeze(3), rows_at(candidates.inputs, targets.clamp(min=0))], 3)
+            read = torch.cat([some.new_ones(*some.shape[:3], 1), some], 3)
+            reads, read = (x.permute(2, 3, 1, 0, *range(4, x.dim())).flatten(0, 1) for x in (reads, read))
+            hidden, *after = LstmRun.apply(reads, self.recurrent, *state, states, read)  # type: ignore[no-untyped-call]
+            hidden = hidden.unflatten(0, (len(i), -1))[:, :-1].permute(3, 2, 0, 1, 4)  # (B, G, c, edges, E)
+            how = (hidden, i, candidates, free, targets)
+            if again:
+                found = checkpoint(self._likelihood, *how, use_reentrant=False, preserve_rng_state=False)
+            else:
+                found = self._likelihood(*how)
+        return Edges(targets, *found), (after[0], after[1])
+
+    def _likelihood(
+        self, hidden: Tensor, i: Tensor, candidates: Candidates, free: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The log-probability and entropy (B, G, c) of drawing these targets, from the states before each draw.
+
+        hidden (B, G, c, edges, E) and targets (B, G, c, edges), in order, -1 where no candidate was left.
+        """
+        some, count = targets >= 0, candidates.keys.shape[2]
+        scores = (hidden.flatten(2, 3) @ candidates.keys.mT).unflatten(2, hidden.shape[2:4])
+        scores = scores + self._near(i, candidates).unsqueeze(2)
+        draws = torch.arange(self.edges, device=i.device)
+        when = torch.full((*targets.shape[:3], count + 1), self.edges, device=i.device)
+        when.scatter_(-1, targets.where(some, count), draws.expand(targets.shape))  # at which draw each is taken
+        there = free.unsqueeze(3) & (when[..., :-1].unsqueeze(3) >= draws.unsqueeze(-1))
+        scores = scores.masked_fill(~there, torch.finfo(scores.dtype).min)
+        total = scores.logsumexp(-1)
+        chosen = scores.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        log_prob = torch.where(some, chosen - total, 0.0).sum(-1)
+        if not self.entropy:
+            return log_prob, torch.zeros_like(log_prob)
+        mean = (scores.softmax(-1) * scores.masked_fill(~there, 0.0)).sum(-1)
+        return log_prob, torch.where(some, total - mean, 0.0).sum(-1)
+
+    def _near(self, i: Tensor, candidates: Candidates) -> Tensor:
+        """The biases (G, c, S) of candidates by their distance from sources at i."""
+        j = torch.arange(candidates.keys.shape[2], device=i.device)
+        return self.distance[:, (i.unsqueeze(-1) - j).clamp(-REACH, REACH) + REACH]
 
     def _choose(
         self,
@@ -206,8 +264,7 @@ class EdgePredictor(nn.Module):
         """The edges of sources side by side, and the LSTM's state after each."""
         nothing = opened.new_zeros(*opened.shape[:3], self.hidden)
         state = self._read(opened, state or (nothing, nothing)) if self.sequence else (opened, nothing)
-        j = torch.arange(candidates.keys.shape[2], device=i.device)
-        near = self.distance[:, (i.unsqueeze(-1) - j).clamp(-REACH, REACH) + REACH]  # (G, c, S)
+        near = self._near(i, candidates)
         free = free.expand(len(opened), self.graphs, opened.shape[2], -1)
         log_prob = entropy = nothing.sum(-1)
         targets = []
@@ -215,7 +272,7 @@ class EdgePredictor(nn.Module):
             scores = state[0] @ candidates.keys.mT + near
             scores = scores.masked_fill(~free, torch.finfo(scores.dtype).min)
             some = free.any(-1)  # (B, G, c)
-            target = scores.argmax(-1) if uniforms is None else _drawn(scores.detach(), free, uniforms[..., draw])
+            target = scores.argmax(-1) if uniforms is None else drawn(scores.detach(), ~free, uniforms[..., draw])
             target = as_first(target, scores.shape[-1])
             if uniforms is not None:
                 total = scores.logsumexp(-1)
@@ -246,13 +303,6 @@ def free_candidates(i: Tensor, count: int, role: str, valid: Tensor | None) -> T
     j, i = torch.arange(count, device=i.device), i.unsqueeze(-1)
     free = {"encoder": j != i, "decoder": j < i, "cross": (j >= 0).expand(len(i), -1)}[role]
     return free[None, None] if valid is None else free & valid[:, None, None, :]
-
-
-def _drawn(scores: Tensor, free: Tensor, uniform: Tensor) -> Tensor:
-    """One of the free candidates by the softmax of the scores: the first whose cumulative probability is above it."""
-    cumulative = scores.softmax(-1).cumsum(-1).masked_fill(~free, -1.0)
-    threshold = cumulative.amax(-1) * uniform.type_as(cumulative)
-    return (cumulative > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
 
 
 def _mapped(x: Tensor, weights: Tensor) -> Tensor:

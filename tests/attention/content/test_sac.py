@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.attention import Attention, build
 from mtkit.attention.content import sac
@@ -244,8 +245,9 @@ def test_weight_scales_the_gradient_and_not_the_log_probability() -> None:
     torch.testing.assert_close(found[0][1] * 0.25, found[1][1])
 
 
-def test_the_entropy_bonus_is_that_of_undecided_choices() -> None:
-    attention = make(entropy=0.5).train()
+@pytest.mark.parametrize("scan", ["source", "sequence"])
+def test_the_entropy_bonus_is_that_of_undecided_choices(scan: str) -> None:
+    attention = make(entropy=0.5, scan=scan).train()
     with torch.no_grad():
         attention.predictor.query.zero_()
         attention.predictor.distance.zero_()
@@ -257,9 +259,9 @@ def test_the_entropy_bonus_is_that_of_undecided_choices() -> None:
     assert make().train()(torch.randn(2, 6, 8)).losses == {}
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_no_score_of_all_pairs_is_ever_held(role: str) -> None:
-    attention: Attention = make(role).train()
+@pytest.mark.parametrize(("role", "scan"), [*((role, "source") for role in ROLES), ("decoder", "sequence")])
+def test_no_score_of_all_pairs_is_ever_held(role: str, scan: str) -> None:
+    attention: Attention = make(role, scan=scan).train()
     length = 8 * CHUNK
     query, memory = inputs(role, 1, length)
 
@@ -270,6 +272,28 @@ def test_no_score_of_all_pairs_is_ever_held(role: str) -> None:
     counted, _ = count(run)
     assert counted.largest < length * length / 2
     assert not any(sum(side >= length for side in shape) > 1 for shape in counted.shapes)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_run_over_all_sources_takes_few_operations_for_each_draw() -> None:
+    """What does not depend on the draw before is computed for many sources at once."""
+    attention, counts = make(scan="sequence", edges=4).train(), []
+    for length in (20, 40):
+        with Operations() as counted:
+            attention(torch.randn(2, length, 8)).log_prob.sum().backward()
+        counts.append(counted.count)
+    assert counts[1] - counts[0] < 20 * 5 * 35
 
 
 @pytest.mark.parametrize(
