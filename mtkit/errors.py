@@ -57,5 +57,5 @@ def did_you_mean(word: str, known: "list[str]") -> str:
     """`" (did you mean 'longformer'?)"` where a known word is near, else the empty string."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known, n=1, cutoff=0.6)
+    near = get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f" (did you mean '{near[0]}'?)" if near else ""
