@@ -52,7 +52,7 @@ def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, before: in
     Every 10,000th pair of a corpus ends a chunk, so chunks are the same wherever reading begins.
     """
     held: list[SegmentPair] = []
-    characters = 0
+    characters, number = 0, before
     for number, pair in enumerate(pairs, start=before + 1):
         held.append(pair)
         characters += len(pair.source) + len(pair.target)
@@ -60,7 +60,7 @@ def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, before: in
             yield _chunk(held, corpus, direction, number)
             held, characters = [], 0
     if held:
-        yield _chunk(held, corpus, direction, before + len(held))
+        yield _chunk(held, corpus, direction, number)
 
 
 def _chunk(held: list[SegmentPair], corpus: int, direction: str, end: int) -> Chunk:

@@ -104,3 +104,12 @@ def test_text_that_changes_or_has_unequal_sides_is_refused(tmp_path: Path) -> No
     (tmp_path / "a.de").write_text("1\n2\n")
     with pytest.raises(DataError, match=r"a\.en has 84 lines and .*a\.de has 2"):
         SideText("train", settings.train, settings)
+
+
+def test_the_last_chunk_of_a_long_corpus_is_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAIRS", 5)
+    monkeypatch.setattr(module, "_ALIGNED", 12)
+    monkeypatch.setattr(module, "_ALIGNED_IN_CHUNK", 2)
+    made = list(chunks(PAIRS, 0, "en-de"))
+    assert [chunk.aligned for chunk in made] == [5, 5, 2, 2, 2]
+    assert list(chunks(PAIRS[20:], 0, "en-de", 20)) == made[4:]
