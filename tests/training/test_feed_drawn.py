@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe.data import DataSettings
+from mtkit.training.distributed.world import World
+from mtkit.training.feed import Feed
+from tests.training.conftest import tiny
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -101,3 +105,22 @@ def test_processes_of_torchrun_share_each_batch_of_one(drawn: Prepared, tmp_path
         assert ours["rows"] == theirs["rows"] == one["rows"]
         assert ours["tokens"] == theirs["tokens"] == one["tokens"]
         assert sorted(ours["own"] + theirs["own"]) == sorted(one["own"])
+
+
+@pytest.mark.parametrize("drawn", ["bpe"], indirect=True)
+def test_each_epoch_draws_other_pieces(drawn: Prepared) -> None:
+    recipe = tiny(training={"batch_tokens": 2000, "subword_dropout": 0.2})
+    feed = Feed(recipe, drawn, 1024, World("cpu"))
+
+    def pieces(epoch: int) -> dict[int, list[int]]:
+        works = islice(feed.updates(epoch, 0), feed.batches_per_epoch)
+        batches = [batch for work in works for batch in work.batches]
+        return {
+            line: source[valid].tolist()
+            for batch in batches
+            for line, source, valid in zip(batch.lines.tolist(), batch.source, batch.source_valid, strict=True)
+        }
+
+    first, again, second = pieces(0), pieces(0), pieces(1)
+    assert first == again
+    assert sum(first[line] != second[line] for line in first.keys() & second.keys()) > len(first) / 4
