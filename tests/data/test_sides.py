@@ -14,6 +14,7 @@ from mtkit.data.lines.lengths import lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
+from mtkit.data.sides import Count, total
 from mtkit.data.tokenizer import BREAK
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
@@ -213,3 +214,21 @@ def _peak(folder: Path, pairs: int) -> int:
     )
     done = subprocess.run([sys.executable, "run.py"], cwd=work, capture_output=True, text=True, check=True)
     return int(done.stdout) * 1024
+
+
+def test_a_document_may_lie_in_several_chunks(several: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for pairs in (10_000, 4):
+        monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", pairs)
+        folder = several.folder.with_name(f"chunks-of-{pairs}")
+        prepare(DataSettings.model_validate({**several.model_dump(), "folder": folder, "documents": {"pieces": 60}}))
+        documents = open_prepared(folder).train.documents
+        assert documents is not None
+        found.append(documents.tolist())
+    assert found[0] == found[1]
+
+
+def test_the_longest_segment_of_a_side_is_that_of_any_corpus() -> None:
+    counts = [Count(lines=2, longest={"source": 7, "target": 3}), Count(lines=5, longest={"source": 4, "target": 9})]
+    found = total(counts)
+    assert (found["lines"], found["longest"]) == (7, {"source": 7, "target": 9})

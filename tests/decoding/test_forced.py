@@ -83,3 +83,12 @@ def test_pairs_that_memory_does_not_hold_together_are_scored_in_halves(
     monkeypatch.setattr(Transformer, "forward", short)
     assert log_probs(parts, sources, targets, batch_tokens=10_000) == pytest.approx(whole, abs=1e-4)
     assert max(sizes) == 9
+
+
+def test_pairs_as_long_as_the_model_takes_are_forced(parts: tuple[Transformer, Tokenizers]) -> None:
+    model, tokenizers = parts
+    texts = [" ".join(["a"] * words) for words in range(model.longest_source)]
+    pieces = {len(tokenizers.source.encode(text)) + 1: text for text in texts}
+    assert log_probs(parts, [pieces[model.longest_source]], ["a"], batch_tokens=1000)[0] < 0
+    with pytest.raises(DataError, match=f"source line 1 has {model.longest_source + 1:,} pieces, its end included"):
+        log_probs(parts, [pieces[model.longest_source] + " a"], ["a"], batch_tokens=1000)

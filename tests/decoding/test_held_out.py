@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.decoding.held_out import HeldOut, Speed, held_out, n_best_lines, save
+from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.translate import Translation
 from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.systems import run_sides
@@ -118,3 +119,11 @@ def test_nothing_is_written_through_a_link_in_the_run_folder(tmp_path: Path, lin
         save(run, SIDE, [[translation("one")], [translation("two")]], Speed(2.0, 2, 4), {})
     assert [each.name for each in home.iterdir()] == ["theirs"]
     assert (home / "theirs").read_text() == "words"
+
+
+def test_a_sample_has_the_documents_of_its_segments() -> None:
+    lines = [str(number) for number in range(6)]
+    side = HeldOut("valid", lines, lines, documents=Documents([0, 0, 1, 2, 2, 3], 50), corpora=[3, 3])
+    part = side.sample(4)
+    assert part.documents == Documents([0, 0, 2, 2], 50)
+    assert list(part.sources) == ["0", "1", "3", "4"]

@@ -130,3 +130,10 @@ def test_files_that_do_not_belong_together_are_both_named(tmp_path: Path) -> Non
         with pytest.raises(DataError, match=message) as raised:
             read_texts(files, sources=True)
         assert "\n" not in str(raised.value)
+
+
+def test_sources_are_compared_even_if_they_are_not_needed(tmp_path: Path) -> None:
+    text, other = written(tmp_path / "text", LINES), written(tmp_path / "other", [LINES[0], "x"])
+    files = [Translated("one", text, (text,), text), Translated("two", text, (text,), other)]
+    with pytest.raises(DataError, match=r"text and .*other differ in line 2; compare systems"):
+        read_texts(files)

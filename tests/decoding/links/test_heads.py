@@ -74,3 +74,9 @@ def test_they_are_kept_for_these_weights(trained: Trained, tmp_path: Path) -> No
 def test_probabilities_are_those_of_the_pairs() -> None:
     lexicon = Probabilities(np.array([2 * 10 + 3, 4 * 10 + 5]), np.array([0.25, 0.75]), 10)
     assert lexicon.of([4, 2, EOS], [3, 5]).tolist() == [[0, 0.25, 0], [0.75, 0, 0]]
+
+
+def test_a_shifted_head_aligns_a_piece_by_the_step_after_it_and_the_end_by_its_own() -> None:
+    weights = torch.rand(2, 4, 3)
+    rows = Heads(((0, 1),), shifted=True).rows([weights])
+    assert torch.equal(rows, weights[1, [1, 2, 3, 3]])

@@ -188,3 +188,12 @@ def test_every_mechanism_computes_with_its_adapters(name: str) -> None:
         (output.hidden.square().sum() + sum(output.losses.values())).backward()
         silent = [n for n, each in model.named_parameters() if n.endswith("lora_a") and each.grad is None]
         assert not silent, silent
+
+
+def test_a_projection_that_two_attentions_share_has_one_adapter() -> None:
+    model = network(encoder_layers=2)
+    one, other = [attention for name, attention in model.attentions() if name.startswith("encoder")]
+    other.q_proj = one.q_proj
+    adapt(model, LoraSettings(targets=("query",)), seed=1)
+    assert isinstance(one.q_proj, AdaptedLinear)
+    assert other.q_proj is one.q_proj

@@ -93,7 +93,8 @@ def test_all_else_is_updated_by_adamw() -> None:
 
 def test_an_update_that_is_not_finite_leaves_momentum_and_weights() -> None:
     model, twin = Net(), Net()
-    optimizer, plain = build_optimizer(model, MUON), build_optimizer(twin, MUON)
+    settings = MUON.model_copy(update={"weight_decay": 0.3})
+    optimizer, plain = build_optimizer(model, settings), build_optimizer(twin, settings)
     for number in range(4):
         give_gradients(model, number)
         if number == 2:
