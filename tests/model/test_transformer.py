@@ -116,3 +116,13 @@ def test_an_output_bias_is_added_to_the_logits_of_training_search_and_shortlists
     torch.testing.assert_close(net.logits_of(pieces)(hidden), expected[:, pieces])
     (rows @ matrix.T).square().sum().backward()
     torch.testing.assert_close(net.output_bias.grad, 2 * expected.sum(0))
+
+
+@torch.no_grad()
+def test_steps_get_what_the_encoder_and_the_layer_below_carry() -> None:
+    net = model(model={**SMALL, "encoder_layers": 2, "decoder_layers": 2}, attention={"name": "luna"})
+    source, target, valid = torch.randint(4, 24, (2, 7)), torch.randint(4, 24, (2, 5)), torch.ones(2, 7).bool()
+    whole, state = logits(net, source, target, valid), net.start(net.encode(source, valid))
+    for position in range(5):
+        step, state, _ = net.step(target[:, position, None], state)
+        torch.testing.assert_close(step.whole(), whole[:, position, None], atol=1e-4, rtol=0)

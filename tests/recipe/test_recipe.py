@@ -124,11 +124,3 @@ def test_a_group_of_a_wrong_type_is_not_dropped_for_an_option(
 def test_the_direction_without_training_text_is_that_of_the_languages() -> None:
     data = make_recipe({"data": {"source_language": "de", "target_language": "fr"}}).data
     assert data.directions == ["de-fr"]
-
-
-@pytest.mark.parametrize("dropout", ["dropout", "attention_dropout", "activation_dropout"])
-def test_r_drop_needs_one_dropout_of_any_kind(dropout: str) -> None:
-    without = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    with pytest.raises(RecipeError, match=r"training.r_drop = 5 needs dropout"):
-        make_recipe({"model": without, "training": {"r_drop": 5}})
-    assert make_recipe({"model": {**without, dropout: 0.1}, "training": {"r_drop": 5}}).training.r_drop == 5

@@ -157,3 +157,11 @@ def test_an_adapter_moves_the_clusters_under_bfloat16_too() -> None:
 def test_options_that_cannot_be_are_refused(role: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(MtkitError, match=message):
         make(role, **options)
+
+
+@pytest.mark.parametrize("share_qk", [True, False])
+def test_centroids_follow_queries_and_keys_of_their_own(share_qk: bool) -> None:
+    routing = make(share_qk=share_qk).train()
+    routing(torch.randn(2, 9, 32), query_valid=torch.arange(9) < torch.tensor([[9], [4]]))
+    vectors = 13 if share_qk else 2 * 13
+    assert routing.centroids.new_mass.sum(1).tolist() == [vectors] * routing.centroids.new_mass.shape[0]

@@ -277,3 +277,9 @@ def test_memory_stays_flat_over_epochs(side: Side) -> None:
     grown = tracemalloc.get_traced_memory()[0] - after_one
     tracemalloc.stop()
     assert grown < 200_000
+
+
+def test_copies_are_numbered_for_every_weight_above_one(side: Side) -> None:
+    found = plan_epoch(side, batch_tokens=2_048, max_length=1_024, seed=1, epoch=0, weights=[1.5])
+    rows, copies = (np.concatenate(each) for each in zip(*((p.rows, p.copies) for p, _ in found.parts()), strict=True))
+    assert copies.sum() == len(rows) - len(np.unique(rows)) > 0

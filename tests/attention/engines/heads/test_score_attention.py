@@ -303,3 +303,15 @@ def test_hypotheses_read_the_source_without_a_copy() -> None:
         assert pairs.visible is not None
         assert torch.equal(pairs.visible[:, 0, 0], VALID)
         state = after
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("role", ["decoder", "cross"])
+def test_a_step_drops_nothing_whatever_the_mode(role: str) -> None:
+    attention = Normed(Site(role, d_model=8, heads=2, dropout=0.9))
+    memory, query = torch.randn(2, 4, 8) if role == "cross" else None, torch.randn(2, 1, 8)
+    outputs = []
+    for training in (False, True):
+        attention.train(training)
+        outputs.append(attention.step(query, attention.start(2, memory)[0])[0].output)
+    assert torch.equal(*outputs)
