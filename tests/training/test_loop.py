@@ -172,6 +172,9 @@ def test_a_resumed_run_draws_the_pieces_that_an_unbroken_one_does(
         said.append(line)
 
     assert run(recipe, prepared, tmp_path / "broken", say=say).trained == 12
+    assert read_progress(tmp_path / "broken/checkpoints/update-00000012").bleu is None, (
+        "that of update 8 is not its own"
+    )
     assert run(recipe, prepared, tmp_path / "broken").trained == 12
     assert_same_numbers(tmp_path / "whole", tmp_path / "broken")
     plain = read_progress(finished / "checkpoints" / "update-00000024")

@@ -19,7 +19,7 @@ from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.runs import Run
 from mtkit.training import validation
-from mtkit.training.checkpoint import read_state
+from mtkit.training.checkpoint import Progress, read_state
 from mtkit.training.optimization.optimizer import Precision
 from mtkit.training.report import Metrics, read_metrics
 from mtkit.training.update import Updater
@@ -188,3 +188,24 @@ def test_translations_go_by_the_training_pairs_as_those_of_the_tool_do(
     assert (
         seen == [TrainedOn([[*lengths_of(prepared, 1024).values()]])] * 2 == [TrainedOn.of([Run(tmp_path / "run")])] * 2
     )
+
+
+def test_scores_compare_only_if_all_settings_that_change_them_are_equal() -> None:
+    others: list[dict[str, Any]] = [
+        *({"decoding": {"method": "beam", **more}} for more in ({}, {"beam": 3}, {"length_penalty": 0.5})),
+        *({"decoding": more} for more in ({"no_repeat_ngram": 3}, {"max_pieces": 9}, {"seed": 2})),
+        *({"scoring": more} for more in ({"lowercase": True}, {"tokenize": "char"})),
+        {"data": {"target_language": "zh"}},
+    ]
+    found = [validation.judged_by(tiny(**other)) for other in ({}, *others)]
+    assert len(set(found)) == len(found)
+    for same in ({"decoding": {"batch_tokens": 7}}, {"scoring": {"metrics": ["chrF"]}}):
+        assert validation.judged_by(tiny(**same)) == found[0]
+
+
+def test_scores_by_other_settings_are_forgotten_with_all_that_follows_from_them() -> None:
+    scores = {"validated": 8, "bleu": 3.0, "nll": 1.0, "best_bleu": 5.0, "best_nll": 2.0, "stale": 4}
+    progress, said = Progress(update=8, epoch=2, judged_by="other", **scores), list[str]()
+    judged = validation.judged_by(tiny())
+    assert validation.comparable(progress, tiny(), said.append) == Progress(update=8, epoch=2, judged_by=judged)
+    assert len(said) == 1
