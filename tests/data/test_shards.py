@@ -351,3 +351,12 @@ def test_a_link_in_the_place_of_the_shards_is_refused(settings: DataSettings, mo
     with pytest.raises(MtkitError, match=r"linked\.partial is a link, and mtkit writes only real files"):
         prepare(other)
     assert not list(theirs.iterdir())
+
+
+def test_shards_that_another_tokenizer_encoded_are_made_again(settings: DataSettings) -> None:
+    small = elsewhere(settings, "small").model_copy(update={"tokenizer": TokenizerSettings(vocabulary=360)})
+    (folder, _), (other, _) = (prepare_part(each, FilePart(1, 1)) for each in (settings, small))
+    before = (folder / "shard-1.arrow").read_bytes()
+    shutil.copytree(other / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    prepare_part(settings, FilePart(1, 1))
+    assert (folder / "shard-1.arrow").read_bytes() != before
