@@ -221,3 +221,20 @@ def test_training_goes_on_when_the_run_that_it_began_with_is_gone(
         mtkit.train(more, name="tuned", init_from="another", device="cpu")
     with pytest.raises(RunError, match="no run"):
         mtkit.train(more, name="new", init_from="base", device="cpu")
+
+
+def test_settings_of_a_call_lie_over_those_of_the_run(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder, tmp_path / "run")
+    recipe = json.loads((run / "recipe.yaml").read_text())
+    recipe["decoding"]["max_pieces"] = 2
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    (found,) = mtkit.load(run).translate(LINES[:1], beam=4)
+    assert found.cut
+    assert len(found.pieces) <= 2
+
+
+def test_a_line_is_aligned_in_its_own_direction(tmp_path: Path) -> None:
+    loaded = mtkit.load(make_run(tmp_path, directions=("en-de", "en-fr")).run.folder)
+    for direction in ("en-de", "en-fr"):
+        (found,) = loaded.translate(LINES[:1], direction=direction, max_pieces=6)
+        assert direction.removeprefix("en-") in found.alignment.source[0]

@@ -143,3 +143,10 @@ def test_data_does_not_replace_what_it_takes_its_tokenizer_from(place: Path, tmp
     with pytest.raises(DataError, match=r"tokenizer lies in .*data, which is to be written; give another folder"):
         prepare(settings(tmp_path, tmp_path / "data"), overwrite=True)
     assert (tmp_path / "data/prepared.json").read_bytes() == before
+
+
+def test_the_languages_of_a_run_are_those_that_it_was_trained_on(place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "mtkit-runs/one", tmp_path / "run")
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**about, "directions": ["nl-sv"]}))  # an import has no text in its recipe
+    assert with_tokenizer(settings(tmp_path, run)).directions == ["nl-sv"]

@@ -80,3 +80,13 @@ def test_what_has_no_alignment_is_refused(runs: dict[str, Run], tmp_path: Path) 
         align(model, tokenizers, "boy", "Junge " * 500)
     with pytest.raises(MtkitError, match="no weights"):
         align(runs["linear"].load_model(), tokenizers, "boy", "Junge")
+
+
+def test_lines_as_long_as_the_model_takes_are_aligned(runs: dict[str, Run]) -> None:
+    model, tokenizers = runs["transformer"].load_model(), runs["transformer"].tokenizers
+    texts = [" ".join(["a"] * words) for words in range(1, model.longest_source)]
+    longest = {len(tokenizers.source.encode(text)): text for text in texts}[model.longest_source - 1]
+    assert align(model, tokenizers, longest, longest).weights.shape == (model.longest_target, model.longest_source)
+    for pair in ((f"{longest} a", "a"), ("a", f"{longest} a")):
+        with pytest.raises(DataError, match="shorten it"):
+            align(model, tokenizers, *pair)

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from mtkit.data.lines.lengths import lengths_of
+from mtkit.data.tokenizer import PAD
 from mtkit.decoding.held_out import held_out
+from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translator import Translator, document_pieces
 from mtkit.errors import MtkitError, RunError
@@ -111,3 +114,15 @@ def test_weights_without_a_checksum_are_said_not_to_be_verified(tmp_path: Path) 
     (run.checkpoint() / "state.json").unlink()
     Translator([run], say=said.append)
     assert said == [f"{run.weights()} was not verified: no state.json beside it has its checksum"]
+
+
+@pytest.mark.peer
+def test_a_lexicon_stays_when_another_engine_takes_over(trained: Trained) -> None:
+    pytest.importorskip("ctranslate2")
+    translator = Translator([trained.run], DecodingSettings(beam=2), engine="auto")
+    pieces = trained.run.tokenizers.source.size
+    lexicon = Lexicon(torch.full((pieces, 3), PAD, dtype=torch.int32), torch.arange(20, 30, dtype=torch.int32))
+    translator.shorten(lexicon)
+    other = translator.with_settings(DecodingSettings(beam=2, no_repeat_ngram=2))
+    assert (translator.about["engine"] != "mtkit", other.about["engine"]) == (True, "mtkit")
+    assert other.engine.lexicon is lexicon

@@ -67,7 +67,7 @@ def test_other_searches_have_their_settings_in_the_export(to: str, tmp_path: Pat
         assert "length_penalty" not in card.partition("## Settings")[0]
     else:
         search = (tmp_path / "out" / "generation_config.json").read_text(encoding="utf-8")
-        for given in ('"do_sample": true', '"temperature": 0.7', '"top_k": 9', '"top_p": 0.8'):
+        for given in ('"do_sample": true', '"temperature": 0.7', '"top_k": 9', '"top_p": 0.8', '"max_length": 65'):
             assert given in search
         assert "max_length=min(2 * length + 20, 64) + 1" in card
     assert "decoding.top_k" in card

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mtkit.data.tokenizer import EOS
+from mtkit.data.tokenizer import EOS, PAD
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange.hub import find_folder
 from mtkit.interchange.imports import import_marian
+from mtkit.interchange.marian.vocabulary import NEVER
 
 transformers = pytest.importorskip("transformers")
 
@@ -89,3 +90,14 @@ def test_a_hub_model_without_safetensors_is_refused_with_the_lines_that_convert_
     message = str(caught.value)
     assert "M.from_pretrained('Some/opus-mt-en-ja').save_pretrained('opus-mt-en-ja'); T.from_pretrained" in message
     assert message.endswith("then import opus-mt-en-ja")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_piece_that_their_search_takes_out_first_has_no_probability(
+    folder: Path, tmp_path: Path, again: bool
+) -> None:
+    given = {"renormalize_logits": again, "no_repeat_ngram_size": 0}
+    run = import_marian(change(folder, tmp_path / "one", "generation_config.json", **given), tmp_path / "run").run
+    bias = run.load_model().output_bias
+    assert bias is not None
+    assert (bias[PAD].item() == NEVER) == again

@@ -29,3 +29,21 @@ def test_a_word_in_place_of_a_group_is_named(given: dict[str, Any], words: str, 
     with pytest.raises(RecipeError) as begun:
         load_recipe(None, {"training": {"init_from": str(tmp_path)}, **given})
     assert str(begun.value) == str(alone.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "attention"),
+    [
+        ({}, {"name": "band", "options": {"window_radius": 3, "positions": "rotary"}}),
+        ({"options": {"window_radius": 5}}, {"name": "band", "options": {"window_radius": 5, "positions": "rotary"}}),
+        ({"encoder": "full"}, {"name": None, "encoder": "full", "options": {}}),
+    ],
+)
+def test_options_lie_over_those_of_the_run_unless_a_mechanism_is_named(
+    given: dict[str, Any], attention: dict[str, Any], tmp_path: Path
+) -> None:
+    options = "options: {window_radius: 3, positions: rotary}"
+    (tmp_path / "recipe.yaml").write_text(f"attention: {{name: band, {options}}}\n")
+    (tmp_path / "run.json").write_text("{}")
+    found = load_recipe(None, {"training": {"init_from": str(tmp_path)}, "attention": given}).attention
+    assert {name: getattr(found, name) for name in attention} == attention

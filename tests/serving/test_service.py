@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mtkit.decoding.translator import Translator
-from mtkit.serving.service import Service, Strings, Unit, joined, language_name
+from mtkit.serving.service import Look, Service, Strings, Unit, joined, language_name
 from tests.decoding.trained import make_run
 
 SETTINGS = {"beam": 3, "max_pieces": 6}
@@ -89,3 +89,14 @@ def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.
     assert documents == [[0, 0, 1, 2, 2]]
     assert len(service.parts(["A dog.\n" * 50], "en-de", 1, 20)) == 1  # its lines are translated together
     assert len(service.parts(["A dog.\n" * 50], "en-de", 2, 20)) > 1
+
+
+def test_more_weights_than_a_page_can_hold_are_left_out(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look("a dog", "en-de", 1, 0, size=3)
+    whole = Service(translator).work([look])[0]
+    assert list(whole["roles"]) == ["cross", "encoder", "decoder"]
+    cross = sum(len(head) * len(head[0]) for layer in whole["roles"]["cross"] for head in layer["heads"])
+    monkeypatch.setattr("mtkit.serving.service.MOST_WEIGHTS", cross)
+    assert list(Service(translator).work([look])[0]["roles"]) == ["cross"]

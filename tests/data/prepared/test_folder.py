@@ -275,3 +275,12 @@ def test_a_file_that_is_changed_in_place_is_not_read(builtin: Prepared, tmp_path
     assert (ended.returncode, len(lines)) == (0, 7), ended.stderr
     wanted = ".arrow was changed while it was in use; repeat" if how in ("emptied", "overwritten") else " is read"
     assert [line for line in lines if wanted not in line] == []
+
+
+def test_lengths_have_room_for_the_end_mark(builtin: Prepared, tmp_path: Path) -> None:
+    folder, most = tmp_path / "data", np.iinfo(np.uint16).max
+    shutil.copytree(builtin.folder, folder)
+    rows = pa.array([[5] * most] + [[5]] * (len(builtin.train) - 1), pa.list_(pa.int32()))
+    _written(folder / "train.arrow", lambda table: _with(table, "source", rows))
+    lengths = open_prepared(folder).train.source.lengths
+    assert (lengths[:2] + 1).tolist() == [most + 1, 2]

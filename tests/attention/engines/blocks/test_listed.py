@@ -100,3 +100,14 @@ def test_no_more_weights_are_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert count in saved(count)
     assert count not in saved(count - 1)
+
+
+def test_gradients_are_the_same_under_autocast() -> None:
+    real, lists, missing = inputs()
+    real = tuple(each.detach().float().requires_grad_() for each in real)  # type: ignore[assignment]
+    heads = attended(*real, lists=lists, missing=missing)
+    upwards = torch.randn_like(heads)
+    plainly = torch.autograd.grad(heads, real, upwards, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = torch.autograd.grad(heads, real, upwards)
+    assert all(torch.equal(*pair) for pair in zip(plainly, inside, strict=True))
