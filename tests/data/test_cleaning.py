@@ -126,3 +126,8 @@ def test_short_segments_have_no_ratio() -> None:
     lengths = (np.array([10, 11, 1]), np.array([1, 1, 11]))
     found = examine(np.arange(3, dtype=np.uint64), np.zeros(3, bool), lengths, Cleaning(), Seen(), None)
     assert found["length_ratio"].tolist() == [False, True, True]
+
+
+def test_the_ratio_is_that_of_the_settings() -> None:
+    ratios = [_found(Cleaning(length_ratio=ratio))["length_ratio"].sum() for ratio in (None, 4.9, 5.1)]
+    assert ratios == [1, 1, 0]  # one pair has sides of 50 and 10 pieces

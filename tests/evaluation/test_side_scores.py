@@ -57,3 +57,11 @@ def test_text_that_looks_tokenised_is_named(files: list[Translated]) -> None:
     found = score_side("test", files, metrics=["exact"], tests=["bootstrap"])
     (note,) = found.notes
     assert f"lines of {files[1].hypothesis} end in ' .'" in note
+
+
+def test_directions_are_compared_by_the_tests_that_were_asked_for(files: list[Translated]) -> None:
+    found = score_side("test", files, metrics=["exact"], tests=["bootstrap"])
+    for comparison in (found.overall, *(each for _, each in found.directions.values())):
+        ((difference,),) = comparison.differences
+        assert difference.bootstrap_p is not None
+        assert difference.randomisation_p is None

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from mtkit.attention import reorder
+from mtkit.attention import Attention, reorder
 from mtkit.errors import RecipeError
+from mtkit.model.attentions import build_attention
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
@@ -126,3 +127,17 @@ def test_steps_get_what_the_encoder_and_the_layer_below_carry() -> None:
     for position in range(5):
         step, state, _ = net.step(target[:, position, None], state)
         torch.testing.assert_close(step.whole(), whole[:, position, None], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("role", "limits"), [("encoder", (9, 32)), ("cross", (9, 32)), ("decoder", (32, 9))])
+def test_the_shortest_limit_of_an_attention_is_that_of_its_side(
+    role: str, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(name: str, *given: object, **site: object) -> Attention:
+        attention = build_attention(name, *given, **site)
+        attention.longest = 9 if given[0] == role else None
+        return attention
+
+    monkeypatch.setattr("mtkit.model.attentions.build_attention", build)
+    net = model()
+    assert (net.longest_source, net.longest_target) == limits

@@ -124,3 +124,12 @@ def test_a_group_of_a_wrong_type_is_not_dropped_for_an_option(
 def test_the_direction_without_training_text_is_that_of_the_languages() -> None:
     data = make_recipe({"data": {"source_language": "de", "target_language": "fr"}}).data
     assert data.directions == ["de-fr"]
+
+
+@pytest.mark.parametrize("side", ["valid", "new"])
+def test_the_directions_of_held_out_sides_are_those_of_the_training_text(side: str) -> None:
+    data = {"train": PAIR, "valid": PAIR, "test": {"new": PAIR}}
+    other = {**PAIR, "direction": "en-fr"}
+    data |= {"valid": other} if side == "valid" else {"test": {"old": PAIR, "new": other}}
+    with pytest.raises(RecipeError, match=f"the {side} side has the direction en-fr, which is not among .*en-de"):
+        make_recipe({"data": data})

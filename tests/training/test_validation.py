@@ -204,8 +204,9 @@ def test_scores_compare_only_if_all_settings_that_change_them_are_equal() -> Non
 
 
 def test_scores_by_other_settings_are_forgotten_with_all_that_follows_from_them() -> None:
-    scores = {"validated": 8, "bleu": 3.0, "nll": 1.0, "best_bleu": 5.0, "best_nll": 2.0, "stale": 4}
-    progress, said = Progress(update=8, epoch=2, judged_by="other", **scores), list[str]()
+    scores = {"bleu": 3.0, "nll": 1.0, "score": 3.0, "best_score": 5.0, "best_nll": 2.0, "patience_score": 4.0}
+    progress = Progress(update=8, epoch=2, validated=8, stale=4, judged_by="other", **scores)
+    said: list[str] = []
     judged = validation.judged_by(tiny())
     assert validation.comparable(progress, tiny(), said.append) == Progress(update=8, epoch=2, judged_by=judged)
     assert len(said) == 1
