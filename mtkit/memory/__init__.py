@@ -1,1 +1,1 @@
-"""The memory of this process: what it holds at most, what it keeps, what is refused, what to do when it is full."""
+"""Process memory: peak usage, reuse of freed memory, refusal of oversized models, recovery from out-of-memory."""

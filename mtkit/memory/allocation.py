@@ -1,4 +1,4 @@
-"""Models that memory cannot hold are refused while they are built, before anything of that size is allocated."""
+"""Refuses models larger than the machine's memory while they are built, before the excess is allocated."""
 
 import os
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ FACTORIES = {
 
 
 class WithinMemory(TorchFunctionMode):
-    """A context in which tensors are made until all of them together would take more than the machine's memory.
+    """Context that adds up the sizes of the tensors created in it and limits the sum to the machine's memory.
 
-    `what` is being built: it begins the message. Raises: MtkitError saying what it would take.
+    `what` names the object being built and begins the message. Raises: MtkitError with the memory it would take.
     """
 
     def __init__(self, what: str) -> None:
@@ -115,7 +115,7 @@ def available_bytes() -> float:
 
 
 def in_words(count: float) -> str:
-    """ "1.5 TiB"."""
+    """Format a number of bytes with its unit, as "1.5 TiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if count < 1024:
             return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
@@ -124,7 +124,7 @@ def in_words(count: float) -> str:
 
 
 def _bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> float:
-    """What the tensor would take: it is made without its numbers."""
+    """Return the tensor's size in bytes, by creating it on the meta device."""
     kwargs = {name: value for name, value in kwargs.items() if name not in ("generator", "pin_memory")}
     try:
         made: Tensor = func(*args, **{**kwargs, "device": "meta"})

@@ -1,4 +1,4 @@
-"""Memory that is full: telling it from other errors, and going on with smaller batches."""
+"""Out-of-memory errors: recognising them, and retrying with smaller batches."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,31 +9,31 @@ import torch
 Result = TypeVar("Result")
 
 GIVES_OUT = (RuntimeError, MemoryError)
-"""What is raised then, among other things."""
+"""Classes of out-of-memory errors; other errors have these classes too."""
 
 _SAYS_SO = re.compile(r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED|ALLOCATION_FAILED")
-"""In the words of CUDA and NCCL, of PyTorch on the CPU, of C++, of cuBLAS and older cuDNN, of cuDNN."""
+"""Messages of CUDA and NCCL, PyTorch on the CPU, C++, cuBLAS and older cuDNN, cuDNN, in this order."""
 
 
 def gave_out(error: BaseException) -> bool:
-    """Whether an error says that there was no memory left: PyTorch has a class for what its own CUDA allocator says."""
+    """Return whether an error means out of memory. PyTorch has a class only for its own CUDA allocator's errors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _SAYS_SO.search(str(error)) is not None
 
 
 class Halving:
-    """Runs batches of rows in halves where the memory does not hold them whole, and then those after them as well."""
+    """Splits a batch of rows in halves if it runs out of memory, and later batches of its size at once."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        """Of each row its length; as much memory as rows times the longest of them is what a batch takes."""
+        """Take the length of each row. A batch's memory is estimated as its rows times its longest row."""
         self._lengths = lengths
         self._room: int | None = None
 
     def run(self, work: Callable[[Sequence[int]], Result], rows: Sequence[int]) -> list[Result]:
-        """What `work` makes of the rows, or of each part of them, in order.
+        """Return the results of `work` for the rows, or for each part of them, in order.
 
-        Raises: what `work` does, where memory gives out for a single row too.
+        Raises: the error of `work` if a single row runs out of memory too, or if it is another error.
         """
         longest, half = max(self._lengths[row] for row in rows), -(-len(rows) // 2)
         if len(rows) == 1 or self._room is None or len(rows) * longest <= self._room:
@@ -42,8 +42,8 @@ class Halving:
             except GIVES_OUT as error:
                 if len(rows) == 1 or not gave_out(error):
                     raise
-            # out here no error keeps the frames, and with them the tensors, of what failed
+            # outside `except`, no error keeps the failed call's frames and tensors alive
             self._room = half * longest
             if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()  # what is cached in the sizes of the larger batch
+                torch.cuda.empty_cache()  # blocks cached in the larger batch's sizes
         return [*self.run(work, rows[:half]), *self.run(work, rows[half:])]
