@@ -1,4 +1,4 @@
-"""A picture of a benchmark: time, peak memory and FLOPs over the length, a line for each mechanism."""
+"""Plot of a benchmark: time, peak memory and FLOPs over the length, a line for each mechanism."""
 
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,19 @@ from mtkit.files import writing
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LEAST_REACH = 6
-"""Factor by which an axis reaches up and down from its middle at least: noise is not to look like growth."""
+"""Least factor from an axis's middle to its ends, so that noise does not look like growth."""
 
 
 def draw_benchmark(benchmark: Benchmark, path: Path) -> None:
     """Draw the measurements as a PNG, both axes logarithmic: a row for each work and form, a column for each metric.
 
-    Raises: MtkitError where it cannot be written.
+    Raises: MtkitError if it cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = works(benchmark)
-    # a figure without pyplot: no window system, no state shared with the caller's own pictures
+    # without pyplot: no window system, no state shared with the caller's own figures
     figure = Figure(figsize=(15, 0.7 + 3.6 * len(rows)), layout="constrained")
     setting = benchmark.setting
     figure.suptitle(

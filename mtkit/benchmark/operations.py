@@ -1,7 +1,7 @@
-"""Operations that training and decoding cannot do without, counted segment by segment so that no padding is among them.
+"""Operations that training and decoding require, counted segment by segment to exclude padding.
 
-They are those of the model's own forward pass and steps, whatever a program does to be faster; two for a multiplication
-with its addition. A backward pass takes twice the operations of its forward pass.
+They are counted in the model's own forward pass and steps, whatever a program does to be faster. A multiplication with
+its addition counts as two. A backward pass takes twice the operations of its forward pass.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from mtkit.model.network import Network
 T = TypeVar("T")
 
 SAMPLE = 24
-"""Segments that are counted, of all lengths."""
+"""Number of segments that are counted, of all lengths."""
 
 
 @torch.no_grad()
 def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
-    """Operations of training a target token on these rows, the mean over some of them: forward and backward."""
+    """Return the mean forward and backward operations per target token, over a sample of these rows."""
     training, device = model.training, model.output_weight.device
     model.eval()
     operations, tokens = 0, 0
@@ -44,17 +44,17 @@ def training_operations(model: Network, side: Side, rows: np.ndarray) -> float:
 
 @torch.no_grad()
 def decoding_operations(model: Network, segments: Sequence[tuple[int, int]], beam: int) -> float:
-    """Operations of decoding a segment, the mean over some: `segments` are the pieces of source and translation.
+    """Return the mean operations of decoding a segment, over a sample of `segments` (source pieces, target pieces).
 
-    Each source is encoded once, one hypothesis takes the first step, and each of `beam` as many more as the translation
-    has further pieces.
+    Each source is encoded once. One hypothesis takes the first step; `beam` hypotheses take one step for each further
+    piece of the translation.
     """
     device, chosen = model.output_weight.device, spread(sorted(segments, key=sum))
     return sum(_decode(model, *each, beam, device) for each in chosen) / len(chosen)
 
 
 def spread(items: Sequence[T]) -> list[T]:
-    """Some of the items, evenly spaced."""
+    """Return up to SAMPLE items, evenly spaced."""
     count = min(SAMPLE, len(items))
     return [items[(2 * number + 1) * len(items) // (2 * count)] for number in range(count)]
 
@@ -64,9 +64,9 @@ def _forward(model: Network, source: Tensor, target_in: Tensor, task: Tensor | N
 
 
 def _decode(model: Network, source: int, target: int, beam: int, device: torch.device) -> float:
-    """What a step takes grows evenly from the first to the last, which are counted, and with the hypotheses."""
+    """Count the first and last step; assume linear growth between them, and in the number of hypotheses."""
     pieces = torch.full((1, source), BOS, device=device)
-    token = torch.full((1, 1), BOS, device=device)  # of several, attention may mask more than it needs
+    token = torch.full((1, 1), BOS, device=device)  # with several tokens, attention may mask more than it needs
     state: State = {}
 
     def start() -> None:
