@@ -1,4 +1,4 @@
-"""Runs as folders that other libraries load by themselves: Hugging Face transformers and CTranslate2."""
+"""Exports runs to folders that Hugging Face transformers or CTranslate2 loads without mtkit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,34 +13,33 @@ from mtkit.interchange.outward.spelling import CTRANSLATE2, HUGGINGFACE, spelled
 from mtkit.runs import Run
 
 FORMATS = {"huggingface": huggingface, "ctranslate2": ctranslate2}
-"""What writes each format."""
+"""{format: module that writes it}."""
 
 MARKS = {"huggingface": HUGGINGFACE, "ctranslate2": CTRANSLATE2}
-"""How its library spells the special pieces."""
+"""{format: its library's spelling of the special pieces}."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that was made of a run."""
+    """Result of an export."""
 
     folder: Path
     checkpoint: str
     agreement: Agreement | None
-    """None where the library that reads the folder is not installed."""
+    """None if the library that reads the folder is not installed."""
     caution: str
-    """What its library loses where it saves the model again; mostly empty."""
+    """Warning of what is lost if the library saves the model again; usually empty."""
 
     @property
     def compared(self) -> str:
-        """How its tokens were compared, for people."""
+        """Result of the token comparison, as text for users."""
         return "its tokens were not compared" if self.agreement is None else str(self.agreement)
 
 
 def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> Exported:
     """Write the new folder in the format "huggingface" or "ctranslate2", in float32, and compare its tokens.
 
-    Raises: MtkitError for what the format does not hold, by its name, and where the folder exists; nothing is then
-    written.
+    Raises: MtkitError if the format does not support a part of the model, or if the folder exists; nothing is written.
     """
     if to not in FORMATS:
         raise MtkitError(f"no format {shown(to)}{did_you_mean(to, list(FORMATS))}; there are: {', '.join(FORMATS)}")

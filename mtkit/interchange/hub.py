@@ -1,17 +1,17 @@
-"""Models by their name on the Hugging Face hub."""
+"""Finds or downloads models by their name on the Hugging Face hub."""
 
 from pathlib import Path
 
 from mtkit.errors import MtkitError, RunError
 
 FILES = ["*.json", "*.safetensors", "*.spm"]
-"""What is downloaded of a model: no pickles, and no code."""
+"""File patterns that are downloaded: no pickles, and no code."""
 
 
 def find_folder(place: str) -> Path:
-    """The folder of that name, or that of the downloaded model, as Helsinki-NLP/opus-mt-en-de.
+    """Return the local folder `place`, or else download the model of that name, as Helsinki-NLP/opus-mt-en-de.
 
-    Raises: MtkitError where there is neither; RunError for a model without safetensors, with the line that converts it.
+    Raises: MtkitError if neither exists; RunError for a model without safetensors, with the command that converts it.
     """
     path = Path(place)
     if path.is_dir():

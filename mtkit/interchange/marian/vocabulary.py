@@ -1,8 +1,8 @@
-"""The vocabulary of a Marian model: its pieces with mtkit's numbers, and which row of the weights each has.
+"""Maps the vocabulary of a Marian model to mtkit's piece ids and to rows of Marian's weights.
 
-vocab.json numbers the pieces of one or two sentencepiece models in an order of its own. mtkit's special pieces come
-first, then the others in that order. A piece that sentencepiece cuts and vocab.json lacks, which Marian reads as
-unknown, gets a number too, with the weights of the unknown piece.
+vocab.json numbers the pieces of one or two sentencepiece models in its own order. In mtkit the special pieces come
+first, then the others in that order. A sentencepiece piece that vocab.json lacks, which Marian reads as unknown, gets
+an id too, with the weights of the unknown piece.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -17,42 +17,42 @@ from mtkit.data.tokenizer import BOS, BREAK, EOS, PAD, SPECIALS, UNK
 from mtkit.errors import DataError, RunError
 
 MARKS = {PAD: "<pad>", UNK: "<unk>", EOS: "</s>"}
-"""How Marian spells its special pieces."""
+"""Spelling of the special pieces in Marian."""
 
 NEVER = -100.0
-"""Output bias of a piece that the model never had: its probability is 0 in float32."""
+"""Output bias of a piece that Marian's model lacks: its probability is 0 in float32."""
 
 
 @dataclass(frozen=True)
 class Numbering:
-    """The pieces of one side with mtkit's numbers."""
+    """Pieces of one side, numbered by mtkit's ids."""
 
     pieces: tuple[str, ...]
-    """Those behind the special ones."""
+    """Pieces after the special ones."""
     rows: tuple[int | None, ...]
-    """For each number, the row of Marian's weights; None: it has none there."""
+    """Row of Marian's weights for each id; None if Marian has none."""
     added: frozenset[int]
-    """Numbers without a row of their own: the model never predicts them."""
+    """Ids without a row of their own: the model never predicts them."""
 
     @property
     def languages(self) -> list[str]:
-        """The target languages that a source can ask for by a first piece, as fra of >>fra<<."""
+        """Target languages that a source can select by its first piece, as fra for >>fra<<."""
         return [each[2:-2] for each in self.pieces if is_tag(each)]
 
     @property
     def marks(self) -> list[str]:
-        """The pieces that are no text: tags, and rows that have no name."""
+        """Pieces that are not text: tags, and rows without a name."""
         return [each for each in self.pieces if is_tag(each) or each.startswith("< ")]
 
     def embeddings(self, weight: Tensor) -> Tensor:
-        """Marian's rows (V', D) as mtkit's (V, D): zeros where there is no row. Raises: RunError for another V'."""
+        """Reorder Marian's rows (V', D) to mtkit's (V, D), zeros for missing rows. Raises: RunError for another V'."""
         self._check(len(weight), "embeddings")
         zeros = weight.new_zeros(1, weight.shape[1])
         index = [len(weight) if row is None else row for row in self.rows]
         return torch.cat([weight, zeros])[index]
 
     def biases(self, bias: Tensor, without: Set[int] = frozenset()) -> Tensor:
-        """Marian's biases of the logits (V',) as mtkit's (V,): `NEVER` in rows `without`, and where there is none."""
+        """Reorder Marian's logit biases (V',) to mtkit's (V,): `NEVER` for rows in `without` and ids in `added`."""
         self._check(len(bias), "biases")
         found = bias[[row or 0 for row in self.rows]].clone()
         found[[number for number, row in enumerate(self.rows) if number in self.added or row in without]] = NEVER
@@ -65,16 +65,16 @@ class Numbering:
 
 
 def is_tag(piece: str) -> bool:
-    """Whether a piece asks for a target language."""
+    """Return whether a piece selects a target language."""
     return piece.startswith(">>") and piece.endswith("<<")
 
 
 def number(
     vocabulary: Mapping[str, int], models: Sequence[ModelFile], *, size: int, pad: int, eos: int, start: int
 ) -> Numbering:
-    """The numbering of a vocabulary by piece, of `size` rows, into whose pieces the models cut text.
+    """Number the pieces of a vocabulary {piece: id} with `size` rows, and the models' pieces that it lacks.
 
-    Raises: DataError where the ids are not those of Marian.
+    Raises: DataError if the ids are not a valid Marian vocabulary.
     """
     names = {row: piece for piece, row in vocabulary.items()}
     if len(names) < len(vocabulary):
@@ -90,7 +90,7 @@ def number(
         raise DataError(f"{MARKS[EOS]} has the id {vocabulary[MARKS[EOS]]}, and eos_token_id is {eos}")
     special = {PAD: pad, UNK: unknown, EOS: eos, BOS: start, BREAK: vocabulary.get(SPECIALS[BREAK])}
     taken: dict[int | None, int] = {}
-    for mark, row in special.items():  # the first that has a row owns it
+    for mark, row in special.items():  # the first mark with a row owns it
         taken.setdefault(row, mark)
     added = {mark for mark, row in special.items() if row is None or taken[row] != mark}
     rows: list[int | None] = [special[mark] for mark in range(FIRST)]

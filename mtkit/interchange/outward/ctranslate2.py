@@ -1,4 +1,4 @@
-"""A run as a folder of CTranslate2's, with the sentencepiece models that cut text into its tokens."""
+"""Writes a run as a CTranslate2 model folder, with its sentencepiece models."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mtkit.runs import Run
 
 
 def check(recipe: Recipe) -> None:
-    """Raises: MtkitError naming what the format does not hold, and where the library is not installed."""
+    """Raises: MtkitError if the format does not support a part of the model, or if the library is not installed."""
     from importlib.util import find_spec
 
     part = not_held(recipe)

@@ -1,4 +1,4 @@
-"""The pieces of a run's vocabularies as other libraries spell them, and its sentencepiece models as they cut text."""
+"""Converts a run's vocabularies to other libraries' spelling, and its sentencepiece models to theirs."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from mtkit.errors import MtkitError
 from mtkit.runs import Run
 
 HUGGINGFACE = {PAD: "<pad>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
-"""How Hugging Face spells the special pieces."""
+"""Spelling of the special pieces in Hugging Face transformers."""
 
 CTRANSLATE2 = {PAD: "<blank>", UNK: "<unk>", BOS: "<s>", EOS: "</s>"}
-"""How CTranslate2 does."""
+"""Spelling of the special pieces in CTranslate2."""
 
 
 def spelled(tokenizer: Tokenizer, marks: dict[int, str]) -> list[str]:
-    """Each piece of a vocabulary (V), the special ones as in `marks`; for Hugging Face tags of languages as >>de<<.
+    """Return a vocabulary's pieces (V), special ones spelt as in `marks`; for Hugging Face, language tags as >>de<<.
 
-    Raises: MtkitError where two pieces are then spelt alike.
+    Raises: MtkitError if two pieces would have the same spelling.
     """
     pieces = [marks.get(each, tokenizer.piece(each)) for each in range(tokenizer.size)]
     if marks is HUGGINGFACE:
@@ -36,9 +36,9 @@ def spelled(tokenizer: Tokenizer, marks: dict[int, str]) -> list[str]:
 
 
 def models(run: Run) -> dict[str, bytes]:
-    """The sentencepiece models by their file names, source.spm and target.spm; the source's folds text itself.
+    """Return {file name: sentencepiece model} for source.spm and target.spm; source.spm includes the run's folding.
 
-    Raises: MtkitError where it has rules of its own besides.
+    Raises: MtkitError if the run has a folding and its source model also has normalisation rules.
     """
     source, target = (
         each.processor.serialized_model_proto() for each in (run.tokenizers.source, run.tokenizers.target)
@@ -53,6 +53,6 @@ def models(run: Run) -> dict[str, bytes]:
 
 
 def tag_of(run: Run, pieces: Sequence[str]) -> str | None:
-    """The piece that goes before a source for the run's first direction; None where it needs none."""
+    """Return the tag to put before a source for the run's first direction; None if it needs none."""
     tags = run.tokenizers.source.tags(run.directions)
     return pieces[tags[0]] if tags else None
