@@ -1,4 +1,4 @@
-"""Products of rows that are rounded to bfloat16 on the way, by tiles."""
+"""Tiled matrix products of float32 rows, which are first rounded to bfloat16."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ Halves = NDArray[np.int16]
 
 @part
 def round_to_bfloat16(rows: Floats, low: Halves) -> None:
-    """Writes the bits of rows (M, I), rounded to bfloat16, into the first I columns of low."""
+    """Write the bits of rows (M, I), rounded to bfloat16, into the first I columns of low."""
     count, width = rows.shape
     for i in range(count):
         for j in range(width):
@@ -25,9 +25,9 @@ def round_to_bfloat16(rows: Floats, low: Halves) -> None:
 
 @compiled("int16[:, :, :, ::1], float32[::1], float32[:, ::1], int16[:, ::1], float32[:, ::1]")
 def multiply_bfloat16(weights: Halves, added: Floats, rows: Floats, low: Halves, out: Floats) -> None:
-    """Writes the product (M, O) of rows (M, I) with weights in blocks, plus what is `added` (O,); sums are in float32.
+    """Write the product (M, O) of rows (M, I) with weights in blocks, plus `added` (O,), to out; sums are in float32.
 
-    low (M, I or one more), where zeros stand behind the rows, gets the bits of the rounded rows.
+    low (M, I or one more), zero in any column after the rows, receives the bits of the rounded rows.
     """
     round_to_bfloat16(rows, low)
     write_products(low, weights, added, out)

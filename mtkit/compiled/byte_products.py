@@ -1,4 +1,4 @@
-"""Products of rows that are rounded to bytes on the way, by tiles."""
+"""Tiled matrix products of float32 rows, which are first rounded to bytes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,10 @@ def multiply_bytes(
     units: Floats,
     out: Floats,
 ) -> None:
-    """Writes the product (M, O) of rows (M, I) with integer weights, in blocks, in units of scales (O,), plus `added`.
+    """Write the product (M, O) of rows (M, I) with integer weights, in blocks, scaled by scales (O,), plus `added`.
 
-    `whole` (M, I or a little more) and units (M,) get what `round_rows` makes of the rows; out is left in these units,
-    and nothing added, if `in_units`. surplus (O,) is what the byte that stands for 0 adds to each sum.
+    `whole` (M, I or a little more) and units (M,) receive the results of `round_rows`. If `in_units`, out is neither
+    multiplied by units nor added to. surplus (O,) is the contribution of the byte offset (`ZERO`) to each sum.
     """
     round_rows(rows, whole, units)
     count, outputs = out.shape

@@ -1,4 +1,4 @@
-"""Products of rows in float32, by tiles."""
+"""Tiled matrix products in float32."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,5 +11,5 @@ write_products = products_by(FLOATS)
 
 @compiled("float32[:, :, :, ::1], float32[::1], float32[:, ::1], float32[:, ::1]")
 def multiply_floats(weights: NDArray[np.float32], added: Floats, rows: Floats, out: Floats) -> None:
-    """Writes the product (M, O) of rows (M, I) with weights in blocks, plus what is `added` (O,)."""
+    """Write the product (M, O) of rows (M, I) with weights in blocks, plus `added` (O,), to out."""
     write_products(rows, weights, added, out)
