@@ -1,8 +1,8 @@
 """The built-in corpus: a synchronous grammar, English to German, drawn from a seed.
 
-Every source has exactly one right target: whatever German needs to know (gender, case, tense, where the verb goes) is
-fixed by the English words. So a model that has understood the grammar can reach 100 BLEU, and word-by-word lookup,
-which knows neither agreement nor order, stays far below.
+Every source has exactly one right target: the English words determine the German gender, case, tense and verb position.
+So a model that has learned the grammar can reach 100 BLEU. Word-by-word lookup, which models neither agreement nor word
+order, scores far lower.
 """
 
 import random
@@ -14,14 +14,14 @@ from mtkit.data.grammar.sentences import GrammarSegment, Writer
 from mtkit.recipe.data import Grammar
 
 LONG = 0.02
-"""Where lengths differ, this share of the training documents is a tenth longer than the other sides' documents:
-`translate` then counts lines of that length as usual, and does not split them."""
+"""If lengths differ, this share of the training documents is a tenth longer than the other sides' documents:
+`translate` then treats lines of that length as usual, and does not split them."""
 
 
 def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]]]:
-    """The sides train, valid and test, each a function that draws its segments anew, one by one.
+    """Return the sides train, valid and test, each a function that iterates over its segments from the start.
 
-    No source of test or valid is drawn twice, or for training. Raises nothing; needs no memory for the training side.
+    Sources of test and valid are distinct and not in train. Raises nothing; the training side is not held in memory.
     """
 
     def held_out(side: str, size: int, taken: set[str]) -> list[GrammarSegment]:
@@ -45,7 +45,7 @@ def corpus(settings: Grammar) -> dict[str, Callable[[], Iterator[GrammarSegment]
 
 
 def draws(settings: Grammar, side: str) -> Iterator[GrammarSegment]:
-    """Endless segments of a side: sentences, or documents where `settings.sentences` is above 1."""
+    """Yield segments of a side without end: sentences, or documents if `settings.sentences` is above 1."""
     random_ = random.Random(f"{settings.seed} {side}")
     writer, author = Writer(random_), Author(random_)
     fewest = settings.fewest if side == "train" else None
@@ -55,9 +55,9 @@ def draws(settings: Grammar, side: str) -> Iterator[GrammarSegment]:
 
 
 def _length(random_: random.Random, fewest: int, most: int) -> int:
-    """The sentences of a training document: mostly few, now and then more than `most`.
+    """Draw the number of sentences of a training document: usually few, sometimes more than `most`.
 
-    As many sentences in all lie in documents of 1 to 2 sentences as in those of 2 to 4, of 4 to 8 and so on.
+    Documents of 1 to 2 sentences hold as many sentences in total as documents of 2 to 4, of 4 to 8 and so on.
     """
     if random_.random() < LONG:
         return most + -(-most // 10)

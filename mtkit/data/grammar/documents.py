@@ -1,8 +1,8 @@
 """Documents of the built-in corpus: sentences about things that later sentences call "it".
 
-German says er, sie or es by the gender of the noun that "it" stands for, and that noun may be several sentences back;
-nothing else in the sentence tells. "It" always stands for the thing that was last brought in ("Anna bought a lamp."):
-the sentences between name no other single thing. So each document has one right translation, and needs its context.
+German uses er, sie or es, by the gender of the noun that "it" refers to. That noun may be several sentences back, and
+the sentence has no other clue. "It" always refers to the thing introduced last ("Anna bought a lamp."): the sentences
+between name no other single thing. So each document has one right translation, which needs its context.
 """
 
 import random
@@ -15,14 +15,14 @@ from mtkit.data.grammar.sentences import GrammarSegment, Writer
 
 
 class Author:
-    """Draws documents whose later sentences refer back by "it"."""
+    """Draws documents whose later sentences refer back with "it"."""
 
     def __init__(self, random_: random.Random) -> None:
         self._random = random_
         self._writer = Writer(random_, things=False)
 
     def segment(self, sentences: int) -> GrammarSegment:
-        """A document of that many sentences, on one line a side."""
+        """Draw a document of that many sentences, as one line for each language."""
         parts, used, thing, distance = [], set(), lexicon.THINGS[0], 0
         for index in range(sentences):
             kind = "bring in" if index == 0 else self._random.choices(("refer", "aside", "bring in"), (45, 40, 15))[0]
@@ -44,7 +44,7 @@ class Author:
         )
 
     def _bring_in(self, noun: Noun) -> tuple[str, str]:
-        """ "Anna found an old lamp on Monday." """
+        """Draw a sentence that introduces the noun, as "Anna found an old lamp on Monday." """
         pick = self._random.choice
         person = name(pick((*lexicon.WOMEN, *lexicon.MEN)))
         adjective = pick((None, None, *lexicon.MATERIAL))
@@ -53,7 +53,7 @@ class Author:
         return sentence(clause.english()), sentence(clause.german("main"))
 
     def _refer(self, noun: Noun) -> tuple[str, str]:
-        """A sentence with "it": what it is like, or what somebody does with it."""
+        """Draw a sentence with "it": a description, or an action with it as its object."""
         pick, it = self._random.choice, pronoun("it", noun.gender)
         if self._random.random() < 0.45:
             being = Being(it, pick(lexicon.MATERIAL), self._random.random() < 0.5, pick(lexicon.DEGREES[1:]))
