@@ -1,4 +1,4 @@
-"""What this machine can do at best, the measured rate of its products in each arithmetic, and whether it is busy."""
+"""Measures this machine's matrix product rate in each arithmetic, and checks whether it is busy."""
 
 import os
 import time
@@ -21,11 +21,11 @@ ARITHMETICS = {
 }
 
 LARGE = {"cpu": 2048, "cuda": 8192}
-"""Side of a square product that is measured besides those of the model's sizes: large enough for the full rate."""
+"""Side of a square product measured in addition to the model's sizes: large enough for the full rate."""
 
 BLOCKS = 5
 BLOCK_SECONDS = 0.05
-"""Products are timed in this many blocks of about this length, of which the best counts."""
+"""Products are timed in this many blocks of about this length; the fastest block counts."""
 
 
 @dataclass(frozen=True)
@@ -38,41 +38,41 @@ class Rate:
 
     @property
     def best(self) -> float:
-        """The most that was measured: what a computation of products alone would reach."""
+        """Highest measured rate: the bound for a computation that consists only of products."""
         return max(self.by_size.values())
 
 
 def arithmetic_of(name: str) -> str:
-    """The arithmetic that a precision's name begins with: bfloat16 of "bfloat16"; float32 where it names none."""
+    """Return the arithmetic that a precision's name begins with; float32 if it begins with none."""
     return next((each for each in ARITHMETICS if name.startswith(each)), "float32")
 
 
 def product_rate(arithmetic: str, device: torch.device, sizes: Sequence[int]) -> Rate | None:
-    """The rate of products of these sides and of a LARGE one; None where the machine has no such product.
+    """Measure products of these sides and of side LARGE; return None if the machine does not support the arithmetic.
 
     Both matrices are read along their rows, as a linear layer reads its input and its weights.
     """
     sides = sorted({*sizes, LARGE.get(device.type, LARGE["cpu"])})
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch announces other ways to int8, which need another package
+            warnings.simplefilter("ignore")  # PyTorch recommends another int8 package
             return Rate(arithmetic, {side: _rate(side, ARITHMETICS[arithmetic], device) for side in sides})
     except RuntimeError:
         return None
 
 
 def busy_note(threads: int, *, samples: int = 9, seconds: float = 0.3) -> str | None:
-    """What to say where other processes leave this one fewer cores than `threads`; None where they do not, or unknown.
+    """Return a warning if other processes leave fewer than `threads` cores; None if they do not, or if unknown.
 
-    Tasks that run are counted now and again for some seconds; what waits for files or terminals does not count.
+    Running tasks are counted `samples` times within `seconds`; tasks that wait for files or terminals do not count.
     """
     counts = []
     for _ in range(samples):
         try:
             running = Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]
-        except OSError:  # other systems than Linux
+        except OSError:  # not Linux
             return None
-        counts.append(int(running) - 1)  # this one reads
+        counts.append(int(running) - 1)  # without this process, which runs as it reads
         time.sleep(seconds / samples)
     others, cores = round(median(counts)), os.cpu_count() or 1
     if others < 1 or others + threads <= cores:
@@ -94,7 +94,7 @@ def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
 
     repeat(1)  # kernels are chosen at the first call
     seconds = max(repeat(1), 1e-9)
-    if seconds > BLOCKS * BLOCK_SECONDS:  # an arithmetic that is emulated: no need to know it well
+    if seconds > BLOCKS * BLOCK_SECONDS:  # an emulated arithmetic: one measurement is enough
         return 2.0 * side**3 / seconds
     times = max(1, min(1000, round(BLOCK_SECONDS / seconds)))
     return 2.0 * side**3 * times / min(repeat(times) for _ in range(BLOCKS))
@@ -111,7 +111,7 @@ def _product(side: int, dtype: torch.dtype, device: torch.device) -> Callable[[]
 
 
 def _int8_product(side: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """On the CPU as a linear layer has it: float32 in, scaled to int8 on the way, and float32 out."""
+    """Return an int8 product; on the CPU as in a linear layer: float32 in, quantised to int8, float32 out."""
     if device.type == "cpu":
         scaled = torch.quantize_per_tensor(torch.randn(side, side), 0.05, 0, torch.qint8)
         weight, given = torch.ops.quantized.linear_prepack(scaled, None), torch.randn(side, side)

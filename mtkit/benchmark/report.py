@@ -1,4 +1,4 @@
-"""What the reports of training and decoding share: files beside one another, bars, and the machine's rates in words."""
+"""Shared parts of the training and decoding reports: output files, bar charts, and the machine's measured rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Bars:
-    """Speeds as bars beside one another, the first at the top."""
+    """Bar chart of speeds, the first at the top."""
 
     title: str
     unit: str
     speeds: Sequence[tuple[str, float, bool]]
-    """Label, speed, and whether it is mtkit's."""
+    """(label, speed, whether it is mtkit's)."""
 
 
 def outputs(folder: Path, name: str) -> list[Path]:
@@ -54,7 +54,7 @@ def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], charts: 
 
 
 def draw(charts: Sequence[Bars], path: Path) -> None:
-    """Draws the bars of each chart below those of the one before, as a PNG. Raises: MtkitError."""
+    """Draw the charts below one another, as a PNG. Raises: MtkitError if there are none, or for a failed write."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -78,7 +78,7 @@ def draw(charts: Sequence[Bars], path: Path) -> None:
 
 
 def about(device: torch.device, rates: Mapping[str, Rate]) -> dict[str, Any]:
-    """What every report's JSON begins with: versions, hardware, and what its matrix products reach."""
+    """Return the head of each report's JSON: versions, hardware, and measured rates of matrix products."""
     return {
         "format": FORMAT,
         "mtkit": __version__,
@@ -90,7 +90,7 @@ def about(device: torch.device, rates: Mapping[str, Rate]) -> dict[str, Any]:
 
 
 def rates_in_words(rates: Mapping[str, Rate]) -> str:
-    """One line for each arithmetic: the rate that shares are of, and each size's."""
+    """Format a line for each arithmetic: its best rate, to which shares refer, and the rate of each size."""
     lines = []
     for name, rate in rates.items():
         sizes = ", ".join(f"{side:,}: {giga(speed)}" for side, speed in rate.by_size.items())
@@ -99,7 +99,7 @@ def rates_in_words(rates: Mapping[str, Rate]) -> str:
 
 
 def giga(speed: float) -> str:
-    """In thousand millions: "1,230" or "17.5"."""
+    """Format a speed in billions: "1,230" or "17.5"."""
     return f"{speed / 1e9:,.0f}" if speed >= 1e11 else f"{speed / 1e9:.3g}"
 
 
