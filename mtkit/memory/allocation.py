@@ -127,7 +127,7 @@ def _bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> float:
     """Return the tensor's size in bytes, by creating it on the meta device."""
     kwargs = {name: value for name, value in kwargs.items() if name not in ("generator", "pin_memory")}
     try:
-        made: Tensor = func(*args, **{**kwargs, "device": "meta"})
+        tensor: Tensor = func(*args, **{**kwargs, "device": "meta"})
     except (RuntimeError, TypeError, OverflowError):  # sizes beyond 64 bits
         return float("inf")
-    return float(made.nbytes)
+    return float(tensor.nbytes)

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 GIVES_OUT = (RuntimeError, MemoryError)
 """Classes of out-of-memory errors; other errors have these classes too."""
 
-_SAYS_SO = re.compile(r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED|ALLOCATION_FAILED")
+_MESSAGES = re.compile(r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED|ALLOCATION_FAILED")
 """Messages of CUDA and NCCL, PyTorch on the CPU, C++, cuBLAS and older cuDNN, cuDNN, in this order."""
 
 
@@ -19,7 +19,7 @@ def gave_out(error: BaseException) -> bool:
     """Return whether an error means out of memory. PyTorch has a class only for its own CUDA allocator's errors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and _SAYS_SO.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
 
 
 class Halving:
