@@ -1,4 +1,4 @@
-"""The recipe of an experiment: its settings, and how they are read; what other rooms use of it is here."""
+"""The recipe of an experiment: its settings and the functions that read them."""
 
 from mtkit.recipe.decoding import DecodingSettings
 from mtkit.recipe.recipe import (

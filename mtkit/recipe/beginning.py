@@ -1,4 +1,4 @@
-"""The settings that a training takes over from the run that it begins with."""
+"""Settings that a new run inherits from the run in `training.init_from`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +11,21 @@ ROLES = ("name", "encoder", "decoder", "cross")
 
 
 def with_beginning(given: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
-    """Nested settings over those of the run that `training.init_from` names, as far as they are taken over.
+    """Merge nested settings with the settings that they inherit from the run in `training.init_from`.
 
-    A training that goes on in the folder `begun` has taken them over: it needs the other run no more.
-    The model is, unless a preset is named: otherwise the weights would not fit. The attentions are where none is named.
-    Without such a run the settings stay as they are.
+    A run that resumes in the folder `begun` reads them from its own recipe.yaml and does not need the other run.
+    The model is inherited unless a preset is set, because otherwise the weights would not fit. The attention is
+    inherited if no mechanism is set. If there is no such run, the settings do not change.
     """
     settings, training = dict(given), given.get("training")
     named = training.get("init_from") if isinstance(training, Mapping) else None
     path = (begun or run_folder_of(Path(str(named)))) / "recipe.yaml"
     if named is None or not path.is_file():
-        return settings  # said where the run is opened
+        return settings  # the caller raises when it opens the run
     model, attention = given.get("model") or {}, given.get("attention") or {}
     options: Any = attention.get("options", {}) if isinstance(attention, Mapping) else None
     if not all(isinstance(each, Mapping) for each in (model, attention, options)):
-        return settings  # said where settings are checked
+        return settings  # make_recipe raises
     theirs = read_settings(path)
     if "preset" not in given:
         settings["model"] = {**theirs.get("model", {}), **model}

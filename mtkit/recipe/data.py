@@ -10,18 +10,18 @@ from mtkit.recipe.settings import PositiveFloat, PositiveInt, Seed, Settings
 
 
 class Corpus(Settings):
-    """Segment pairs: two text files, one file with both sides, a data set, or a named test set."""
+    """Segment pairs: two text files, one file with both sides, a data set, or a sacrebleu test set."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # a column's number is written as one in YAML
 
     source: Path | str | None = None
-    """Text file of the source side, one segment per line (.gz too). With `file` or `dataset`, the column of the source:
-    its name (`translation.en` if nested), or its number from 1 in a TSV file without a header."""
+    """Text file of the source side, one segment per line (.gz too). With `file` or `dataset`, the source column: its
+    name (`translation.en` if nested), or its number from 1 in a TSV file without a header."""
     target: Path | str | None = None
     """Text file or column of the target side."""
     translated_by: Path | None = None
-    """Run, by name or folder, that translates the one text file that is given into the other side: into the target for
-    sequence-level distillation, into the source for back-translation. For training corpora."""
+    """Run (name or folder) that translates the given side into the missing side: into the target for sequence-level
+    distillation, into the source for back-translation. Only for training corpora."""
     file: Path | None = None
     """One file with both sides: .tsv, .jsonl or .parquet; .tsv.gz and .jsonl.gz too."""
     dataset: str | None = None
@@ -31,8 +31,8 @@ class Corpus(Settings):
     split: str = "train"
     """Split of the data set."""
     sacrebleu: str | None = None
-    """Test set that sacrebleu knows by name, as wmt14, in the corpus's direction; downloaded at first use. For
-    validation and test sides."""
+    """Name of a sacrebleu test set, e.g. wmt14, in the corpus's direction; downloaded at first use. Only for validation
+    and test sides."""
     streaming: bool = False
     """Stream the data set from the hub instead of storing it on disk."""
     documents: Path | str | None = None
@@ -40,7 +40,7 @@ class Corpus(Settings):
     direction: str | None = None
     """Translation direction, e.g. `en-fr`. Default: the recipe's source and target language."""
     weight: PositiveFloat = 1.0
-    """Passes over the corpus per epoch. 0.5 is a random half, drawn anew each epoch."""
+    """Passes over the corpus per epoch. 0.5 draws a new random half each epoch."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -49,14 +49,16 @@ class Corpus(Settings):
         if self.sacrebleu is not None:
             others = ("source", "target", "file", "dataset", "translated_by", "documents")
             if given := [name for name in others if getattr(self, name) is not None]:
-                raise ValueError(f"a corpus with sacrebleu has its text by that name; leave {given[0]} out")
+                raise ValueError(f"sacrebleu already provides the corpus's text; leave {given[0]} out")
         elif self.translated_by is not None:
             if self.file is not None or self.dataset is not None:
                 raise ValueError(
                     "translated_by applies to text files; leave it out, or write the column as a text file"
                 )
             if (self.source is None) == (self.target is None):
-                raise ValueError("a corpus with translated_by has either source or target; the run makes the other")
+                raise ValueError(
+                    "a corpus with translated_by has either source or target; the run writes the other side"
+                )
         elif self.source is None or self.target is None:
             what = "columns" if self.file or self.dataset else "files"
             raise ValueError(f"a corpus needs source and target: its two {what}")
@@ -68,7 +70,7 @@ class Corpus(Settings):
 
     @property
     def label(self) -> str:
-        """The corpus for people: names of its files without folders, or of the data set."""
+        """Label in messages: file names without folders, or the data set name."""
         if self.dataset is not None:
             return self.dataset
         files = [self.file] if self.file is not None else [self.source, self.target]
@@ -77,7 +79,7 @@ class Corpus(Settings):
 
 
 class Grammar(Settings):
-    """The built-in corpus: a synchronous English-German grammar, drawn from a seed."""
+    """The built-in corpus: segment pairs sampled from a synchronous English-German grammar."""
 
     seed: Seed = 1
     """Random seed."""
@@ -86,12 +88,12 @@ class Grammar(Settings):
     valid: PositiveInt = 500
     """Validation segments."""
     test: PositiveInt = 500
-    """Test segments. No source of the validation and test sides is in the training side."""
+    """Test segments. The training side contains no source of the validation and test sides."""
     sentences: int = Field(default=1, gt=0, le=1_000)
     """Sentences per document. Above 1, pronouns refer back across sentences, and each line holds one document."""
     fewest: PositiveInt | None = None
-    """Fewest sentences of a training document; null: all have `sentences`. Otherwise most have few, which teaches
-    sooner than long ones alone which source token is whose, and one in fifty has a tenth more than `sentences`."""
+    """Minimum sentences of a training document; null: all have `sentences`. Otherwise most documents are short, from
+    which a model learns the alignment sooner, and one in fifty has 10% more sentences than `sentences`."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -101,7 +103,7 @@ class Grammar(Settings):
 
 
 class TokenizerSettings(Settings):
-    """The sentencepiece model, which is trained on the training text."""
+    """The sentencepiece model, trained on the training text."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
     """The segmentation algorithm."""
@@ -110,57 +112,55 @@ class TokenizerSettings(Settings):
     vocabulary: int = Field(default=8_000, gt=0, le=1_000_000)
     """Maximum vocabulary size. It is lowered to what a small corpus supports, and rounded to a multiple of 8."""
     normalization: Literal["nfkc", "nmt_nfkc", "identity"] = "nfkc"
-    """Normalisation of source text (sentencepiece's rule of that name). Target text is not normalised: a model could
-    not write the characters that normalisation removes."""
+    """Normalisation rule of sentencepiece for source text. Target text is not normalised: a model could not generate
+    the characters that normalisation removes."""
     byte_fallback: bool = True
     """Encode characters outside the vocabulary as bytes, so that no piece is unknown."""
 
 
 class DocumentSettings(Settings):
-    """Training on documents: neighbouring segments are joined with a break piece, in other rows each epoch."""
+    """Training on documents: neighbouring segments are joined with a break piece, into different rows each epoch."""
 
     pieces: PositiveInt = 250
-    """Maximum pieces per side of joined segments. Translation fills this length; training draws rows of all lengths up
-    to it, single segments included. A longer segment stays alone."""
+    """Maximum pieces per side of joined segments. Translation fills rows up to this length; training draws rows of all
+    lengths up to it, including single segments. A longer segment is a row by itself."""
 
 
 class Cleaning(Settings):
-    """Pairs that are left out of training, besides those with an empty side. All are counted in any case.
+    """Rules that exclude pairs from training. Pairs with an empty side are always excluded.
 
-    Validation and test sides are never cleaned. The defaults leave out and refuse only what makes scores wrong.
+    Matching pairs are counted even if a rule is off. Validation and test sides are never cleaned. The defaults exclude
+    or refuse only data that would make scores wrong.
     """
 
     overlap: bool = True
-    """Leave out pairs that are also in the validation or a test side: scores would measure memory."""
+    """Leave out pairs that are also in the validation or a test side: scores would measure memorisation."""
     duplicates: bool = False
     """Leave out repeated pairs. Default: keep, because the frequency of a pair is information."""
     identical: bool = False
     """Leave out pairs with identical sides. Default: keep, because names and code are not translated."""
     length_ratio: PositiveFloat | None = None
-    """Leave out pairs whose longer side has over 10 pieces and more than this many times the pieces of the shorter.
-    Default: keep, and count ratios above 4."""
+    """Maximum ratio of pieces between the longer and the shorter side. Pairs above it are left out if the longer side
+    has over 10 pieces. Default: keep all, and count ratios above 4."""
     misaligned: bool = False
-    """Accept corpora whose two sides seem shifted against each other from some line on. Default: an error that names
-    the line."""
+    """Accept corpora whose sides seem to be misaligned from some line on. Default: an error with the line number."""
     max_pieces: PositiveInt | None = None
-    """Leave out pairs with more pieces than this on a side. Default: only those that exceed `model.max_length`."""
+    """Leave out pairs with more pieces than this on a side. Default: `model.max_length`."""
 
 
 def _listed(given: Any) -> Any:
-    """One corpus stands for a list of it."""
+    """Return a list unchanged, and wrap a single corpus in a list."""
     return given if isinstance(given, list | tuple) else [given]
 
 
 def _one_word(name: str) -> str:
     if len(name.split()) != 1:
-        raise ValueError(
-            f"no language '{name[:80]}': give a language in one word, a code as zh-CN or an English name as Japanese"
-        )
+        raise ValueError(f"no language '{name[:80]}': give one word: a code (zh-CN) or an English name (Japanese)")
     return name.strip()
 
 
 def _named(given: Any) -> Any:
-    """Test sides without a name are the side `test`."""
+    """Return test sides by name; corpora without a name become the side `test`."""
     if isinstance(given, Mapping) and all(isinstance(each, Mapping | list | tuple | Corpus) for each in given.values()):
         return given
     return {"test": given}
@@ -172,7 +172,7 @@ SideName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]
 
 
 BESIDE = (".source", ".reference", ".direction", ".nbest")
-"""Suffixes of the files beside the translations of a side."""
+"""Suffixes of the files that are stored next to the translations of a side."""
 
 
 class DataSettings(Settings):
@@ -188,28 +188,28 @@ class DataSettings(Settings):
         dict[SideName, Corpora],
         BeforeValidator(_named, json_schema_input_type=dict[SideName, Corpora] | Corpus | tuple[Corpus, ...]),
     ] = Field(default_factory=dict)
-    """Test sides by name, each one corpus or a list. A corpus without a name is the side `test`."""
+    """Test sides by name; each is one corpus or a list. A corpus without a name is the side `test`."""
     source_language: Language = "en"
-    """Source language of corpora without a direction. If it is not set: the suffix of the training text's file names
-    (`train.fr`), or else the language of its script, or else en."""
+    """Source language of corpora without a direction. Default: the suffix of the training file names (`train.fr`), else
+    the language of the text's script, else en."""
     target_language: Language = "de"
-    """Target language of corpora without a direction. If it is not set: as for the source, or else de."""
+    """Target language of corpora without a direction. Default: as for the source, else de."""
     builtin: Grammar = Grammar()
     tokenizer: TokenizerSettings = TokenizerSettings()
     tokenizer_from: Path | None = None
-    """Run, by name or folder, or folder of prepared data, whose tokenizer is used instead of training one: for training
-    that begins with the run's weights. Its languages are the default of `source_language` and `target_language`."""
+    """Run (name or folder) or folder of prepared data whose tokenizer is used instead of a new one, e.g. for a training
+    that starts from the run's weights. Its languages are the default of `source_language` and `target_language`."""
     documents: DocumentSettings | None = None
-    """Join the training segments of a document. This needs a training corpus with `documents`."""
+    """Join the training segments of a document. Requires a training corpus with `documents`."""
     cleaning: Cleaning = Cleaning()
 
     @property
     def directions(self) -> list[str]:
-        """Translation directions of the training corpora, e.g. `en-de`, each once, in order of appearance."""
+        """Distinct translation directions of the training corpora, e.g. `en-de`, in order of appearance."""
         return list(dict.fromkeys(self.direction_of(corpus) for corpus in self.train)) or [self._direction]
 
     def direction_of(self, corpus: Corpus) -> str:
-        """The direction of a corpus. Default: the recipe's."""
+        """Return the direction of a corpus; by default the recipe's."""
         return corpus.direction or self._direction
 
     @property
@@ -224,7 +224,7 @@ class DataSettings(Settings):
             )
         if self.train and not self.valid:
             raise ValueError(
-                "training text needs validation text, some hundred other lines: give --valid SRC TGT "
+                "training text needs validation text, a few hundred different lines: give --valid SRC TGT "
                 "(data.valid in a recipe)"
             )
         if empty := [name for name, corpora in self.test.items() if not corpora]:
@@ -233,7 +233,7 @@ class DataSettings(Settings):
             raise ValueError(f"a test side cannot be named {taken.pop()}; choose another name in data.test")
         if taken := {name for name in self.test if Path(name).suffix in BESIDE}:
             raise ValueError(
-                f"a test side cannot be named {taken.pop()}: the suffix is that of a file beside translations; "
+                f"a test side cannot be named {taken.pop()}: files next to translations have this suffix; "
                 "choose another name in data.test"
             )
         return self

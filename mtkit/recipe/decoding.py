@@ -1,4 +1,4 @@
-"""The recipe's settings of decoding."""
+"""Decoding settings of the recipe."""
 
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -14,29 +14,29 @@ ONLY_WITH = {
     "beam": ("beam", "coverage_penalty"),
     "sample": ("temperature", "top_k", "top_p", "seed"),
 }
-"""Settings that say nothing with another method."""
+"""Settings by the only method that uses them."""
 
 
 def with_method(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a user gives for one translation; a beam size without a method selects beam search."""
+    """Return a user's settings; a beam size without a method selects beam search."""
     implied = {"method": "beam"} if "beam" in given and "method" not in given else {}
     return {**given, **implied}
 
 
 class DecodingSettings(Settings):
-    """Translation, in validation and by `translate`."""
+    """Decoding, in validation and in `translate`."""
 
     method: Literal["greedy", "beam", "sample"] = "beam"
     """Search algorithm."""
     beam: Hypotheses = 5
     """Beam size."""
     length_penalty: NonNegativeFloat = 1.0
-    """Exponent of length normalisation: log-probability / length ^ exponent; 0 disables it."""
+    """Exponent of the length normalisation log-probability / length ^ exponent; 0 disables it."""
     coverage_penalty: NonNegativeFloat = 0.0
-    """Weight of the penalty for unattended source pieces. It needs a cross attention with weights; 0 disables it."""
+    """Weight of the penalty for unattended source pieces. Requires a cross attention with weights; 0 disables it."""
     max_pieces: PositiveInt | None = None
-    """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target of
-    training pairs with a similar source length, and at least twice the source's pieces and 20."""
+    """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target
+    of training pairs with a similar source length, at least 2 x the source's pieces, and at least 20."""
     no_repeat_ngram: NonNegativeInt = 0
     """Forbid repeated n-grams of this many pieces; 0 disables this."""
     n_best: Hypotheses = 1
@@ -44,14 +44,14 @@ class DecodingSettings(Settings):
     temperature: PositiveFloat = 1.0
     """Sampling temperature: divisor of the logits."""
     top_k: NonNegativeInt = 0
-    """Sample from the k likeliest pieces; 0 is all."""
+    """Sample from the k most probable pieces; 0 means all."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Sample from the likeliest pieces that together have this probability."""
+    """Sample from the most probable pieces whose cumulative probability reaches this value."""
     seed: Seed = 1
     """Random seed of sampling."""
     batch_tokens: PositiveInt = 8_192
-    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU the commands work on a batch per
-    thread at once."""
+    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU, the commands decode one batch per
+    thread in parallel."""
 
     @model_validator(mode="after")
     def _n_best_fits_the_beam(self) -> Self:
@@ -62,9 +62,9 @@ class DecodingSettings(Settings):
         return self
 
     def without_effect(self, given: Collection[str]) -> tuple[str, str] | None:
-        """The first of these settings that says nothing to this method, and the method to which it does.
+        """Return the first given setting that this method ignores, and the method that uses it.
 
-        A coverage penalty of 0 says something to all: that there is none.
+        A coverage penalty of 0 is valid with every method: it disables the penalty.
         """
         pairs = (
             (setting, method)

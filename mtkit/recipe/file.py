@@ -1,4 +1,4 @@
-"""A recipe's file: found by its path, or by the name of one that comes with mtkit, and read."""
+"""Find a recipe file by path or by the name of a shipped recipe, and read it."""
 
 import os
 import re
@@ -12,21 +12,21 @@ from mtkit.errors import RecipeError, cut_words, did_you_mean, shown
 from mtkit.yaml_text import load_yaml
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-"""The recipes that come with mtkit."""
+"""Folder of the recipes that come with mtkit."""
 
 LARGEST = 1_000_000
-"""Characters of a recipe, at most."""
+"""Maximum characters of a recipe."""
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with mtkit, by name."""
+    """Return the paths of the recipes that come with mtkit, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def shipped_recipe(name: str) -> Path:
-    """The recipe of this name that comes with mtkit. Raises: RecipeError where there is none; it names the nearest."""
+    """Return the path of a recipe that comes with mtkit. Raises: RecipeError with the nearest name if it is unknown."""
     known = shipped_recipes()
     if name not in known:
         raise RecipeError(
@@ -36,16 +36,16 @@ def shipped_recipe(name: str) -> Path:
 
 
 def find_recipe(path: Path) -> Path:
-    """`path`, or, where no such file is there and it is a plain name, the recipe of that name that comes with mtkit.
+    """Return `path`, or the shipped recipe of this name if `path` is a plain name and no such file exists.
 
-    Raises: RecipeError for a plain name that is neither.
+    Raises: RecipeError if no shipped recipe has this name.
     """
     plain = path.name == str(path) and not path.suffix
     return shipped_recipe(path.name) if plain and not path.is_file() else path
 
 
 def read_text(path: Path) -> str:
-    """What stands in the file. Raises: RecipeError where it cannot be read, is larger than LARGEST, or is no text."""
+    """Read a recipe file. Raises: RecipeError if it cannot be read, is larger than LARGEST, or is not UTF-8."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
@@ -54,14 +54,14 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path}: not a YAML recipe: its bytes are not UTF-8") from error
     if len(text) > LARGEST:
-        raise RecipeError(f"{path}: larger than a recipe can be ({LARGEST:,} characters); give another file")
+        raise RecipeError(f"{path}: larger than a recipe may be ({LARGEST:,} characters); give another file")
     return text
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The nested settings in a YAML file, as they stand there.
+    """Read the nested settings in a YAML file, without any check of their values.
 
-    Raises: RecipeError naming the file, and the line where there is one.
+    Raises: RecipeError with the file, and the line if it is known.
     """
     try:
         given = load_yaml(read_text(path))
@@ -78,16 +78,16 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
-    """The settings with environment variables, as $MTKIT_DATA or ${MTKIT_DATA}, filled in where `data` names paths.
+    """Return the settings with environment variables ($MTKIT_DATA or ${MTKIT_DATA}) expanded in the paths of `data`.
 
-    Names of columns stay as they are: a dollar may be part of them. Raises: RecipeError for a variable that is not set.
+    Column names are not expanded: they may contain a dollar. Raises: RecipeError for a variable that is not set.
     """
 
     def filled(name: str) -> str:
         if not os.environ.get(name):
             raise RecipeError(
-                f"{origin}: the environment variable {name} is not set; it names the folder of the corpora that the "
-                f"recipe's first lines describe: set it first, as in `export {name}=~/corpora`"
+                f"{origin}: the environment variable {name} is not set; the recipe's first lines describe the "
+                f"corpora in its folder; set it first, as in `export {name}=~/corpora`"
             )
         return os.environ[name]
 

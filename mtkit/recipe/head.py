@@ -1,4 +1,4 @@
-"""What the first lines of a recipe's file say: what the recipe is, and what was reached.
+"""The comment at the head of a recipe file: a description and the reached score.
 
 # Multi30k English-German: captions of photographs
 #
@@ -6,7 +6,7 @@
 #
 # reached: BLEU 37.42 on flickr2016 after 20 minutes on 2 CPU cores (nrefs:1|...)
 
-The first line says what it is.
+The first line is the description.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _REACHED = "reached:"
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a recipe: what it is, and what it reached."""
+    """The head of a recipe: its description and the score that it reached."""
 
     name: str
     what: str
@@ -28,7 +28,7 @@ class Head:
 
 
 def read_head(path: Path) -> Head:
-    """What the head of a recipe's file says. Raises: RecipeError where the file cannot be read."""
+    """Parse the head of a recipe file. Raises: RecipeError if the file cannot be read."""
     comments = takewhile(lambda line: line.startswith("#"), read_text(path).split("\n"))
     head = [line.removeprefix("#").strip() for line in comments]
     reached = [line.removeprefix(_REACHED).strip() for line in head if line.startswith(_REACHED)]

@@ -1,4 +1,4 @@
-"""Named sizes of the model, each with the training settings that go with it; see `mtkit.recipe` for what they mean."""
+"""Presets: named model sizes with matching training settings; `mtkit.recipe` documents the settings."""
 
 from typing import Any
 

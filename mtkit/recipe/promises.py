@@ -1,10 +1,10 @@
-"""What a recipe promises: bounds on scores of its test sides, as in
+"""Promises of a recipe: bounds on the scores of its test sides, as in
 
 promises:
   - BLEU >= 37 on flickr2016 after 20 minutes
   - TER <= 45 on flickr2016 after 75 minutes
 
-A promise is kept by the score of a test side, after so many minutes of training where it names them.
+The score of the test side must be within the bound, after the given minutes of training if there are any.
 """
 
 import re
@@ -22,26 +22,26 @@ _FORM = r"(\w+) (>=|<=) (\d+(?:\.\d+)?) on ([\w.-]+)(?: after (\d+) minutes)?"
 
 @dataclass(frozen=True)
 class Promise:
-    """A bound on a score that the recipe's training reaches."""
+    """A bound on the score that a training with the recipe reaches."""
 
     text: str
-    """As it stands in the recipe: "BLEU >= 37 on flickr2016 after 20 minutes"."""
+    """The recipe's text: "BLEU >= 37 on flickr2016 after 20 minutes"."""
     metric: str
     side: str
-    """The name of a test side."""
+    """Name of a test side."""
     bound: float
     at_most: bool
     """Whether lower is better."""
     minutes: float | None
-    """Minutes of training; None for those of the recipe's own limits."""
+    """Minutes of training; None for the recipe's own limits."""
 
     def kept(self, score: float) -> bool:
-        """Whether a score is as good as promised."""
+        """Return whether a score is within the bound."""
         return score <= self.bound if self.at_most else score >= self.bound
 
 
 def promise(text: str) -> Promise:
-    """The promise that a text makes. Raises: ValueError where it has another form."""
+    """Parse a promise. Raises: ValueError if the text has another form."""
     found = re.fullmatch(_FORM, text)
     if found is None:
         raise ValueError(f"cannot understand the promise {shown(text)}; write it as {EXAMPLE}")
@@ -50,9 +50,9 @@ def promise(text: str) -> Promise:
 
 
 def due_after(promises: Sequence[Promise], minutes: float | None) -> list[Promise]:
-    """Those that a training of so many minutes, None for its own limits, is to keep.
+    """Return the promises that apply to a training of `minutes`; None means the recipe's own limits, and all apply.
 
-    They are those for at most as many minutes; of a training shorter than all of them, the first.
+    These are the promises for at most `minutes`; if all are for more, the first promise.
     """
     if minutes is None:
         return list(promises)
@@ -65,4 +65,4 @@ def _understood(text: str) -> str:
 
 
 PromiseText = Annotated[str, AfterValidator(_understood), Field(json_schema_extra={"pattern": f"^{_FORM}$"})]
-"""A promise as a recipe writes it."""
+"""The text of a promise in a recipe."""

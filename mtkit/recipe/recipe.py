@@ -1,7 +1,7 @@
 """The recipe: one tree of settings for an experiment, read from YAML and from the command line.
 
-A value comes from the command line, else the recipe file, else the preset, else the default written here. The sentence
-under a setting is its documentation; numbers say their unit.
+A value comes from the command line, else the recipe file, else the preset, else the default in the class. The docstring
+under a setting is its documentation, with the unit of a number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,17 +32,17 @@ class ModelSettings(Settings):
     """The encoder-decoder: a Transformer, or a recurrent network with attention to the source."""
 
     architecture: Literal["transformer", "rnn"] = "transformer"
-    """The Transformer, or the recurrent encoder-decoder of Bahdanau et al. (rnn). The rnn has no use for heads of
-    self-attention, feed_forward, norm, activation and positions."""
+    """The Transformer, or the recurrent encoder-decoder of Bahdanau et al. (rnn). The rnn ignores
+    feed_forward, norm, activation, positions and the heads of self-attention."""
     cell: Literal["gru", "lstm"] = "gru"
     """Recurrent unit of the rnn."""
     form: Literal["paper", "textbook"] = "paper"
-    """Form of the rnn. paper: an encoder in both directions, a maxout layer before the output. textbook: an encoder in
-    one direction, whose last states are the decoder's first ones; the output reads the top layer."""
+    """Form of the rnn. paper: a bidirectional encoder, and a maxout layer before the output. textbook: a unidirectional
+    encoder, whose last states are the decoder's initial states; the output reads the top layer."""
     d_model: PositiveInt = 128
-    """Model width: length of a token's vector."""
+    """Model width: length of a token vector."""
     heads: PositiveInt = 4
-    """Attention heads. Their number must divide d_model."""
+    """Number of attention heads. It must divide d_model."""
     feed_forward: PositiveInt = 512
     """Inner width of the feed-forward sub-layer."""
     encoder_layers: Layers = 2
@@ -53,7 +53,7 @@ class ModelSettings(Settings):
     """Layer norm before each sub-layer and at the end of the stack (pre), or after each residual sum (post)."""
     reversible: bool = False
     """Reversible layers: the backward pass recomputes activations from two residual streams. Activation memory does not
-    grow with the number of layers; computing costs a third more. They need norm pre and attentions without carry."""
+    grow with the number of layers; computation is a third more. Requires norm pre and attentions without carry."""
     activation: Literal["relu", "gelu", "swish", "swiglu"] = "relu"
     """Activation of the feed-forward sub-layer."""
     positions: Literal["sinusoidal", "sinusoidal-halves", "sinusoidal-cat", "learned", "none"] = "sinusoidal"
@@ -61,10 +61,10 @@ class ModelSettings(Settings):
     (sinusoidal-halves, as Hugging Face's Marian has them), in two halves with the frequencies of tensor2tensor
     (sinusoidal-cat), or learned. Relative positions are an option of the attention (positions=rotary)."""
     tie: Literal["none", "decoder", "all"] = "all"
-    """Share the output projection with the target embedding (decoder), and with the source embedding too (all). If not
-    set, models of separate vocabularies have decoder."""
+    """Share the output projection with the target embedding (decoder), or with both embeddings (all). If it is not set,
+    models with separate vocabularies use decoder."""
     output_bias: bool = False
-    """Add a learned bias of each piece to the logits."""
+    """Add a learned bias per piece to the logits."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability in embeddings and at the end of each sub-layer."""
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -94,11 +94,11 @@ class ModelSettings(Settings):
             raise ValueError("model.reversible = true needs model.architecture = transformer")
         for option in ("attention_dropout", "activation_dropout"):
             if getattr(self, option):
-                raise ValueError(f"the rnn has no such dropout: leave model.{option} out, and set model.dropout")
+                raise ValueError(f"the rnn does not support model.{option}; leave it out, and set model.dropout")
         if self.form == "textbook" and self.encoder_layers != self.decoder_layers:
             raise ValueError(
-                "model.form = textbook needs model.encoder_layers = model.decoder_layers: each layer of the decoder "
-                "starts from one of the encoder"
+                "model.form = textbook needs model.encoder_layers = model.decoder_layers: each decoder layer "
+                "starts from the state of one encoder layer"
             )
         return self
 
@@ -110,24 +110,24 @@ class AttentionSettings(Settings):
     """Attention mechanisms per role and layer."""
 
     name: str | None = None
-    """Mechanism in the roles that its paper gives it. The other roles stay `full`. The default is `full`, and in the
-    rnn, which has attention to the source alone, `additive`."""
+    """Mechanism in the roles of its paper. The other roles use `full`. Default: `full`, or `additive` in the rnn, which
+    has only cross attention."""
     encoder: AttentionNames = None
-    """Encoder self-attention: one name, or a list with one name per layer. Extensions beyond the paper are allowed."""
+    """Encoder self-attention: one name, or a list with one name per layer. Roles that the paper lacks are allowed."""
     decoder: AttentionNames = None
     """Decoder causal self-attention: one name, or a list with one name per layer."""
     cross: AttentionNames = None
-    """Attention of the decoder to the source: one name, or a list with one name per layer."""
+    """Cross attention, from decoder to source: one name, or a list with one name per layer."""
     options: Annotated[dict[str, Any], BeforeValidator(as_python)] = Field(default_factory=dict)
     """Options of mechanisms and slots, for all roles or for one: `window_radius: 64`, `decoder.window_radius: 64`,
     `positions: rotary`, `projection: multi-query`."""
 
 
 class ScoringSettings(Settings):
-    """Scores, in validation and by `score`."""
+    """Scores, in validation and in `score`."""
 
     tokenize: str | None = None
-    """sacrebleu tokenizer of BLEU. Default by target language: zh, ja-mecab and ko-mecab where installed, char for
+    """sacrebleu tokenizer of BLEU. Default by target language: zh, ja-mecab and ko-mecab if installed, char for
     Thai, Lao, Khmer and Burmese, else 13a."""
     lowercase: bool = False
     """Ignore case in BLEU, chrF and exact match."""
@@ -136,7 +136,7 @@ class ScoringSettings(Settings):
 
 
 class Recipe(Settings):
-    """Every setting of an experiment. All commands read the same recipe."""
+    """All settings of an experiment. All commands read the same recipe."""
 
     preset: Preset = "tiny"
     """Model size with matching training settings."""
@@ -149,10 +149,10 @@ class Recipe(Settings):
     decoding: DecodingSettings = DecodingSettings()
     scoring: ScoringSettings = ScoringSettings()
     promises: tuple[PromiseText, ...] = ()
-    """Bounds on scores that `mtkit recipes check` checks, by growing minutes: "BLEU >= 37 on test after 20 minutes"."""
+    """Bounds on scores for `mtkit recipes check`, in order of minutes: "BLEU >= 37 on test after 20 minutes"."""
 
     def tied(self, *, joint: bool) -> Self:
-        """The recipe with `model.tie: decoder` if that is not set and the prepared data has two vocabularies."""
+        """Return the recipe, with `model.tie: decoder` if `tie` is not set and the data has two vocabularies."""
         if joint or "tie" in self.model.model_fields_set:
             return self
         return self.model_copy(update={"model": self.model.model_copy(update={"tie": "decoder"})})
@@ -162,7 +162,7 @@ class Recipe(Settings):
         model, alpha = self.model, self.training.r_drop
         if alpha and not (model.dropout or model.attention_dropout or model.activation_dropout):
             raise ValueError(
-                f"training.r_drop = {alpha:g} needs dropout, without which both passes are the same: "
+                f"training.r_drop = {alpha:g} needs dropout: without it both passes are the same; "
                 "set model.dropout = 0.1, or training.r_drop = 0"
             )
         return self
@@ -170,20 +170,20 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _split_layers_run_as_layers(self) -> Self:
         if self.training.shard and self.model.reversible:
-            raise ValueError("training.shard does not split reversible layers; set one of the two to false")
+            raise ValueError("training.shard does not support model.reversible; set one of the two to false")
         return self
 
 
 def load_recipe(
     path: Path | None = None, overrides: Mapping[str, Any] | None = None, begun: Path | None = None
 ) -> Recipe:
-    """The recipe from a YAML file (all defaults if None), with nested `overrides` on top.
+    """Load the recipe from a YAML file (all defaults if None); nested `overrides` replace its settings.
 
     `path` may be the name of a recipe that comes with mtkit. Environment variables in its paths are expanded. Relative
-    paths start at the current folder, as on the command line. With `training.init_from`, the model and the attentions
-    are those of that run by default, or of the one in the folder `begun`, where a training goes on.
+    paths start at the current folder, as on the command line. With `training.init_from`, the default model and
+    attention come from that run, or from the run in the folder `begun` if a training resumes there.
 
-    Raises: RecipeError naming the file, the setting, the value and the rule.
+    Raises: RecipeError with the file, the setting, the value and the rule.
     """
     if path is None:
         return make_recipe(with_beginning(overrides or {}, begun))
@@ -193,7 +193,7 @@ def load_recipe(
 
 
 def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
-    """The recipe of nested settings on top of their preset. Raises: RecipeError, beginning with `origin`."""
+    """Make the recipe from nested settings over their preset. Raises: RecipeError that starts with `origin`."""
     preset, where = given.get("preset", "tiny"), f"{origin}: " if origin else ""
     if preset not in get_args(Preset):
         names = list(get_args(Preset))
@@ -206,9 +206,9 @@ def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
 
 
 def overridden(given: Mapping[str, Any], above: Mapping[str, Any], origin: str | None = None) -> dict[str, Any]:
-    """Settings of a user with others on top.
+    """Return a user's settings, overridden by the settings `above`.
 
-    Raises: RecipeError, beginning with `origin`, if `given` has no mapping where `above` has one: it would be lost.
+    Raises: RecipeError that starts with `origin`, if `above` would replace an invalid value of `given` with a mapping.
     """
     if _replaces(given, above):
         make_recipe(given, origin)
@@ -216,13 +216,13 @@ def overridden(given: Mapping[str, Any], above: Mapping[str, Any], origin: str |
 
 
 def _replaces(given: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
-    """Whether a mapping in `above` has the place of something else in `given`."""
+    """Return whether a mapping in `above` replaces a value of another type in `given`."""
     pairs = [(given.get(key), value) for key, value in above.items() if isinstance(value, Mapping)]
     return any(_replaces(under, value) if isinstance(under, Mapping) else under is not None for under, value in pairs)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two nested mappings merged; `above` overrides."""
+    """Merge two nested mappings; `above` overrides `below`."""
     result = dict(below)
     for key, value in above.items():
         under = result.get(key)
@@ -231,7 +231,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def differences(one: Any, other: Any, prefix: str = "") -> list[str]:
-    """The settings in which two dumped recipes differ, each as "training.peak_rate: 0.001 -> 0.002"."""
+    """List the settings that differ between two dumped recipes, as "training.peak_rate: 0.001 -> 0.002"."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = list(one) + [key for key in other if key not in one]
         return [
@@ -243,7 +243,7 @@ def differences(one: Any, other: Any, prefix: str = "") -> list[str]:
 
 
 def _explain(error: PydanticError) -> str:
-    """The first fault of a recipe, in one line."""
+    """Describe the first error of a recipe in one line."""
     fault = error.errors()[0]
     place = [str(part) for part in fault["loc"]]
     if fault["type"] == "extra_forbidden":
@@ -255,7 +255,7 @@ def _keys_at(place: list[str]) -> list[str]:
     group: Any = Recipe
     for part in place:
         if part not in group.model_fields:
-            continue  # the place in a list, or a name in a mapping
+            continue  # an index of a list, or a key of a mapping
         group = next(_groups(group.model_fields[part].annotation), None)
         if group is None:
             return []
@@ -263,7 +263,7 @@ def _keys_at(place: list[str]) -> list[str]:
 
 
 def _groups(annotation: Any) -> Iterator[Any]:
-    """The groups of settings that a type is, or holds."""
+    """Yield the settings classes in a type annotation."""
     if hasattr(annotation, "model_fields"):
         yield annotation
     for each in get_args(annotation):

@@ -1,4 +1,4 @@
-"""What all groups of settings in a recipe are, and the bounds of their numbers."""
+"""Base class of the recipe's settings groups, and the bounds of their numbers."""
 
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -11,18 +11,18 @@ RUNS = Path("mtkit-runs")
 
 
 def run_folder_of(named: Path) -> Path:
-    """The folder of a run that is given by its folder, or by its name under `RUNS`.
+    """Return the folder of a run from its folder or from its name in `RUNS`.
 
-    A plain name is that of a folder only if the folder is a run, which has a run.json.
+    A plain name is a folder only if this folder contains a run.json.
     """
     return RUNS / named if named.name == str(named) and not (named / "run.json").is_file() else named
 
 
 MOST = 2**31 - 1
-"""Of what can be counted: more is a slip of the keyboard, and overflows in what computes with it."""
+"""Maximum of a number: larger values are typing errors and would overflow in computations."""
 
 LEAST = 1e-37
-"""Of what must not be 0: float32, and processors that flush denormal numbers, take less for 0."""
+"""Minimum of a positive number: float32, and processors that flush denormals, round smaller values to 0."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MOST)]
@@ -30,18 +30,18 @@ PositiveFloat = Annotated[float, Field(ge=LEAST, le=MOST)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MOST)]
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-"""What every generator takes."""
+"""Random seed that every generator accepts."""
 
 
 class Settings(BaseModel):
-    """A frozen group of settings; unknown keys are refused."""
+    """A frozen group of settings; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _booleans_are_no_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic takes false for 0: `ema: false` would be an average that forgets everything."""
+        """Reject booleans as numbers: pydantic would convert `ema: false` to 0."""
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
             raise PydanticCustomError("boolean", "should not be true or false")
         return value

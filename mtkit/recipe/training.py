@@ -1,4 +1,4 @@
-"""The recipe's settings of the training loop."""
+"""Training settings of the recipe."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,36 +13,36 @@ BestBy = Literal["bleu", "chrf", "loss", "exact", "ter"]
 
 
 def _listed(given: Any) -> Any:
-    """One name stands for a list of it."""
+    """Return a list unchanged, and wrap a single name in a list."""
     return [given] if isinstance(given, str) else given
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (Hu et al., 2021): beside each adapted matrix a product of two small ones is trained."""
+    """Low-rank adapters (Hu et al., 2021): a trained product of two small matrices is added to each adapted matrix."""
 
     rank: PositiveInt = 8
     """Rank of the product."""
     targets: Annotated[tuple[Target, ...], Field(min_length=1)] = ("query", "value")
     """Adapted matrices: query, key, value and output projections of all attentions, and feed_forward."""
     alpha: PositiveFloat | None = None
-    """Numerator of the product's factor, alpha / rank. Default: the rank, a factor of 1."""
+    """Numerator of the product's factor alpha / rank. Default: the rank, i.e. a factor of 1."""
 
 
 class TrainingSettings(Settings):
     """The training loop."""
 
     init_from: Path | None = None
-    """Run, by name or folder, whose best weights a new run starts with. The sections `model` and `attention` are that
-    run's by default, the former unless a preset is named."""
+    """Run (name or folder) whose best weights initialise a new run. By default, the new run inherits the section
+    `attention`, and `model` unless a preset is set."""
     freeze: Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])] = ()
     """Parameters that are not trained: groups (embeddings, encoder, decoder, output), layers (decoder.0), or parts
     (feed_forward, cross_attention.q_proj)."""
     lora: LoraSettings | None = None
-    """Train low-rank adapters, and nothing else. It needs `init_from`."""
+    """Train only low-rank adapters. Requires `init_from`."""
 
     batch_tokens: PositiveInt = 2_048
-    """Maximum padded pieces per batch, of the longer side. With pieces drawn anew each epoch, the batch has the rows
-    that hold this many pieces before the draw."""
+    """Maximum padded pieces per batch, of the longer side. With subword sampling, the rows of a batch are chosen by
+    their pieces before sampling."""
     accumulate: PositiveInt = 1
     """Batches per update. Each token has the same weight in the summed gradient."""
     max_updates: PositiveInt | None = None
@@ -50,85 +50,84 @@ class TrainingSettings(Settings):
     max_epochs: PositiveInt | None = None
     """Maximum epochs."""
     max_minutes: PositiveFloat | None = None
-    """Maximum minutes of training, including those before a resume."""
+    """Maximum minutes of training, including the time before a resume."""
     best_by: BestBy = "bleu"
-    """Validation score that chooses the best checkpoint and that patience follows: BLEU, chrF, loss, exact match or
-    TER. Lower is better for loss and TER. Of checkpoints with equal scores the one with the lowest loss is best."""
+    """Validation score that selects the best checkpoint and resets patience: BLEU, chrF, loss, exact match or TER.
+    Lower is better for loss and TER. If scores are equal, the checkpoint with the lowest loss is best."""
     patience: PositiveInt | None = None
     """Maximum validations in a row without a better score by `best_by`."""
     least_improvement: NonNegativeFloat = 0.0
-    """Least improvement of the score by `best_by` that resets patience. With 0 every validation that becomes the best
-    one resets it."""
+    """Minimum improvement of the `best_by` score that resets patience. With 0, every new best validation resets it."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Optimiser. muon gives the updates of the layers' matrices equal singular values (Jordan et al., 2024); AdamW
-    updates embeddings, output projection and vectors then."""
+    """Optimiser. muon orthogonalises the updates of the layers' matrices (Jordan et al., 2024), and AdamW updates
+    embeddings, output projection and vectors."""
     muon_rate: PositiveFloat = 0.02
-    """Peak rate of muon's matrices; it rises and falls as the learning rate. An update of a matrix of R rows and C
-    columns has singular values near this rate times sqrt(max(1, R / C))."""
+    """Peak learning rate of muon's matrices, on the schedule of `peak_rate`. An update of an R x C matrix has singular
+    values near this rate times sqrt(max(1, R / C))."""
     peak_rate: PositiveFloat = 1.5e-3
     """Peak learning rate."""
     schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
     """Decay of the learning rate after the warm-up. noam peaks at `peak_rate` / sqrt(d_model * warmup_updates)."""
     warmup_updates: NonNegativeInt = 400
-    """Updates over which the learning rate rises from 0 to its peak."""
+    """Updates of the warm-up, in which the learning rate rises from 0 to its peak."""
     cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Final share of training over which the learning rate falls linearly to 0. It needs a limit of training."""
+    """Final share of training in which the learning rate falls linearly to 0. Requires a training limit."""
     betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Adam's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-9
     """Adam's epsilon."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decay of matrices per update, in learning rates; vectors and scalars are not decayed."""
+    """Decay of matrices per update, as a multiple of the learning rate; vectors and scalars do not decay."""
     clip_norm: NonNegativeFloat = 1.0
     """Maximum gradient norm; 0 disables clipping."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Probability mass spread uniformly over the vocabulary."""
     r_drop: NonNegativeFloat = 0.0
     """R-Drop (Wu et al., 2021): weight alpha of the divergence between the predictions of two passes over each batch
-    with different dropout; usually 1 to 5. The loss is half of theirs: a mean over passes. An update takes twice the
-    time and a batch twice the memory. It needs dropout; 0 disables it."""
+    with different dropout; usually 1 to 5. The loss is half the paper's: a mean over passes. An update takes twice
+    the time, and a batch twice the memory. Requires dropout; 0 disables it."""
     subword_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """BPE dropout: probability of skipping a merge when training text is segmented anew each epoch (Provilkov et al.,
-    2020; usually 0.05 to 0.1). For bpe tokenizers; 0 disables it."""
+    """BPE dropout: probability of skipping a merge when each epoch segments the training text again (Provilkov et al.,
+    2020; usually 0.05 to 0.1). Only for bpe tokenizers; 0 disables it."""
     subword_alpha: NonNegativeFloat = 0.0
-    """Unigram sampling: training text is segmented anew each epoch, each segmentation with its probability to this
-    power (Kudo, 2018; usually 0.1 to 0.5). For unigram tokenizers; 0 disables it."""
+    """Unigram sampling: each epoch segments the training text again, and samples a segmentation by its probability to
+    this power (Kudo, 2018; usually 0.1 to 0.5). Only for unigram tokenizers; 0 disables it."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of training. auto is bfloat16 where the hardware has it, float16 on older GPUs, else float32. On CPUs
-    with bfloat16 units it is the faster of bfloat16 and float32, by a few updates of each before the first."""
+    """Arithmetic of training. auto is bfloat16 if the hardware has it, float16 on older GPUs, else float32. On CPUs
+    with bfloat16 units, it times a few updates of bfloat16 and float32 before the first update, and uses the faster."""
     sum_gradients_in: Literal["float32", "bfloat16"] = "float32"
-    """Type in which processes send their gradients to one another. bfloat16 halves what travels, and rounds each
-    gradient to 3 digits."""
+    """Type of the gradients in the all-reduce between processes. bfloat16 halves the traffic, and rounds each gradient
+    to 3 digits."""
     shard: bool = False
-    """Split gradients, optimiser state and, between updates, weights over the processes (ZeRO): a process keeps an Nth,
-    and whole weights during an update. Runs are the same on disk. One process has nothing to split."""
+    """Shard gradients, optimiser state and, between updates, weights over the N processes (ZeRO): each holds 1/N, and
+    all weights during an update. Files are the same as without. It has no effect on a single process."""
     deterministic: bool = False
-    """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted one, as it is on
-    CPUs. Operations that are not deterministic are replaced, which is slower, or refused."""
+    """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted run, as on CPUs.
+    Operations that are not deterministic are replaced, which is slower, or raise an error."""
     ema: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Decay per update of the moving average of the weights, which is validated and saved; 0 disables it."""
+    """Decay per update of the weights' moving average, which is validated and saved; 0 disables it."""
     average_last: NonNegativeInt = 0
     """Number of last checkpoints to average at the end of training; 0 disables averaging."""
     validate_every: PositiveInt = 500
     """Updates per validation and checkpoint."""
     validate_segments: PositiveInt | None = None
-    """Validation segments to translate for BLEU: the first of each corpus, by its share. Default: all."""
+    """Validation segments to translate for BLEU: the first of each corpus, in proportion to its size. Default: all."""
     keep_last: PositiveInt = 3
     """Last checkpoints to keep."""
     keep_best: PositiveInt = 1
     """Best checkpoints by `best_by` to keep."""
     log_every: PositiveInt = 50
-    """Updates per line of metrics."""
+    """Updates per line of metrics in the log."""
 
     @model_validator(mode="after")
     def _adapters_freeze_all_else(self) -> Self:
         if self.lora is not None and self.freeze:
-            raise ValueError("training.lora freezes all but its adapters; leave training.freeze out")
+            raise ValueError("training.lora trains only its adapters; leave training.freeze out")
         if self.lora is not None and self.init_from is None:
-            raise ValueError("training.lora adapts a trained model; name it: --init-from RUN (training.init_from)")
+            raise ValueError("training.lora needs a trained model; give --init-from RUN (training.init_from)")
         if self.optimizer == "muon" and (self.lora is not None or self.shard):
             other = "lora" if self.lora is not None else "shard"
             raise ValueError(f"training.optimizer = muon updates whole matrices; leave training.{other} out")
         if self.lora is not None and self.shard:
-            raise ValueError("training.shard does not split adapters, which are small; leave training.shard out")
+            raise ValueError("training.shard does not support training.lora; leave training.shard out")
         return self

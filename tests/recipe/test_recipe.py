@@ -62,7 +62,7 @@ PAIR = {"source": "a", "target": "b"}
         ({"data": {"train": PAIR, "valid": PAIR, "test": {"a.reference": PAIR}}}, ["a.reference", "another name"]),
         ({"data": {"train": PAIR, "valid": PAIR, "test": {"news": []}}}, ["the test side news has no text"]),
         ({"data": {"train": PAIR, "valid": PAIR, "test": []}}, ["has no text; leave it out of data.test"]),
-        ({"model": {"architecture": "rnn", "activation_dropout": 0.1}}, ["leave model.activation_dropout out"]),
+        ({"model": {"architecture": "rnn", "activation_dropout": 0.1}}, ["model.activation_dropout; leave it out"]),
     ],
 )
 def test_a_wrong_setting_is_named_in_one_line(given: dict, words: list[str]) -> None:

@@ -205,7 +205,7 @@ def test_r_drop_and_bfloat16_train_a_part(base: Path, prepared: Prepared, tmp_pa
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"lora": {"rank": 2}}, r"training\.lora adapts a trained model; name it: --init-from RUN"),
+        ({"lora": {"rank": 2}}, r"training\.lora needs a trained model; give --init-from RUN"),
         ({"lora": {}, "init_from": "base", "freeze": ["encoder"]}, r"leave training\.freeze out"),
         ({"lora": {"targets": ["querry"]}, "init_from": "base"}, r"training\.lora\.targets\.0 = 'querry'"),
         ({"lora": {"targets": []}, "init_from": "base"}, r"training\.lora\.targets"),

@@ -97,7 +97,7 @@ def test_what_cannot_be_a_side(name: str, said: str, tmp_path: Path) -> None:
     ("corpus", "said"),
     [
         ({"train": {"sacrebleu": "wmt14"}, "valid": {"sacrebleu": "wmt13"}}, "applies to validation and test sides"),
-        ({"valid": {"sacrebleu": "wmt13", "file": "a.tsv"}}, "has its text by that name; leave file out"),
+        ({"valid": {"sacrebleu": "wmt13", "file": "a.tsv"}}, "already provides the corpus's text; leave file out"),
     ],
 )
 def test_what_does_not_go_with_it(corpus: dict[str, object], said: str) -> None:

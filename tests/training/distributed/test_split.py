@@ -134,8 +134,8 @@ def test_each_process_keeps_its_part() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": {"reversible": True}}, "training.shard does not split reversible layers"),
-        ({"training": {"lora": {}, "init_from": "a"}}, "training.shard does not split adapters"),
+        ({"model": {"reversible": True}}, "training.shard does not support model.reversible"),
+        ({"training": {"lora": {}, "init_from": "a"}}, "training.shard does not support training.lora"),
     ],
 )
 def test_what_cannot_be_split_is_refused(given: dict[str, dict[str, object]], message: str) -> None:
