@@ -1,4 +1,4 @@
-"""Pictures of attention: pieces attended to across, those that attend down, the darker the more attended."""
+"""Plots of attention weights: keys on the x axis, queries on the y axis, darker for larger weights."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
 
 CELL = 0.3
-"""Width and height of a cell in inches."""
+"""Cell width and height in inches."""
 SMALL_CELL = 0.16
-"""The same in a picture of all layers and heads."""
+"""Cell width and height in a plot of all layers and heads, in inches."""
 LARGEST = 300.0
-"""Width and height in inches, at most: matplotlib draws 100 dots each, up to 65,536."""
+"""Maximum width and height in inches: matplotlib draws 100 pixels per inch, at most 65,536."""
 MOST = 22_500.0
-"""Square inches, at most: with 10,000 dots of four bytes each, 900 MB."""
+"""Maximum area in square inches: at 10,000 pixels of four bytes each, 900 MB."""
 OWN_FONT = "DejaVu Sans"
-"""That which comes with matplotlib."""
+"""The font that comes with matplotlib."""
 BOXES = ("Last Resort", "LastResort")
-"""Parts of the names of fonts that have a box for every letter."""
+"""Name parts of fonts that draw a box for every letter."""
 
 
 def draw_alignment(
     source: Sequence[str], target: Sequence[str], weights: Sequence[Sequence[float]], path: Path
 ) -> bool:
-    """Draw weights, T rows of S, beside their pieces as a PNG; False where a letter has no installed font.
+    """Draw weights (T, S) with their pieces as a PNG. Return False if no installed font has some letter.
 
-    Raises: MtkitError where it cannot be written or is too large to draw.
+    Raises: MtkitError if the file cannot be written or is too large to draw.
     """
     from matplotlib.figure import Figure
 
@@ -45,12 +45,12 @@ def draw_alignment(
 
 
 def draw_attention(aligned: "Alignment", path: Path) -> bool:
-    """Draw the weights of every layer and head as a PNG; False where a letter has no installed font.
+    """Draw the weights of every layer and head as a PNG. Return False if no installed font has some letter.
 
-    A row holds the heads of a layer, those of the attention to the source first, then the encoder's and the decoder's.
-    Layers without weights are left out.
+    A row shows the heads of a layer: first the cross attention, then the encoder and the decoder. Layers without
+    weights are left out.
 
-    Raises: MtkitError where it cannot be written or is too large to draw.
+    Raises: MtkitError if the file cannot be written or is too large to draw.
     """
     from matplotlib.figure import Figure
 
@@ -95,9 +95,9 @@ def _draw_map(
     size: int,
     families: Sequence[str],
 ) -> None:
-    """One map; `size` of the letters in points, `families` of fonts that have them."""
+    """Draw one map, with letters of `size` points from the font `families`."""
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
-    # a dollar sign in a piece is no formula
+    # parse_math: a dollar sign in a piece does not start a formula
     axes.set_xticks(range(len(across)), across, rotation=90, fontfamily=families, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(down)), down, fontfamily=families, fontsize=size, parse_math=False)
     axes.xaxis.tick_top()
@@ -109,7 +109,7 @@ def _draw_map(
 
 
 def _families(pieces: Sequence[str]) -> list[str]:
-    """matplotlib's own font, and by name the first installed fonts that have the letters which it lacks."""
+    """Return matplotlib's own font and, in order of name, installed fonts that cover the letters it lacks."""
     from matplotlib import font_manager
 
     families = [OWN_FONT]
@@ -122,7 +122,7 @@ def _families(pieces: Sequence[str]) -> list[str]:
             break
         if font.name in families or any(part in font.name for part in BOXES) or not _letters(font.fname, lacking):
             continue
-        # text is drawn in the plainest font of a family, which may have fewer letters
+        # matplotlib draws text in the regular font of a family, which may have fewer letters
         if found := _letters(font_manager.findfont(font.name), lacking):
             families.append(font.name)
             lacking -= found
@@ -130,22 +130,22 @@ def _families(pieces: Sequence[str]) -> list[str]:
 
 
 def _add_new_fonts() -> None:
-    """Add the fonts that were installed after matplotlib stored its list, which it never renews by itself."""
+    """Add the fonts that were installed after matplotlib stored its font list, which it never updates."""
     from matplotlib import font_manager
 
     known = {font.fname for font in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:
-            with suppress(Exception):  # a damaged font; matplotlib passes over any fault of one too
+            with suppress(Exception):  # a damaged font: matplotlib ignores any error of a font too
                 font_manager.fontManager.addfont(path)
 
 
 def _letters(path: str, letters: Iterable[str]) -> set[str]:
-    """Those of the letters that a font has; none where its file is gone or damaged."""
+    """Return the letters that a font has; none if its file is missing or damaged."""
     from matplotlib.ft2font import FT2Font
 
     try:
-        # not font_manager.get_font, which answers for the fonts behind it too
+        # not font_manager.get_font, which includes the letters of the fallback fonts
         font = FT2Font(path)
     except (OSError, RuntimeError):
         return set()

@@ -1,4 +1,4 @@
-"""Scores by the length of the source: what an attention mechanism does to long segments shows here."""
+"""Scores by source length, which show how an attention mechanism handles long segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ from mtkit.decoding.links.words import words
 from mtkit.evaluation.statistics import Statistics
 
 UPPER = (10, 20, 30, 40, 60)
-"""The most words of every bucket but the last, which has no end."""
+"""Maximum words of each bucket; the last bucket has no maximum."""
 
 
 @dataclass(frozen=True)
 class LengthRow:
-    """One system's scores on the segments whose sources have `least` to `most` words."""
+    """Scores of one system on the segments with `least` to `most` source words."""
 
     least: int
     most: int | None
     segments: int
     scores: dict[str, float]
-    """By metric, without intervals."""
+    """Scores by metric, without intervals."""
     length_ratio: float | None
-    """BLEU's: tokens of the translations by those of the references; None where these have none."""
+    """BLEU's length ratio: hypothesis tokens / reference tokens; None if the references have no tokens."""
 
     @property
     def name(self) -> str:
-        """`11-20`, or `over 60`."""
+        """Name of the bucket, as `11-20` or `over 60`."""
         if self.most is None:
             return f"over {self.least - 1}"
         return f"{self.least}-{self.most}" if self.most > self.least else str(self.least)
 
 
 def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: Statistics) -> list[LengthRow]:
-    """A row for every bucket of UPPER that has segments; empty sources, if any, are a row of their own.
+    """Return a row for each bucket of UPPER that has segments; empty sources are a separate row.
 
-    `statistics` are of the metrics to show and `bleu` those of BLEU, among them or not. Words are those of
-    `mtkit.decoding.links.words`: what spaces divide, and the characters of scripts that have none between words.
+    `statistics` belong to the metrics to show. `bleu` gives the length ratio. Words are counted by
+    `mtkit.decoding.links.words`: words between spaces, or characters in scripts without spaces.
     """
     lengths = np.array([len(words(source)) for source in sources])
     rows = []

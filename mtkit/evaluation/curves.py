@@ -1,4 +1,4 @@
-"""A picture of a training: loss, validation score, learning rate and gradient norm over the updates."""
+"""Plot of a training: loss, validation score, learning rate and gradient norm by update."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -8,26 +8,26 @@ from typing import Any
 from mtkit.files import writing
 
 Rows = Sequence[Mapping[str, Any]]
-"""Lines of a metrics.jsonl: {"kind": "train" or "validation", "update": ..., and what was measured}."""
+"""Lines of a metrics.jsonl: {"kind": "train" or "validation", "update": ..., and the measurements}."""
 
 TRAINING, VALIDATION, RATE, NORM = "#1f77b4", "#d62728", "#2ca02c", "#8c8c8c"
 
 SHOWN = {"bleu": "BLEU", "chrf": "chrF", "exact": "exact match", "ter": "TER"}
-"""Validation scores that a picture shows, by their key in metrics.jsonl."""
+"""Names of the plotted validation scores, by their key in metrics.jsonl."""
 
 
 def draw_curves(rows: Rows, path: Path) -> None:
-    """Draw the metrics as a PNG: left the losses, right the learning rate and gradient norm.
+    """Draw the metrics as a PNG: losses (left), validation score (middle), learning rate and gradient norm (right).
 
-    In the middle is the validation score that chooses the best checkpoint, or BLEU if that is the loss. Scores with
-    different signatures are not comparable: each signature has a line of its own.
+    The validation score is the score that selects the best checkpoint, or BLEU if the loss selects it. Scores with
+    different signatures are not comparable, so each signature has its own line.
 
-    Raises: MtkitError where it cannot be written.
+    Raises: MtkitError if the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # a figure without pyplot: no window system, no state shared with the caller's own pictures
+    # without pyplot: no window system, and no state shared with the caller's figures
     figure = Figure(figsize=(15, 4.2), layout="constrained")
     losses, scores, rates = figure.subplots(1, 3)
     _losses(losses, rows)
@@ -52,9 +52,9 @@ def _losses(axes: Any, rows: Rows) -> None:
 
 
 def score_lines(rows: Rows, measure: str) -> list[tuple[str, list[tuple[int, float]]]]:
-    """The validation scores by a measure of `SHOWN`, as (update, score) points, divided by signature.
+    """Return the validation scores of a measure of `SHOWN` as lines of (update, score) points, with their signatures.
 
-    A new line begins whenever the signature changes; the last line is of the settings in force.
+    A new line begins whenever the signature changes; the last line has the current signature.
     """
     lines: list[tuple[str, list[tuple[int, float]]]] = []
     for row in rows:
@@ -97,12 +97,12 @@ def _rates(axes: Any, rows: Rows) -> None:
 
 
 def _line(axes: Any, series: tuple[list[int], list[float]], **style: Any) -> Any:
-    """A line without marks, which one point would not show; that is marked."""
+    """Plot a line; a single point gets a marker, because a line would not show it."""
     (line,) = axes.plot(*series, marker="o" if len(series[0]) == 1 else None, markersize=3, **style)
     return line
 
 
 def _series(rows: Rows, kind: str, name: str) -> tuple[list[int], list[float]]:
-    """Updates and values of one measurement."""
+    """Return the updates and values of one measurement."""
     points = [(row["update"], row[name]) for row in rows if row.get("kind") == kind and row.get(name) is not None]
     return [update for update, _ in points], [value for _, value in points]

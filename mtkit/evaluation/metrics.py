@@ -1,4 +1,4 @@
-"""The metrics by name: sacrebleu's BLEU, chrF and TER, and exact match in the same form."""
+"""Metrics by name: sacrebleu's BLEU, chrF and TER, and exact match as a sacrebleu metric."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -14,13 +14,13 @@ from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.languages import bleu_tokenizer, has_spaces
 
 METRICS = ("BLEU", "chrF", "TER")
-"""Those computed unless others are asked for. TER counts edits: lower is better."""
+"""Default metrics. TER counts edits: lower is better."""
 
 ALL_METRICS = (*METRICS, "exact")
 
 
 def metric_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names as METRICS spells them, whatever their case, each once. Raises: MtkitError for an unknown one."""
+    """Return the distinct names as ALL_METRICS spells them; case is ignored. Raises: MtkitError for an unknown name."""
     known = {name.lower(): name for name in ALL_METRICS}
     for name in names:
         if name.lower() not in known:
@@ -30,10 +30,10 @@ def metric_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_metric(name: str, *, language: str | None = None, tokenize: str | None = None, lowercase: bool = False) -> Any:
-    """The metric as a sacrebleu `Metric`, which cuts text as the language is written, None being one with spaces.
+    """Return a sacrebleu `Metric` that tokenises text for the language; None means a language with spaces.
 
-    `tokenize` names BLEU's tokenizer in place of the language's. Raises: MtkitError for an unknown name, unknown or
-    missing tokenizer.
+    `tokenize` replaces the language's BLEU tokenizer. Raises: MtkitError for an unknown name, or an unknown or missing
+    tokenizer.
     """
     (name,) = metric_names([name])
     if name == "chrF":
@@ -49,16 +49,16 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
         hint = did_you_mean(tokenize, known)
         raise MtkitError(f"no tokenizer {shown(tokenize)}{hint}; sacrebleu has: {', '.join(known)}")
     try:
-        # force silences a warning that sacrebleu gives in the middle of the work
+        # force suppresses a warning of sacrebleu about tokenised text
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
-    except (ImportError, RuntimeError, OSError) as error:  # some are downloaded at first use
+    except (ImportError, RuntimeError, OSError) as error:  # sacrebleu downloads some tokenizers at first use
         reason = str(error).strip().split("\n")[0]
         raise MtkitError(f"sacrebleu cannot use the tokenizer {shown(tokenize)} here: {reason}") from error
 
 
 @cache
 def installed_tokenizer(language: str | None) -> str:
-    """BLEU's tokenizer for the language, `char` where its dictionary is not installed."""
+    """Return BLEU's tokenizer for the language, or `char` if its dictionary is not installed."""
     wanted = bleu_tokenizer(language)
     try:
         BLEU(tokenize=wanted)
@@ -68,7 +68,7 @@ def installed_tokenizer(language: str | None) -> str:
 
 
 def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = None) -> str | None:
-    """What to tell of languages whose tokenizer is not installed; None where none is missed, or another is named."""
+    """Return a note on the first language whose tokenizer is not installed; None if all are or `tokenize` is set."""
     for language in languages:
         wanted = bleu_tokenizer(language)
         if tokenize is None and installed_tokenizer(language) != wanted:
@@ -81,10 +81,10 @@ def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = No
 
 
 def _ter(language: str | None) -> TER:
-    """TER between words, or characters where no spaces are between words.
+    """Return a TER that counts words, or characters in languages without spaces between words.
 
-    sacrebleu's support of Asian scripts only works on normalised text. It parts ideographs, and leaves Thai, Lao, Khmer
-    and Burmese whole.
+    sacrebleu's support for Asian scripts requires normalised text. It separates ideographs, but does not split Thai,
+    Lao, Khmer and Burmese.
     """
     if has_spaces(language):
         return TER()
@@ -92,7 +92,7 @@ def _ter(language: str | None) -> TER:
 
 
 class _CharacterTER(TER):  # type: ignore[misc]
-    """TER between characters."""
+    """TER that counts characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class _CharacterTER(TER):  # type: ignore[misc]
 
 
 class _ExactSignature(Signature):  # type: ignore[misc]
-    """sacrebleu's signature with the case of the comparison."""
+    """sacrebleu's signature, plus whether the comparison ignores case."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         super().__init__(args)
@@ -113,7 +113,7 @@ class _ExactSignature(Signature):  # type: ignore[misc]
 
 
 class ExactMatch(Metric):  # type: ignore[misc]
-    """The share of segments, in per cent, that equal one of their references but for spaces at the ends of lines."""
+    """Percentage of segments that equal one of their references, ignoring spaces at the ends of lines."""
 
     _SIGNATURE_TYPE = _ExactSignature
 
