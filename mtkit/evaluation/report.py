@@ -1,4 +1,4 @@
-"""Scores for people, as tables, and for programs, as JSON."""
+"""Output of scores: tables for people, JSON objects for programs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,14 +11,14 @@ from mtkit.evaluation.significance import Comparison, Difference
 from mtkit.tables import aligned
 
 SURE = 0.05
-"""p-values below it are marked."""
+"""Significance level: smaller p-values are marked."""
 
 MANY = 5
-"""Sides and directions from which on a matrix of scores shows them."""
+"""Minimum number of sides and directions that one matrix shows."""
 
 
 def table(scores: Sequence[Score]) -> str:
-    """A line for each score: name, value, 95% confidence interval where there is one, signature."""
+    """Return a line for each score: name, value, 95% confidence interval if there is one, signature."""
     return _table(
         ["metric", "score", "95% interval", "signature"],
         [[score.name, f"{score.value:.2f}", _interval(score), score.signature] for score in scores],
@@ -26,7 +26,7 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def as_objects(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """An object for each score, its numbers unrounded."""
+    """Return an object for each score, with unrounded numbers."""
     return [asdict(score) for score in scores]
 
 
@@ -36,9 +36,9 @@ class Matrix:
 
     heads: list[str]
     rows: list[list[str]]
-    """Side, direction, segments, system, and two cells per metric: of each side or direction, a row per system."""
+    """Side, direction, segments, system, and two cells per metric; one row per side, direction and system."""
     signatures: list[list[str]]
-    """Metric, signature, and the sides and directions that it is of if the metric has several."""
+    """Metric, signature and, if the metric has several signatures, the sides and directions that have this one."""
 
 
 def matrix(sides: Sequence[SideScores]) -> Matrix:
@@ -97,7 +97,7 @@ def _short(difference: Difference | None) -> str:
 
 
 def side_text(side: SideScores) -> str:
-    """All that is known of one side: what was scored, scores by system and direction, and by source length."""
+    """Return a block of text for one side: files, and scores by system, direction and source length."""
     alone = len(side.files) == 1
     if alone and not side.directions:
         parts = [table(side.overall.scores[0])]
@@ -105,7 +105,7 @@ def side_text(side: SideScores) -> str:
         parts = [_comparison_table(side), _signatures(side.overall)]
     if not alone:
         names = ", ".join(each.system for each in side.files[1:])
-        parts.append(f"differences are those of {names} from {side.files[0].system}; p is two-sided, * below {SURE}")
+        parts.append(f"difference: {names} minus {side.files[0].system}; p is two-sided, * below {SURE}")
     if side.lengths:
         parts.append(_length_table(side))
     return "\n\n".join([_title(side), *parts])
@@ -117,7 +117,7 @@ def _title(side: SideScores) -> str:
 
 
 def side_object(side: SideScores) -> dict[str, Any]:
-    """The same for programs, its numbers unrounded; a system's differences are those from the first."""
+    """Return the scores of one side as a JSON object, with unrounded numbers and differences from the first system."""
     systems = []
     for number, files in enumerate(side.files):
         systems.append(
@@ -144,7 +144,7 @@ def _system_object(comparison: Comparison, number: int) -> dict[str, Any]:
 
 
 def _comparison_table(side: SideScores) -> str:
-    """A line for each metric, direction and system; columns that say nothing here are left out."""
+    """Return a table with a line for each metric, direction and system; empty columns are left out."""
     rows = []
     parts = [("all", side.segments, side.overall)]
     parts += [(direction, segments, each) for direction, (segments, each) in side.directions.items()]
@@ -173,14 +173,14 @@ def _signatures(comparison: Comparison) -> str:
 
 
 def _signed(comparison: Comparison) -> list[tuple[str, str]]:
-    """The metrics with their signatures, which name the paired tests if there are any."""
+    """Return metrics and their signatures, which include the paired tests if there are any."""
     if comparison.differences:
         return [(each.metric, each.signature) for each in comparison.differences[0]]
     return [(each.name, each.signature) for each in comparison.scores[0]]
 
 
 def _length_table(side: SideScores) -> str:
-    """A line for each length and system."""
+    """Return a table with a line for each length and system."""
     names = [score.name for score in side.overall.scores[0]]
     rows = []
     for rows_of_length in zip(*side.lengths, strict=True):
@@ -201,7 +201,7 @@ def _interval(score: Score) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Numbers to the right; a column without any cell is left out."""
+    """Align a table with numbers to the right; empty columns are left out."""
     columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]
     left = [number for number, (_, *cells) in enumerate(columns) if not all(map(_is_number, filter(None, cells)))]
     return aligned(list(zip(*columns, strict=True)), left=left)

@@ -1,4 +1,4 @@
-"""BLEU, chrF, TER and exact match, each with the signature that says how it was computed."""
+"""BLEU, chrF, TER and exact match of corpora, with signatures and confidence intervals."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ NORMAL = 1.959964
 """97.5% quantile of the standard normal distribution, for 95% intervals."""
 
 NO_BLEU, SOME_CHRF = 0.5, 20.0
-"""BLEU below the one beside chrF above the other is that of words that are none."""
+"""BLEU below NO_BLEU and chrF above SOME_CHRF: the tokenizer does not fit the text."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Score:
     low: float | None = None
     """Lower end of the 95% confidence interval, or None without resamples.
 
-    Exact match has Wilson's interval; the other metrics have the percentiles 2.5 and 97.5 of the resamples.
+    Exact match has Wilson's interval; the other metrics have the 2.5 and 97.5 percentiles of the resamples.
     """
     high: float | None = None
-    """Upper end of the interval."""
+    """Upper end of the interval, or None."""
 
 
 def score_corpus(
@@ -51,19 +51,19 @@ def score_corpus(
     languages: Sequence[str] | None = None,
     progress: ProgressBar = silent,
 ) -> list[Score]:
-    """The scores of hypotheses against one or several references for each segment, as the sacrebleu command gives them.
+    """Score hypotheses against one or several references per segment; scores equal those of the sacrebleu command.
 
     `references` holds lists as long as `hypotheses`. `bootstrap` is the number of resamples (Koehn, 2004) whose
-    percentiles are the confidence intervals, 0 for no intervals; they are drawn from a fixed seed. Exact match is a
-    share of segments, so it has Wilson's interval. `languages` are those that each segment was translated into: BLEU
-    and TER cut its text accordingly, by 13a where they are not known. `tokenize` names BLEU's tokenizer for all of
-    them. `lowercase` ignores case in BLEU, chrF and exact match; TER always does.
+    percentiles are the confidence intervals, 0 for no intervals; the seed is fixed. Exact match is a share of segments,
+    so it has Wilson's interval. `languages` holds the target language of each segment, which selects the tokenizer of
+    BLEU and TER; unknown languages use 13a. `tokenize` sets BLEU's tokenizer for all languages. `lowercase` ignores
+    case in BLEU, chrF and exact match; TER always ignores it.
 
-    Raises: DataError for unequal numbers of lines, or none, and without a reference; MtkitError for an unknown metric
-    or none, an unknown or missing tokenizer, and one resample or a negative number of them.
+    Raises: DataError if the numbers of lines differ or are 0, or there are no references; MtkitError for no metric, an
+    unknown metric, an unknown or missing tokenizer, and `bootstrap` = 1 or below 0.
     """
     if bootstrap == 1 or bootstrap < 0:
-        raise MtkitError(f"bootstrap = {bootstrap} gives no interval; take {RESAMPLES}, or 0 for no intervals")
+        raise MtkitError(f"bootstrap = {bootstrap} gives no interval; set {RESAMPLES}, or 0 for no intervals")
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
     check_counts(len(hypotheses), [len(each) for each in references], names)
     several, kinds = told_apart(languages or [None] * len(hypotheses))
@@ -73,7 +73,7 @@ def score_corpus(
 
 
 def doubt(scores: Sequence[Score], hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> str | None:
-    """What to tell where there is next to no BLEU among the scores, and yet much that both texts share."""
+    """Return a warning if BLEU is almost 0 although chrF is high; else None."""
     bleu = next((score for score in scores if score.name == "BLEU"), None)
     if bleu is None or bleu.value >= NO_BLEU:
         return None
@@ -82,14 +82,14 @@ def doubt(scores: Sequence[Score], hypotheses: Sequence[str], references: Sequen
         return None
     tokenizer = bleu.signature.partition("|tok:")[2].partition("|")[0]
     return (
-        f"BLEU {bleu.value:.2f} beside chrF {chrf.value:.2f}: its tokenizer {tokenizer} does not seem to fit the "
+        f"BLEU {bleu.value:.2f} but chrF {chrf.value:.2f}: the tokenizer {tokenizer} does not seem to fit the "
         "target text; name the target language (--target-language of mtkit prepare and mtkit score), or the tokenizer "
-        "(--tokenize, scoring.tokenize in a recipe), as zh"
+        "(--tokenize, scoring.tokenize in a recipe), e.g. zh"
     )
 
 
 def told_apart(languages: Sequence[str | None]) -> tuple[list[str | None], NDArray[np.intp]]:
-    """Each language once, and for each segment the place of its own among them."""
+    """Return the distinct languages, and for each segment the index (segments,) of its language."""
     places = {language: place for place, language in enumerate(dict.fromkeys(languages))}
     return list(places), np.array([places[language] for language in languages], dtype=np.intp)
 
@@ -101,13 +101,13 @@ def named_metrics(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> list[tuple[str, list[Any]]]:
-    """The metrics of one or several names, one for each language, for `gather`.
+    """Return names with a metric for each language, for `gather`.
 
-    Raises: MtkitError for an unknown one or none, and an unknown or missing tokenizer.
+    Raises: MtkitError for no name, an unknown name, and an unknown or missing tokenizer.
     """
     names = [names] if isinstance(names, str) else list(names)
     if not names:
-        raise MtkitError(f"no metric is named; name one or several of: {', '.join(ALL_METRICS)}")
+        raise MtkitError(f"no metrics; choose one or several of: {', '.join(ALL_METRICS)}")
     return [
         (name, [make_metric(name, language=each, tokenize=tokenize, lowercase=lowercase) for each in languages])
         for name in metric_names(names)
@@ -117,9 +117,10 @@ def named_metrics(
 def with_intervals(
     systems: Sequence[Sequence[Statistics]], bootstrap: int = RESAMPLES, *, progress: ProgressBar = silent
 ) -> tuple[list[list[Score]], list[list[list[Any]]]]:
-    """The scores of every system in every metric, and sacrebleu's scores of the resampled corpora behind the intervals.
+    """Return scores by system and metric, and sacrebleu's scores of the resampled corpora by system and metric.
 
-    All systems have translated the same segments, and are scored on the same resamples.
+    All systems have translated the same segments, and are scored on the same resamples. With less than 2 resamples,
+    there are no intervals, and the second list is empty.
     """
     if bootstrap < 2:
         return [[score_of(each) for each in system] for system in systems], []
@@ -134,14 +135,14 @@ def with_intervals(
 
 
 def score_of(statistics: Statistics, resampled: Sequence[Any] = ()) -> Score:
-    """The score of one system in one metric, with an interval where there are sacrebleu's scores of resamples."""
+    """Return the score of one system in one metric, with an interval if there are sacrebleu scores of resamples."""
     result = statistics.result()
     low = high = None
     if resampled and statistics.name == "exact":
         matches, segments = statistics.rows.sum(axis=0).tolist()
         low, high = wilson(matches, segments)
     elif resampled:
-        # sacrebleu's percentiles; it centres them at the mean, where skewed ones leave the range of the metric
+        # sacrebleu's percentiles, but not centred at the mean: a skewed interval would leave the metric's range
         ordered = sorted(float(each.score) for each in resampled)
         outside = len(ordered) // 40
         low, high = ordered[outside], ordered[-1 - outside]
@@ -153,14 +154,14 @@ def wilson(matches: float, segments: float) -> tuple[float, float]:
     share, spread = matches / segments, NORMAL**2 / segments
     middle = share + spread / 2
     margin = math.sqrt(spread * (share * (1 - share) + spread / 4))
-    # no share is below 0 or above 1, but rounded numbers can be
+    # rounding can leave the range from 0 to 100
     return max(100 * (middle - margin) / (1 + spread), 0.0), min(100 * (middle + margin) / (1 + spread), 100.0)
 
 
 def check_counts(hypotheses: int, references: Sequence[int], names: Sequence[str]) -> None:
-    """Raises: DataError where the hypotheses, whose name is the first, and their references cannot belong together."""
+    """Check that each reference has as many lines as the hypotheses, whose name is first. Raises: DataError."""
     if not references:
-        raise DataError(f"{names[0]} has no reference to be scored against; give one or several")
+        raise DataError(f"{names[0]} has no references; give one or several")
     for name, count in zip(names[1:], references, strict=True):
         if count != hypotheses:
             raise DataError(

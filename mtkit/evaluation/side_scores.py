@@ -1,4 +1,4 @@
-"""Everything that `mtkit score` says of one side: scores by system, direction and source length, and differences."""
+"""Scores of one side for `mtkit score`: by system, direction and source length, with differences and notes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from mtkit.evaluation.systems import Translated, read_texts
 from mtkit.languages import bleu_tokenizer, lacks_spaces, languages_of
 
 TOKENISED = 0.5
-"""From this share of lines on that end in " ." a text looks tokenised."""
+"""A text looks tokenised if a larger share of its lines ends in " ."."""
 
 
 @dataclass(frozen=True)
 class SideScores:
-    """One side by all systems, the first of which is the baseline."""
+    """Scores of all systems on one side; the first system is the baseline."""
 
     name: str | None
     """Name of the side; None for files without a run."""
@@ -29,11 +29,11 @@ class SideScores:
     segments: int
     overall: Comparison
     directions: dict[str, tuple[int, Comparison]]
-    """Segments and scores of each, where there are several."""
+    """Segments and scores by direction; empty if there is only one direction."""
     lengths: list[list[LengthRow]]
-    """Of every system, where they were asked for."""
+    """Scores by source length for each system; empty if not requested."""
     notes: list[str]
-    """What makes the scores doubtful: tokenised text, a tokenizer that is not installed, or does not seem to fit."""
+    """Warnings: tokenised text, or a tokenizer that is not installed or does not seem to fit the text."""
 
 
 def score_side(
@@ -48,14 +48,14 @@ def score_side(
     lowercase: bool = False,
     progress: ProgressBar = silent,
 ) -> SideScores:
-    """Scores of the side's translations; `lengths` asks for scores by source length, which need the sources.
+    """Score a side's translations; `lengths` adds scores by source length, which require the sources.
 
-    `language` is what all was translated into; None stands for what the directions beside the translations say, and
-    where there are none, for an unknown one.
+    `language` is the target language of all segments. With None, it is taken from the file of directions, or unknown if
+    there is no such file.
 
     Raises: DataError and MtkitError as `read_texts`, `named_metrics` and `compare_systems` do.
     """
-    named_metrics(metrics, tokenize=tokenize)  # what is unknown is said before anything is read
+    named_metrics(metrics, tokenize=tokenize)  # raises for unknown names before files are read
     texts = read_texts(files, sources=lengths)
     segments = len(texts.hypotheses[0])
     ways = [None] * segments if texts.directions is None else [languages_of(each)[1] for each in texts.directions]
@@ -83,16 +83,16 @@ def score_side(
     asked = any(name == "BLEU" for name, _ in chosen)
     notes = [missing_tokenizer(languages, tokenize) if asked else None]
     notes += [
-        f"{path} begins with a byte order mark, which is left out here; the sacrebleu command counts it as text"
+        f"{path} begins with a byte order mark, which mtkit skips; the sacrebleu command counts it as text"
         for path in texts.marked
     ]
     for path, lines in written.items():
         if _looks_tokenised(lines):
-            notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU is meant for whole text")
+            notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
     if asked and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
         notes.append(
-            f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts whole stretches "
-            "of text as words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
+            f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts phrases as "
+            "words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
         )
     else:
         for each, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
@@ -112,7 +112,7 @@ def score_side(
 def _without_words(
     references: Sequence[Sequence[str]], languages: Sequence[str | None], kinds: np.ndarray, tokenize: str | None
 ) -> int | None:
-    """The number of the first reference that has no spaces between words in lines that BLEU cuts by 13a."""
+    """Return the index of the first reference that 13a tokenises but has no spaces between words, or None."""
     cut = [(tokenize or bleu_tokenizer(language)) == "13a" for language in languages]
     for number, lines in enumerate(references):
         if lacks_spaces([line for line, kind in zip(lines, kinds, strict=True) if cut[kind]]):

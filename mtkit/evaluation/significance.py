@@ -1,7 +1,7 @@
-"""Whether one system is better than another: paired bootstrap and approximate randomisation.
+"""Significance tests between systems: paired bootstrap and approximate randomisation.
 
 Paired bootstrap resampling after Koehn (2004), approximate randomisation after Riezler and Maxwell (2005), both
-two-sided, from the same draws and by the same formulas as sacrebleu's, but for ties (`p_value`).
+two-sided, with sacrebleu's draws and formulas, except for ties (`p_value`).
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ TRIALS = 10_000
 
 
 TIE = 1e-5
-"""Differences of scores that are as near as this are equal: some metrics compute in single precision."""
+"""Tolerance within which score differences are equal: some metrics compute in single precision."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one system is from the baseline in one metric, and how likely chance alone gives as much.
+    """Difference between a system and the baseline in one metric, with two-sided p-values.
 
-    A p-value is None where its test was not asked for, and 1 where the two scores are equal.
+    A p-value is None if its test was not requested, and 1 if the two scores are equal.
     """
 
     metric: str
     value: float
-    """The system's score less the baseline's."""
+    """The system's score minus the baseline's score."""
     bootstrap_p: float | None
     randomisation_p: float | None
     signature: str
-    """The metric's, with the numbers of resamples (bs) and trials (ar)."""
+    """The metric's signature, with the numbers of resamples (bs) and trials (ar)."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Comparison:
     """Scores of several systems on the same segments; the first is the baseline."""
 
     scores: list[list[Score]]
-    """Of every system, the baseline among them."""
+    """Scores of each system, including the baseline, by metric."""
     differences: list[list[Difference]]
-    """Of every system but the baseline."""
+    """Differences of each system except the baseline, by metric."""
 
 
 def compare_systems(
@@ -57,9 +57,9 @@ def compare_systems(
     trials: int = TRIALS,
     progress: ProgressBar = silent,
 ) -> Comparison:
-    """Scores with intervals, and every system but the first tested against it in every metric.
+    """Score systems with intervals, and test each system against the first in every metric.
 
-    All systems have translated the same segments, and come with the same metrics in the same order.
+    All systems have translated the same segments, and have the same metrics in the same order.
 
     Raises: MtkitError for an unknown test.
     """
@@ -94,10 +94,10 @@ def compare_systems(
 
 
 def p_value(chances: Numbers, distance: float) -> float:
-    """The share of chance's differences that are no smaller than the one found, that one among them; 1 where it is 0.
+    """Return (n + 1) / (trials + 1), with n the number of chance differences >= `distance`; 1 if `distance` is 0.
 
-    sacrebleu counts larger ones alone. It then gives two equal systems, and two that differ in a single segment, the
-    smallest p-value there is, which would read as a sure difference.
+    sacrebleu counts only larger differences. Its p-value is then the smallest possible, as for a significant
+    difference, for two equal systems and for two systems that differ in a single segment.
     """
     if distance == 0:
         return 1.0
@@ -105,6 +105,6 @@ def p_value(chances: Numbers, distance: float) -> float:
 
 
 def _bootstrap_p(baseline: Sequence[Any], system: Sequence[Any], distance: float) -> float:
-    """How often resamples move the two systems this much further apart than they are on average."""
+    """Return the p-value of `distance` under the resamples' score distances, centred at their mean."""
     apart = np.abs(np.array([each.score for each in system]) - np.array([each.score for each in baseline]))
     return p_value(apart - apart.mean(), distance)

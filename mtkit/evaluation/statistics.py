@@ -1,8 +1,8 @@
-"""What a metric must know of every segment, and the scores of resampled corpora, in bounded memory.
+"""Sufficient statistics of segments, and scores of resampled corpora, in bounded memory.
 
-BLEU, chrF, TER and exact match of a corpus follow from the sum of one row of numbers a segment (sufficient
-statistics). sacrebleu's own resampling holds resamples x segments of such rows, 7 GB at 1,000 resamples of 100,000
-segments. Here they are drawn in blocks, from the same seed and in the same order, so that the results are sacrebleu's.
+A corpus's BLEU, chrF, TER and exact match are functions of the sum of its segments' rows of sufficient statistics.
+sacrebleu's own resampling holds resamples x segments rows: 7 GB at 1,000 resamples of 100,000 segments. This module
+draws in blocks, with the same seed and order, so that its results are equal to sacrebleu's.
 """
 
 import os
@@ -18,47 +18,47 @@ from mtkit.data.progress import ProgressBar, silent
 Numbers = NDArray[np.float64]
 
 SEGMENTS = 256
-"""Segments between two signs of progress."""
+"""Segments per step of the progress bar."""
 
 BLOCK = 1 << 21
-"""Draws held at a time: indices, or single bytes of which there are at least 32 a segment."""
+"""Maximum draws in memory: indices (bootstrap) or bytes (randomisation, at least 32 per segment)."""
 
 DRAWS = 256
-"""Draws between two signs of progress, at most."""
+"""Maximum draws per step of the progress bar."""
 
 WORD = 32
-"""Trials in a block are a multiple of it: numpy draws booleans from words of 32 bits."""
+"""A block's number of trials is a multiple of WORD: numpy draws booleans from 32-bit words."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """One metric's sufficient statistics of one system's translations."""
+    """Sufficient statistics of one system's translations for one metric."""
 
     name: str
     metrics: Sequence[Any]
-    """sacrebleu's `Metric`, one for each language that is cut in a way of its own; their statistics add up."""
+    """sacrebleu metrics, one per target language; their statistics can be summed."""
     rows: Numbers
-    """(segments, numbers)."""
+    """Statistics (segments, numbers)."""
     kinds: NDArray[np.intp]
-    """(segments,): which of the metrics the row of each segment is of."""
+    """Index in `metrics` for each segment (segments,)."""
 
     @property
     def metric(self) -> Any:
-        """The one of them that the first segment is of: all compute scores alike."""
+        """The first segment's metric: all metrics compute scores in the same way."""
         return self.metrics[self.kinds[0]]
 
     def result(self, chosen: NDArray[np.bool_] | None = None) -> Any:
-        """sacrebleu's score of all segments, or of those chosen; at least one."""
+        """Return sacrebleu's score of all segments, or of the chosen ones (segments,); at least one segment."""
         rows = self.rows if chosen is None else self.rows[chosen]
-        # added up in order, as sacrebleu does
+        # cumsum adds in order, like sacrebleu
         return self.metric._compute_score_from_stats(rows.cumsum(axis=0)[-1].tolist())
 
     def of(self, chosen: NDArray[np.bool_]) -> "Statistics":
-        """Those of the chosen segments."""
+        """Return the statistics of the chosen segments (segments,)."""
         return Statistics(self.name, self.metrics, self.rows[chosen], self.kinds[chosen])
 
     def signature(self, **about: int | str | None) -> str:
-        """sacrebleu's signature with `about` in it; where languages differ in one of its values, as tok:13a+zh."""
+        """Return sacrebleu's signature with `about` added; values that differ by language are joined, as tok:13a+zh."""
         first, *others = (self.metrics[kind].get_signature() for kind in dict.fromkeys(self.kinds.tolist()))
         for key, value in first.info.items():
             values = dict.fromkeys([value, *(other.info[key] for other in others)])
@@ -77,9 +77,10 @@ def gather(
     kinds: NDArray[np.intp] | None = None,
     progress: ProgressBar = silent,
 ) -> list[Statistics]:
-    """The statistics for named metrics, of at least one segment. `references` holds lists as long as `hypotheses`.
+    """Compute the statistics of at least one segment for named metrics.
 
-    `kinds` (segments,) says which metric of each name's is for which segment; None stands for the first.
+    `references` holds lists as long as `hypotheses`. `kinds` (segments,) is the index of each segment's metric in the
+    list of a name; None means 0.
     """
     kinds = np.zeros(len(hypotheses), dtype=np.intp) if kinds is None else kinds
     order = np.argsort(kinds, kind="stable")
@@ -91,7 +92,7 @@ def gather(
     for name, ways in metrics:
         rows: list[Numbers] = []
         for block in progress(blocks, name, len(blocks)):
-            # the sacrebleu command drops spaces at the ends of lines too
+            # the sacrebleu command removes spaces at line ends too
             given = [[each[line].rstrip() for line in block] for each in references]
             stripped = [hypotheses[line].rstrip() for line in block]
             metric = ways[kinds[block[0]]]
@@ -105,10 +106,10 @@ def gather(
 def resample(
     systems: Sequence[Sequence[Statistics]], resamples: int, *, progress: ProgressBar = silent
 ) -> list[list[list[Any]]]:
-    """sacrebleu's scores of every system in every metric, on the same `resamples` corpora drawn with replacement.
+    """Return sacrebleu's scores by system and metric on `resamples` corpora, drawn with replacement for all systems.
 
-    The draws are those of sacrebleu's bootstrap (Koehn, 2004), which sums in single precision: so sums are exact here,
-    and there up to 16.7 million.
+    The draws equal those in sacrebleu's bootstrap (Koehn, 2004). sacrebleu sums in single precision, which is exact up
+    to 16.7 million; here all sums are exact.
     """
     segments = len(systems[0][0].rows)
     generator = np.random.default_rng(seed())
@@ -131,15 +132,15 @@ def shuffle(
     *,
     progress: ProgressBar = silent,
 ) -> list[list[Numbers]]:
-    """How far two systems are apart when each segment's translations are swapped between them by chance.
+    """Return score differences to the baseline when each segment's translations are swapped at random.
 
-    For every system but the baseline, in every metric, the absolute differences of `trials` trials: the draws are those
-    of sacrebleu's approximate randomisation (Riezler and Maxwell, 2005).
+    These are, by system and metric, the absolute differences (trials,). The draws equal those in sacrebleu's
+    approximate randomisation (Riezler and Maxwell, 2005).
     """
     segments = len(baseline[0].rows)
     generator = np.random.default_rng(seed())
     found: list[list[list[float]]] = [[[] for _ in system] for system in systems]
-    # a trial moves the sum of the swapped segments' differences from one system to the other
+    # a trial moves the summed differences of the swapped segments from one system to the other
     gaps = [[one.rows - other.rows for one, other in zip(baseline, system, strict=True)] for system in systems]
     sums = [[each.rows.sum(axis=0) for each in system] for system in (baseline, *systems)]
     blocks = _blocks(trials, segments, WORD)
@@ -157,13 +158,13 @@ def shuffle(
 
 
 def seed() -> int | None:
-    """sacrebleu's seed: 12345, or what the environment says."""
+    """Return sacrebleu's seed: SACREBLEU_SEED, or 12345; None if it is "none"."""
     given = os.environ.get("SACREBLEU_SEED", "12345")
     return None if given.lower() == "none" else int(given)
 
 
 def _picked_sums(picked: NDArray[np.bool_], rows: Numbers) -> Numbers:
-    """The sums of the rows picked, (trials, numbers)."""
+    """Return the sums (trials, numbers) of the picked rows; `picked` is (trials, segments)."""
     step = max(BLOCK // len(picked), 1)
     starts = range(0, len(rows), step)
     return np.sum(
@@ -172,6 +173,6 @@ def _picked_sums(picked: NDArray[np.bool_], rows: Numbers) -> Numbers:
 
 
 def _blocks(times: int, segments: int, multiple: int) -> list[int]:
-    """How many of all draws come in each block."""
+    """Return the number of draws in each block."""
     size = max(min(BLOCK // segments, DRAWS) // multiple, 1) * multiple
     return [min(size, times - begin) for begin in range(0, times, size)]

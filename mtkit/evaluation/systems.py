@@ -1,4 +1,4 @@
-"""The files that several systems translated: found in run folders, read, and checked against each other."""
+"""Translation files of several systems: find them in run folders, read them, and check that they match."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from mtkit.stored import read_stored, stored
 
 @dataclass(frozen=True)
 class Translated:
-    """One system's translations of one side, and what belongs to them."""
+    """Files of one system's translations of one side."""
 
     system: str
     """Name of the system in tables."""
@@ -29,7 +29,7 @@ class Translated:
 
 @dataclass(frozen=True)
 class SystemTexts:
-    """The same segments by several systems, line by line."""
+    """Translations of the same segments by several systems, line by line."""
 
     hypotheses: list[list[str]]
     """Translations, one list per system."""
@@ -37,16 +37,16 @@ class SystemTexts:
     sources: list[str] | None
     directions: list[str] | None
     marked: list[Path]
-    """Files of translations and references that begin with a byte order mark, which is no text."""
+    """Translation and reference files that begin with a byte order mark."""
 
 
 def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[Translated]]:
-    """Every side's translations by every run, the runs in the order given.
+    """Return the translations by side, one item per run in the given order.
 
-    The sides are those of `names`, or all that the first run translated with its latest checkpoint that translated, in
-    the order in which they were finished; where there are several runs, those that the first translated by itself.
+    The sides are `names`. By default, they are the sides that the first run translated with the checkpoint of its
+    latest translation, in order of time; with several runs, translations by ensembles are ignored if there are others.
 
-    Raises: RunError where a run has no translations of a side, or damaged ones; the message names both.
+    Raises: RunError with the run and the side if a run has no translations of a side, or damaged ones.
     """
     labels = [run.folder.name for run in runs]
     if len({run.folder.resolve() for run in runs}) > len(set(labels)):
@@ -69,12 +69,12 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
 
 
 def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemTexts:
-    """What several systems translated, where all have the same references and sources.
+    """Read the files of several systems, and check that all have the same references and sources.
 
-    `sources` says that they are needed; they are compared wherever there are any.
+    `sources` makes the sources required; known sources are compared in any case.
 
-    Raises: DataError for files that cannot be read, are not equally long, or not the same for all systems; MtkitError
-    where sources are needed and not known.
+    Raises: DataError for files that cannot be read, differ in their number of lines, or differ between systems;
+    MtkitError if the sources are required but unknown.
     """
     first = files[0]
     marked: list[Path] = []
@@ -110,17 +110,17 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
 
 @stored
 class _Record(TypedDict):
-    """What is known of a side's translations."""
+    """Content of a side's record of translation."""
 
     finished: str
     checkpoint: NotRequired[str]
 
 
 class _TranslatedSide(NamedTuple):
-    """A side that a run has translated."""
+    """One side translated by a run."""
 
     finished: str
-    """Time at which the translation ended."""
+    """End time of the translation."""
     name: str
     checkpoint: str | None
     ensemble: bool
@@ -129,7 +129,7 @@ class _TranslatedSide(NamedTuple):
 
 
 def _translations(run: Run, label: str) -> dict[str, _TranslatedSide]:
-    """By name, in the order in which they were finished."""
+    """Return a run's translated sides by name, in order of time. Raises: RunError if there are none."""
     found: list[_TranslatedSide] = []
     for record in (run.folder / "translations").glob("*.json"):
         text, reference, source, direction = (
@@ -152,7 +152,7 @@ def _if_there(path: Path) -> Path | None:
 
 
 def _beside(hypothesis: Path, path: Path | None, lines: int) -> list[str] | None:
-    """A file with a line for each segment. Raises: DataError where it has more or fewer."""
+    """Read a file with one line per segment; None without a path. Raises: DataError if it has more or fewer lines."""
     if path is None:
         return None
     found = list(Lines(path))
@@ -161,7 +161,7 @@ def _beside(hypothesis: Path, path: Path | None, lines: int) -> list[str] | None
 
 
 def _same(firsts: Sequence[Path], others: Sequence[Path]) -> None:
-    """Raises: DataError where two systems' files differ."""
+    """Check that two systems' files are the same. Raises: DataError if not."""
     for first, other in zip(firsts, others, strict=True):
         if first == other or first.resolve() == other.resolve():
             continue

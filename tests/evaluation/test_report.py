@@ -67,7 +67,7 @@ def test_several_systems_are_shown_with_their_differences_and_signatures() -> No
     assert "p bootstrap" in head
     assert "direction" not in head
     assert [line.split()[-1] for line in signatures.split("\n")[1:]] == [BETTER.signature, WORSE.signature]
-    assert "two from one" in legend
+    assert "two minus one" in legend
 
 
 def test_directions_follow_all_of_them() -> None:

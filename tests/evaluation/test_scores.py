@@ -155,11 +155,11 @@ def test_metrics_are_one_name_or_any_that_can_be_gone_through() -> None:
     for given in ("BLEU", "bleu", (name for name in ["BLEU"]), {"BLEU"}):
         assert score_corpus(HYPOTHESES, [REFERENCES], metrics=given, bootstrap=0) == wanted
     for nothing in ([], iter(())):
-        with pytest.raises(MtkitError, match="no metric is named; name one or several of: BLEU, chrF, TER, exact"):
+        with pytest.raises(MtkitError, match="no metrics; choose one or several of: BLEU, chrF, TER, exact"):
             score_corpus(HYPOTHESES, [REFERENCES], metrics=nothing)
 
 
 @pytest.mark.parametrize("number", [1, -1])
 def test_resamples_that_give_no_interval_are_refused(number: int) -> None:
-    with pytest.raises(MtkitError, match=f"^bootstrap = {number} gives no interval; take 1000, or 0 for no intervals"):
+    with pytest.raises(MtkitError, match=f"^bootstrap = {number} gives no interval; set 1000, or 0 for no intervals"):
         score_corpus(HYPOTHESES, [REFERENCES], bootstrap=number)

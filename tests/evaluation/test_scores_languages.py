@@ -102,7 +102,7 @@ def test_bleu_of_words_that_are_none_is_doubted(tmp_path: Path) -> None:
     scores = score_corpus(wrong, [right], bootstrap=0)
     told = doubt(scores, wrong, [right])
     assert told is not None
-    assert told.startswith("BLEU 0.00 beside chrF ")
+    assert told.startswith("BLEU 0.00 but chrF ")
     for word in ("tokenizer 13a", "--tokenize", "scoring.tokenize", "--target-language"):
         assert word in told
     assert doubt(scores[1:], wrong, [right]) is None  # no BLEU was asked for
