@@ -1,4 +1,4 @@
-"""What is compared: one recipe for each mechanism, alike in all but the attention."""
+"""Recipes of a comparison: one per mechanism, which differ only in the attention."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,23 +10,23 @@ from mtkit.model.build import label_attention
 from mtkit.recipe import AttentionSettings, Recipe
 
 ALL = "all"
-"""Stands for every mechanism, `full` first."""
+"""Name that selects all mechanisms, `full` first."""
 
 
 def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) -> dict[str, Recipe]:
-    """For each mechanism the recipe with it in the roles that its paper gives it, and those options that it has.
+    """Return a recipe per mechanism: the mechanism in the roles of its paper, with the recipe's options that it has.
 
-    What the recipe says of attention besides its options does not count. The name ALL stands for all of them. `wanted`
-    are options that one of the mechanisms must have.
+    Of the recipe's attention settings, only the options are used. The name ALL selects all mechanisms. At least one
+    mechanism must have each option in `wanted`.
 
-    Raises: MtkitError for a name that is not there, an option that none of them has, a value that a mechanism refuses,
-    and a training without an end.
+    Raises: MtkitError for an unknown name, an option that no mechanism has, an invalid value of an option, and a
+    training without a limit.
     """
     training = recipe.training
     if not any((training.max_updates, training.max_epochs, training.max_minutes, training.patience)):
         raise MtkitError("the recipe's training has no limit; give --max-updates or --max-minutes")
     if not names:
-        raise MtkitError("no mechanism to compare; give their names, as in --attention full,longformer")
+        raise MtkitError("no mechanisms to compare; give their names, as in --attention full,longformer")
     if ALL in names:
         names = ["full", *mechanisms()]
     plain = {name: _with(recipe, name, {}) for name in dict.fromkeys(names)}
@@ -39,7 +39,7 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
         for key, value in recipe.attention.options.items():
             try:
                 label_attention(_with(recipe, name, {key: value}))
-            except OptionValueError:  # the mechanism has the option: to leave it out would compare something else
+            except OptionValueError:  # the mechanism has the option, so it must not be left out
                 raise
             except MtkitError as error:
                 refused.setdefault(key, []).append(error)
@@ -49,7 +49,7 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
     for key in wanted:
         errors = refused.get(key, [])
         if len(errors) == len(plain):
-            # the error with the nearest name says most
+            # the error that suggests a name is the most helpful
             raise max(errors, key=lambda error: "did you mean" in str(error))
     return found
 

@@ -1,9 +1,9 @@
-"""The folder of a comparison; it goes on where it was when it is opened again.
+"""The folder of a comparison, which can be resumed.
 
-settings.json           what all mechanisms have in common, and the options of each
+settings.json           settings of all mechanisms, and the options of each
 runs/longformer/        a run folder like any other: mtkit translate --run mtkit-compare/runs/longformer
-results/longformer.json written last: with it the mechanism is done, or is known to fail
-logs/longformer.log     what training and decoding had to say
+results/longformer.json written last: the mechanism's scores, or the reason why it failed
+logs/longformer.log     output of training and decoding
 compare.md, compare.json, compare.png, compare-speed.png
 """
 
@@ -20,18 +20,18 @@ from mtkit.recipe import Recipe, differences, make_recipe
 from mtkit.stored import Count, read_stored, stored
 
 FORMAT = 1
-"""Version of the folder's layout; a comparison of another one is refused."""
+"""Version of the folder's layout; other versions raise an error."""
 
 OUTPUTS = ("compare.md", "compare.json", "compare.png", "compare-speed.png")
-"""Names of the files for people."""
+"""Names of the output files."""
 
 OWN = {"attention", "promises"}
-"""What the mechanisms of a comparison do not share, and what does not change it."""
+"""Recipe sections that are not common to all mechanisms, or do not affect the comparison."""
 
 
 @stored
 class _Settings(TypedDict):
-    """Content of settings.json: what all mechanisms have in common."""
+    """Content of settings.json: the settings of all mechanisms."""
 
     format: int
     recipe: dict[str, Any]
@@ -88,32 +88,32 @@ _RESULT: Any = _Failed | _Scored
 
 
 class Folder:
-    """A comparison's folder, and what is done in it."""
+    """The folder of a comparison."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def run(self, name: str) -> Path:
-        """The run folder of a mechanism."""
+        """Return the run folder of a mechanism."""
         return inside(self.path, "runs", name)
 
     @property
     def logs(self) -> Path:
-        """The folder of the log files."""
+        """Folder of the log files."""
         return self.path / "logs"
 
     def log(self, name: str) -> Path:
-        """The log file of a mechanism's process."""
+        """Return the log file of a mechanism's process."""
         return inside(self.path, "logs", f"{name}.log")
 
     def outputs(self) -> list[Path]:
-        """The files for people: a table, the same as JSON, and two pictures."""
+        """Return the paths of the output files: a table, the same as JSON, and two plots."""
         return [inside(self.path, name) for name in OUTPUTS]
 
     def open(self, entries: Mapping[str, Recipe], prepared: Prepared, *, device: str, threads: int) -> None:
-        """Make the folder, or check that these mechanisms, on this data, belong to the comparison in it.
+        """Make the folder, or check that its comparison has the same settings and data; mechanisms may be added.
 
-        Raises: MtkitError listing what differs.
+        Raises: MtkitError with the settings that differ.
         """
         attentions = {name: recipe.attention.options for name, recipe in entries.items()}
         common = next(iter(entries.values())).model_dump(mode="json", exclude=OWN)
@@ -131,19 +131,19 @@ class Folder:
             if changed:
                 raise MtkitError(
                     f"the comparison in {self.path} was started with other settings ({'; '.join(changed)}); "
-                    "repeat them to resume it, or choose another --out"
+                    "use the same settings to resume it, or choose another --out"
                 )
             settings["attentions"] = before["attentions"] | attentions
         elif foreign := [each for each in ("runs", "results", "logs", *OUTPUTS) if (self.path / each).exists()]:
             raise MtkitError(
-                f"{self.path / foreign[0]} exists, and {self.path} is not the folder of a comparison: it has no "
+                f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison: it has no "
                 "settings.json; choose another --out"
             )
-        self.outputs()  # a link among them is said before the work
+        self.outputs()  # raises for a link before any work is done
         write_json(self._settings_path, settings)
 
     def settings(self) -> dict[str, Any]:
-        """settings.json. Raises: MtkitError where it is damaged or of another version."""
+        """Read settings.json. Raises: MtkitError if it is damaged or has another version."""
         if self._settings_path.exists():
             check_regular(self.path)
         settings = read_stored(self._settings_path, _Settings, "choose another --out", version=FORMAT)
@@ -151,7 +151,7 @@ class Folder:
         return {**settings, "recipe": recipe.model_dump(mode="json", exclude=OWN)}
 
     def recipe(self, name: str) -> Recipe:
-        """The whole recipe of a mechanism."""
+        """Return the complete recipe of a mechanism."""
         settings = self.settings()
         if name not in settings["attentions"]:
             raise MtkitError(f"{self._settings_path} has no mechanism {name}; choose another --out")
@@ -159,12 +159,12 @@ class Folder:
         return make_recipe(settings["recipe"] | {"attention": attention}, origin=str(self._settings_path))
 
     def result(self, name: str) -> dict[str, Any] | None:
-        """What a mechanism came to, or None where it is not done; a damaged file counts as not done."""
+        """Read the result of a mechanism; None if there is none or its file is damaged."""
         path = self._result_path(name)
         return _read(path) if path.exists() else None
 
     def results(self) -> list[dict[str, Any]]:
-        """Results of all mechanisms that are done or failed, with their options: best BLEU first, failures last."""
+        """Return all results, including failures, with the mechanisms' options: best BLEU first, failures last."""
         found = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
         options = self.settings()["attentions"] if self._settings_path.exists() else {}
         return sorted(
@@ -177,7 +177,7 @@ class Folder:
         write_json(self._result_path(name), {"attention": name, **result})
 
     def fail(self, name: str, reason: str) -> None:
-        """Write why a mechanism has no score; it is tried again when the comparison is typed again."""
+        """Write why a mechanism failed; the next run of the comparison tries it again."""
         self.keep(name, failed=" ".join(reason.split()))
 
     def forget(self, name: str) -> None:
@@ -194,16 +194,16 @@ class Folder:
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     there, here = ({**each, "recipe": {**each["recipe"], "data": None}} for each in (before, now))
-    # mechanisms may be added; those of both keep their options
+    # mechanisms may be added; the options of the others must be the same
     there["attentions"] = {name: there["attentions"].get(name, here["attentions"][name]) for name in here["attentions"]}
     same_data = there.pop("data") == here.pop("data")
     changed = [line.removeprefix("recipe.") for line in differences(there, here)]
-    return changed if same_data else [*changed, "the prepared data is another"]
+    return changed if same_data else [*changed, "the prepared data differs"]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A result; None where it is damaged: it is made again."""
+    """Read a result; None if it is damaged, so that it is computed again."""
     try:
-        return dict(read_stored(path, _RESULT, "it is made again"))
+        return dict(read_stored(path, _RESULT, "it is computed again"))
     except MtkitError:
         return None

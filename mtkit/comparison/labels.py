@@ -1,13 +1,13 @@
-"""Places for the labels of dots in a picture, so that no label lies on another or on a dot."""
+"""Label placement in a scatter plot: no label overlaps another label or a dot."""
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 DIRECTIONS = 24
-"""Around a dot, in which a label is tried at each distance."""
+"""Number of directions around a dot in which a label is tried at each distance."""
 NEAREST, STEP, RINGS = 9.0, 7.0, 60
-"""Distances from a dot to its label in pixels: the first, from one to the next, and their number."""
+"""Distances from a dot to its label: smallest and step in pixels, and their number."""
 
 
 class Box(NamedTuple):
@@ -19,7 +19,7 @@ class Box(NamedTuple):
     height: float
 
     def meets(self, other: "Box") -> bool:
-        """Whether the two have more than an edge in common."""
+        """Return whether the boxes overlap by more than an edge."""
         apart = (
             self.left >= other.left + other.width
             or other.left >= self.left + self.width
@@ -29,7 +29,7 @@ class Box(NamedTuple):
         return not apart
 
     def within(self, other: "Box") -> bool:
-        """Whether it lies inside the other."""
+        """Return whether this box lies inside the other."""
         return (
             self.left >= other.left
             and self.bottom >= other.bottom
@@ -41,10 +41,10 @@ class Box(NamedTuple):
 def label_places(
     dots: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box, radius: float
 ) -> list[Box]:
-    """A box of each size, near its dot and inside the frame, that meets no other box and no dot of that radius.
+    """Place a box for each label, near its dot and inside the frame, without overlap with other boxes and dots.
 
-    Dots in the thick of others come first, since they have the fewest places. A label for which there is none is put
-    beside its dot.
+    Sizes, `frame` and the `radius` of the dots are in pixels. The most crowded dots come first, because they have the
+    fewest free places. A label without a free place is put to the right of its dot.
     """
     discs = [Box(x - radius, y - radius, 2 * radius, 2 * radius) for x, y in dots]
     crowding = [sum(1 / (1 + math.dist(dot, other)) for other in dots) for dot in dots]
@@ -58,7 +58,7 @@ def label_places(
 
 
 def _around(dot: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
-    """Boxes around a dot, the nearest first; at each distance those to the right first."""
+    """Yield boxes around a dot, the nearest first; at each distance, boxes on the right first."""
     width, height = size
     turns = sorted(range(DIRECTIONS), key=lambda each: min(each, DIRECTIONS - each))
     for ring in range(RINGS):
@@ -66,5 +66,5 @@ def _around(dot: tuple[float, float], size: tuple[float, float]) -> Iterator[Box
         for turn in turns:
             angle = 2 * math.pi * turn / DIRECTIONS
             x, y = dot[0] + distance * math.cos(angle), dot[1] + distance * math.sin(angle)
-            # the box lies on the far side of the point
+            # the box lies on the side of (x, y) that is away from the dot
             yield Box(x - width * (1 - math.cos(angle)) / 2, y - height * (1 - math.sin(angle)) / 2, width, height)

@@ -1,4 +1,4 @@
-"""A picture of a comparison: BLEU with its confidence interval, and beside it the speed of training."""
+"""Bar charts of a comparison: BLEU with its confidence interval, and training speed."""
 
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,20 @@ from mtkit.files import writing
 
 BLEU, SPEED, FULL = "#1f77b4", "#2ca02c", "#444444"
 ROOM = 0.15
-"""Share of an axis kept free right of the longest bar, for its number."""
+"""Share of an axis to the right of the longest bar, for its number."""
 
 
 def draw_comparison(results: Results, path: Path) -> None:
-    """Draw the mechanisms that have a score as a PNG, the best on top; the row of `full` is dark.
+    """Draw the mechanisms that have a score as a PNG, with the best on top and `full` in a dark colour.
 
-    Raises: MtkitError where it cannot be written.
+    Raises: MtkitError if the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     scored = [each for each in results if "bleu" in each]
-    # a figure without pyplot: no window system, no state shared with the caller's own pictures
+    # without pyplot: no window system, and no state shared with the caller's figures
     figure = Figure(figsize=(12, 1.3 + 0.32 * max(len(scored), 2)), layout="constrained")
     bleu, speed = figure.subplots(1, 2, sharey=True)
     names = [row_name(each) for each in scored]
@@ -45,7 +45,7 @@ def draw_comparison(results: Results, path: Path) -> None:
 def _bars(
     axes: Any, names: list[str], values: list[float], color: str, labels: list[str], reaches: list[float]
 ) -> None:
-    """Bars from zero, each with its number right of it and of the `reaches` of its error bar."""
+    """Draw bars, each with its label to the right of its error bar, which extends by `reaches`."""
     colors = [FULL if name.split()[0] == "full" else color for name in names]
     axes.barh(range(len(names)), values, color=colors, alpha=0.85, height=0.7)
     longest = max((value + reach for value, reach in zip(values, reaches, strict=True)), default=0.0) or 1.0

@@ -1,4 +1,4 @@
-"""The processes of a comparison: one at a time, followed by its log, stopped when this one is told to stop."""
+"""Child processes of a comparison: run one at a time, show progress from its log, and forward stop signals."""
 
 import os
 import signal
@@ -16,13 +16,13 @@ LOOK_SECONDS = 0.5
 TAIL_BYTES = 4096
 
 Show = Callable[[str], object]
-"""Takes one line that says what goes on; it replaces the one before."""
+"""Function that shows one line of progress, which replaces the previous line."""
 
 
 def compare(folder: Folder, names: Sequence[str], *, show: Show, done: Callable[[str], object]) -> int | None:
-    """Train, translate with and score each mechanism that has no result yet; gives the signal that stopped it, or None.
+    """Train, translate and score each mechanism without a result. Return the signal that stopped it, or None.
 
-    `done` is called with the name of each mechanism that has just come to a result, or failed.
+    `done` is called with the name of each mechanism that has finished or failed.
     """
     with Children() as children:
         for number, name in enumerate(names, start=1):
@@ -40,11 +40,11 @@ def compare(folder: Folder, names: Sequence[str], *, show: Show, done: Callable[
 
 
 class Children:
-    """Runs one process after another; the signals that stop this one go to the one that runs."""
+    """Runs one child process at a time, and forwards SIGTERM and SIGINT to it."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The last signal that came, or None."""
+        """The last received signal, or None."""
         self._process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -61,7 +61,7 @@ class Children:
             self._process.wait()
 
     def run(self, folder: Folder, name: str, show: Show, *, title: str) -> int:
-        """One mechanism's process, to its end; `show` takes `title` and how far it is. Gives its exit status."""
+        """Run one mechanism's process, and show `title` and its progress. Return its exit status."""
         log = folder.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
@@ -69,7 +69,7 @@ class Children:
         root = str(Path(mtkit.__file__).parent.parent)
         paths = [root, os.environ.get("PYTHONPATH", "")]
         with log.open("ab") as output:
-            # in a session of its own Ctrl-C reaches it from here alone
+            # in a new session, it receives Ctrl-C only from this process
             self._process = subprocess.Popen(
                 # -P: without it, Python would import a torch.py of the current folder
                 [sys.executable, "-P", "-m", "mtkit.comparison.worker", str(folder.path), name],
@@ -79,7 +79,7 @@ class Children:
                 start_new_session=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
-        if self.signal is not None:  # it came before there was a process to pass it on to
+        if self.signal is not None:  # the signal came before the process was started
             self._process.terminate()
         try:
             while True:
@@ -98,7 +98,7 @@ class Children:
 
 
 def _last_step(log: Path, begin: int) -> str:
-    """What a log said last of how far it is: "update 150/1000  ETA 0:00:42", or "decoding"."""
+    """Return the last progress line of a log: "training, update 150/1000  ETA 0:00:42", or "decoding"."""
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").split("\n")[:-1]
@@ -114,4 +114,4 @@ def _ended(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
-    return f"was stopped by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"was stopped by {name}" + (", perhaps out of memory" if name == "SIGKILL" else "")

@@ -1,4 +1,4 @@
-"""A comparison for people, as a table on the terminal and in Markdown, and for programs, as JSON."""
+"""Output of a comparison: a table on the terminal or in Markdown, and JSON."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,24 @@ HEAD = (
     "parameters", "updates",
 )  # fmt: skip
 LEFT = frozenset({0, len(HEAD)})
-"""Columns aligned to the left: the name, and the note."""
+"""Left-aligned columns: name and note."""
 
 Results = Sequence[Mapping[str, Any]]
-"""As `Folder.results` gives them."""
+"""Results of `Folder.results`."""
 
 
 def table(settings: Mapping[str, Any], results: Results) -> str:
-    """The table with what all rows have in common above it."""
+    """Return the table, with the caption above it."""
     return "\n".join([caption(settings, results), "", tables.aligned(_rows(results), left=LEFT)])
 
 
 def markdown(settings: Mapping[str, Any], results: Results) -> str:
-    """The comparison as a Markdown table."""
+    """Return the caption and the table in Markdown."""
     return "\n".join([caption(settings, results), "", tables.markdown(_rows(results), left=LEFT), ""])
 
 
 def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:
-    """Settings and results, numbers unrounded, in the order of the table."""
+    """Return settings and results as a JSON object, with unrounded numbers, in the order of the table."""
     return {
         "mtkit": mtkit.__version__,
         "torch": torch.__version__,
@@ -43,12 +43,12 @@ def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:
 
 
 def row_name(result: Mapping[str, Any]) -> str:
-    """The mechanism with its options, as in `longformer window_radius=8`."""
+    """Return the mechanism with its options, as in `longformer window_radius=8`."""
     return " ".join([result["attention"], *(f"{key}={value}" for key, value in result.get("options", {}).items())])
 
 
 def caption(settings: Mapping[str, Any], results: Results) -> str:
-    """What all rows have in common, in one line."""
+    """Return the common settings of all rows in one line, with the first warning if there is one."""
     recipe = settings["recipe"]
     training, decoding = recipe["training"], recipe["decoding"]
     units = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
@@ -72,7 +72,7 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
 
 
 def _rows(results: Results) -> list[list[str]]:
-    """Head and cells; a column for the reasons of failures only where there is one."""
+    """Return head and cells; the column of notes only if a mechanism failed."""
     failures = any("failed" in each for each in results)
     rows = [[*HEAD, "note"]]
     for each in results:
@@ -98,7 +98,7 @@ def _rows(results: Results) -> list[list[str]]:
 
 
 def _precisions(results: Results) -> list[str]:
-    """What was trained in, with the names of the mechanisms where they differ; nothing where no result says so."""
+    """Return the precisions of training, with the names of the mechanisms if there are several precisions."""
     names: dict[str, list[str]] = {}
     for each in results:
         if precision := each.get("training", {}).get("precision"):

@@ -1,4 +1,4 @@
-"""A picture of a comparison: BLEU against decoding speed, a labelled dot per mechanism, coloured by family."""
+"""Scatter plot of a comparison: BLEU against decoding speed, a labelled dot per mechanism, coloured by family."""
 
 from pathlib import Path
 
@@ -21,18 +21,18 @@ COLORS = {
     "heads": "#c2478f",
     OTHERS: "#7f7f7f",
 }
-"""By family, in the order of the survey."""
+"""Colours by family, in the order of the survey."""
 DOT = 5.0
 """Radius of a dot in points."""
 DPI = 150
 BEST = 102.0
-"""BLEU that the scale of scores ends below."""
+"""BLEU at which the height of the logarithmic scale would be infinite."""
 TICKS = (99, 98, 95, 90, 85, 80, 75, 70, 60, 50, 40, 20, 0)
-"""Scores with a line of their own; of a picture between two of them matplotlib chooses others."""
+"""Ticks of the BLEU axis. If at most 3 of them are visible, matplotlib chooses the ticks."""
 
 
 def draw_scatter(results: Results, path: Path) -> None:
-    """Draw the mechanisms that have a score as a PNG. Raises: MtkitError where it cannot be written."""
+    """Draw the mechanisms that have a score as a PNG. Raises: MtkitError if the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -48,7 +48,7 @@ def draw_scatter(results: Results, path: Path) -> None:
         if chosen:
             places = [speeds[place] for place in chosen], [scores[place] for place in chosen]
             axes.scatter(*places, s=(2 * DOT) ** 2, color=color, label=family, alpha=0.9, linewidths=0)
-    # most mechanisms lie close together near the best score: what is missing to 100 is spread by its logarithm
+    # most scores are close to the best, so the axis is logarithmic in the distance to BEST
     axes.set_yscale("function", functions=(_missing, lambda each: BEST - np.exp(-each)))
     axes.set_xlabel("decoding speed, target tokens/s")
     axes.set_ylabel("BLEU")
@@ -63,7 +63,7 @@ def draw_scatter(results: Results, path: Path) -> None:
         inside = [each for each in TICKS if low < each < high]
         if len(inside) > 3:
             axes.set_yticks(inside)
-    canvas.draw()  # the layout is settled, so that pixels are final
+    canvas.draw()  # fixes the layout, so that pixel positions are final
     figure.set_layout_engine("none")
     texts = [axes.text(0, 0, row_name(each), fontsize=8) for each in scored]
     sizes = [(box.width, box.height) for box in (text.get_window_extent() for text in texts)]
@@ -85,5 +85,5 @@ def draw_scatter(results: Results, path: Path) -> None:
 
 
 def _missing(score: np.ndarray) -> np.ndarray:
-    """The height of scores in the picture."""
+    """Return the heights of scores (N,) on the axis."""
     return -np.log(np.maximum(BEST - score, 1e-3))

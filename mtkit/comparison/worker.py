@@ -1,7 +1,7 @@
-"""One mechanism of a comparison in a process of its own: trained, translated with and scored.
+"""Child process of a comparison, which trains, translates and scores one mechanism.
 
-`python -m mtkit.comparison.worker FOLDER NAME`, as `mtkit.comparison.process` starts it. A process for each mechanism
-makes its peak memory its own.
+`python -m mtkit.comparison.worker FOLDER NAME`, as `mtkit.comparison.process` starts it. Each mechanism has its own
+process, so that its peak memory can be measured.
 """
 
 import os
@@ -34,27 +34,27 @@ from mtkit.training.state.progress import Progress
 
 
 def main() -> int:
-    """Do the work; the exit status is 0 where there is a result, that of a failure included."""
+    """Run the mechanism and return the exit status: 0 if there is a result, even the result of a failure."""
     folder, name = Folder(Path(sys.argv[1])), sys.argv[2]
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     keep_freed_memory()
     torch.set_num_threads(folder.settings()["threads"])
     try:
-        # the process of a comparison that was just killed may still write its checkpoint: its log is locked until then
+        # the child of a killed comparison may still write its checkpoint: the lock waits until it has ended
         with FileLock(inside(folder.log(name).parent, f"{name}.lock")):
             return compare_one(folder, name)
     except MtkitError as error:
         folder.fail(name, str(error))
-    except Exception as error:  # one mechanism's bug is not to lose the others; its traceback is in the log
+    except Exception as error:  # one mechanism's bug must not stop the others; its traceback is in the log
         traceback.print_exc()
         folder.fail(name, f"{type(error).__name__}: {error}")
     return 0
 
 
 def compare_one(folder: Folder, name: str) -> int:
-    """Train, translate, score and keep the result; gives 128 + the number of a signal that stopped the training.
+    """Train, translate, score and write the result. Return 0, or 128 + the signal that stopped the training.
 
-    Raises: MtkitError and others as training and decoding do.
+    Raises: MtkitError and other errors of training and decoding.
     """
     recipe, settings = folder.recipe(name), folder.settings()
     prepared = open_prepared(recipe.data.folder)
@@ -69,7 +69,7 @@ def compare_one(folder: Folder, name: str) -> int:
     )
     cost = inside(folder.run(name), "cost.json")
     before = _peak_before(cost) if cost.exists() else 0
-    if outcome.trained or not cost.exists():  # a training that went on in several processes: the most of all
+    if outcome.trained or not cost.exists():  # after a resume: the maximum over all processes
         write_json(cost, {"peak_bytes": max(before, peak_bytes(device))})
     if outcome.signal is not None:
         return 128 + outcome.signal
@@ -92,7 +92,7 @@ def _peak_before(cost: Path) -> int:
 
 
 def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, Any]:
-    """Translate the test side with the recipe's settings; how well, how fast, and with how large a model."""
+    """Translate the test side with the recipe's settings. Return scores, speed and number of parameters."""
     recipe, side = run.recipe, held_out(prepared)
     translator = Translator([run], recipe.decoding, device=str(device), forks=True)
     found, speed, _ = translator.held_out(side, joined=True)
@@ -117,7 +117,7 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
 
 
 def _precision(run: Run, device: torch.device) -> str:
-    """What the run was trained in: with `auto`, what was measured where there was a choice."""
+    """Return the precision of the training; with `auto`, the measured choice if there was one."""
     return run.about.get("precision") or Precision(run.recipe.training.precision, device).name
 
 
@@ -132,7 +132,7 @@ def _training(progress: Progress, limit: str | None) -> dict[str, Any]:
 
 
 def _stop_without_parent() -> None:
-    """Standard input is a pipe whose other end the parent holds: where it closes, nobody waits for this any more."""
+    """Terminate this process when the parent ends: standard input is a pipe from the parent, which then closes."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

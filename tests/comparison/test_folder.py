@@ -47,7 +47,7 @@ def test_other_data_and_hardware_are_refused(tiny: Tiny, opened: Opened, prepare
     folder = opened(tiny(), "full")
     chosen = entries(tiny(), ["full"])
     other = dataclasses.replace(prepared, record=prepared.record | {"fingerprint": "other"})
-    with pytest.raises(MtkitError, match="prepared data is another"):
+    with pytest.raises(MtkitError, match="prepared data differs"):
         folder.open(chosen, other, device="cpu", threads=1)
     with pytest.raises(MtkitError, match="threads: 1 -> 2"):
         folder.open(chosen, prepared, device="cpu", threads=2)
@@ -103,7 +103,7 @@ def test_damaged_settings_are_named_and_damaged_results_are_made_again(tiny: Tin
 def test_files_of_the_user_stay(tiny: Tiny, prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / "compare.md").write_text("words")
     folder, chosen = Folder(tmp_path), entries(tiny(), ["full"])
-    with pytest.raises(MtkitError, match=r"compare\.md exists, and .* is not the folder of a comparison"):
+    with pytest.raises(MtkitError, match=r"compare\.md exists, but .* is not the folder of a comparison"):
         folder.open(chosen, prepared, device="cpu", threads=1)
     (tmp_path / "compare.md").rename(tmp_path / "theirs")
     (tmp_path / "logs").symlink_to(tmp_path)

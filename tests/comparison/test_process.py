@@ -54,7 +54,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is_tried_again(
     monkeypatch.setattr(process.Children, "run", record)
     compare(folder, ["full", "band", "linear"], show=lambda line: None, done=lambda name: None)
     assert asked == ["band", "linear"]
-    assert "SIGKILL, perhaps for want of memory" in (folder.result("linear") or {})["failed"]
+    assert "SIGKILL, perhaps out of memory" in (folder.result("linear") or {})["failed"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -66,6 +66,6 @@ def test_json_keeps_numbers_whole(tiny: Tiny, opened: Opened) -> None:
 
 def test_what_makes_the_scores_doubtful_is_said_once(tiny: Tiny, opened: Opened) -> None:
     settings = opened(tiny(), "full").settings()
-    results = [result("full", 1.0, doubt="BLEU 1.00 beside chrF 60"), result("band", 1.1, doubt="BLEU 1.10 beside 61")]
-    assert table(settings, results).count("beside") == 1
-    assert "full: BLEU 1.00 beside chrF 60" in caption(settings, results)
+    results = [result("full", 1.0, doubt="BLEU 1.00 but chrF 60"), result("band", 1.1, doubt="BLEU 1.10 but 61")]
+    assert table(settings, results).count(" but ") == 1
+    assert "full: BLEU 1.00 but chrF 60" in caption(settings, results)

@@ -55,7 +55,7 @@ def test_scores_in_words_that_are_not_told_apart_are_doubted(
     assert compare_one(folder, "full") == 0
     found = folder.result("full")
     assert found is not None
-    assert "its tokenizer 13a does not seem to fit the target text" in found["doubt"]
+    assert "the tokenizer 13a does not seem to fit the target text" in found["doubt"]
 
 
 def test_the_speed_of_training_leaves_validation_out(
