@@ -1,1 +1,1 @@
-"""One page about runs: what they are, how they learned, what they score, and where they look."""
+"""An HTML page about runs: settings, training curves, scores and attention."""

@@ -1,4 +1,4 @@
-"""What a report says of runs, gathered from their folders: settings, metrics, speeds, segments, attention."""
+"""Contents of a report, read from run folders: settings, segments and attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
 
 SHOWN = 5
-"""Segments of each kind that are shown."""
+"""Number of segments of each kind in a report."""
 WORDS = (8, 14)
-"""Words of the segment whose attention is shown, if there is one of these lengths."""
+"""Preferred minimum and maximum words of the segment whose attention is shown."""
 
 
 @dataclass(frozen=True)
 class ShownSegment:
-    """A segment with its translations by all systems, and their chrF."""
+    """A segment with its translations by all systems, and their chrF scores."""
 
     number: int
-    """Of its line, from 1."""
+    """Line number, from 1."""
     source: str | None
     reference: str
     translations: list[str]
@@ -40,20 +40,20 @@ class ShownSegment:
 
 @dataclass(frozen=True)
 class ShownAttention:
-    """The attention to the source of one run in one segment."""
+    """Cross attention of one run in one segment."""
 
     aligned: "Alignment"
     heads: Heads
     links: str
-    """In Pharaoh form."""
+    """Word alignment in Pharaoh format."""
     source: str
     translation: str
 
 
 def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Settings by dotted name with their value in each run: those that differ; all of a single run.
+    """Return the settings that differ between runs, as (dotted name, values by run); all settings of a single run.
 
-    An imported run has no settings of training: it was trained elsewhere.
+    An imported run has no training settings, because mtkit did not train it.
     """
     flat = [
         _flat(run.recipe.model_dump(mode="json", exclude={"training"} if imported_from(run) else None)) for run in runs
@@ -64,7 +64,7 @@ def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]:
-    """Segments of a side by kind: the best and the worst by chrF; of several systems, also where they are apart."""
+    """Return the worst and best segments by chrF and, of several systems, those whose chrF differs most."""
     texts = read_texts(files, sources=files[0].source is not None)
     (references,) = texts.references
     metric = make_metric("chrF")
@@ -78,19 +78,19 @@ def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]
     found = {"Worst segments": by_mean[:SHOWN], "Best segments": by_mean[::-1][:SHOWN]}
     if len(files) > 1:
         apart = sorted(known, key=lambda each: min(each.scores) - max(each.scores))
-        found = {"Where the runs are furthest apart": apart[:SHOWN], **found}
+        found = {"Segments with the largest difference between runs": apart[:SHOWN], **found}
     return found
 
 
 def differing(text: str, other: str) -> set[int]:
-    """The numbers of the words of a text that another text lacks in their place."""
+    """Return the indices of the words of `text` that have no match in `other`."""
     ours, theirs = words(text), words(other)
     same = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
     return set(range(len(ours))) - {place for block in same for place in range(block.a, block.a + block.size)}
 
 
 def sample_source(files: Translated) -> tuple[str, str | None] | None:
-    """A source of middling length whose attention is shown, and its direction; None where there are no sources."""
+    """Return the first source of a preferred length, else the shortest, and its direction; None without sources."""
     if files.source is None:
         return None
     lines = [*Lines(files.source)]
@@ -104,7 +104,7 @@ def sample_source(files: Translated) -> tuple[str, str | None] | None:
 
 
 def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttention | str:
-    """The attention of a run in its translation of a source; where there is none, why."""
+    """Return the attention of a run in its translation of a source, or the reason why there is none."""
     try:
         one = run.recipe.decoding.model_copy(update={"n_best": 1})
         translator = Translator([run], one)

@@ -1,4 +1,4 @@
-"""HTML from plain values: elements, tables, line charts, maps of attention. All text is escaped here."""
+"""HTML elements, tables, line charts and attention maps from plain values. All text is escaped."""
 
 from collections.abc import Sequence
 from html import escape
@@ -7,38 +7,38 @@ from math import floor, log10
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 420, 230, 46, 12, 24, 10
 TICKS = 4
 COLOURS = 6
-"""Runs that are told apart by colour; later ones take them again."""
+"""Number of run colours; with more runs, colours repeat."""
 
 Points = Sequence[tuple[float, float]]
 
 
 class Html(str):
-    """Markup that is done: it is not escaped again."""
+    """Finished markup, which is not escaped again."""
 
 
 def tag(name: str, *content: str, **attributes: object) -> Html:
-    """An element; text in it is escaped, `Html` is not. A trailing _ in the name of an attribute is left out."""
+    """Return an element; text in it is escaped, `Html` is not. A trailing _ of an attribute name is removed."""
     given = "".join(f' {key.rstrip("_")}="{escape(str(value))}"' for key, value in attributes.items())
     return Html(f"<{name}{given}>{text(*content)}</{name}>")
 
 
 def text(*content: str) -> Html:
-    """The contents one after another, escaped where they are not markup."""
+    """Concatenate the contents; text is escaped, `Html` is not."""
     return Html("".join(each if isinstance(each, Html) else escape(each) for each in content))
 
 
 def run_name(name: str, number: int) -> Html:
-    """The name of a run beside its colour."""
+    """Return the name of a run with its colour."""
     return tag("span", name, class_="run", style=colour(number))
 
 
 def colour(number: int) -> str:
-    """The style that gives an element the colour of a run."""
+    """Return the style attribute with the colour of a run."""
     return f"--run: var(--run{number % COLOURS})"
 
 
 def data_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
-    """A table of values, the first column to the left; columns without any cell are left out."""
+    """Return a table of values; empty columns are left out."""
     columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]
     head, *body = zip(*columns, strict=True)
     lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in body]
@@ -47,7 +47,7 @@ def data_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
 
 
 def line_chart(title: str, lines: Sequence[tuple[int, Points]], *, dots: bool) -> Html:
-    """A figure of lines, each with the number of its run; nothing if there are no points."""
+    """Return a line chart of (run number, points); empty if there are no points."""
     points = [point for _, line in lines for point in line]
     if not points:
         return Html()
@@ -86,7 +86,7 @@ def line_chart(title: str, lines: Sequence[tuple[int, Points]], *, dots: bool) -
 
 
 def attention_table(source: Sequence[str], target: Sequence[str], weights: Sequence[Sequence[float]]) -> Html:
-    """Weights, T rows of S, beside their pieces: the stronger the colour, the more attended."""
+    """Return a map of weights (T, S) with their pieces; larger weights have a stronger colour."""
     head = tag("thead", tag("tr", tag("td", style="border: 0"), *(tag("th", piece, dir="auto") for piece in source)))
     rows = [
         tag(
@@ -103,7 +103,7 @@ def attention_table(source: Sequence[str], target: Sequence[str], weights: Seque
 
 
 def small_map(title: str, weights: Sequence[Sequence[float]]) -> Html:
-    """The same without pieces, small."""
+    """Return a small map of weights (T, S) without pieces."""
     cells = [
         tag("rect", x=s, y=t, width=1, height=1, opacity=f"{weight:.2f}")
         for t, row in enumerate(weights)
@@ -116,12 +116,12 @@ def small_map(title: str, weights: Sequence[Sequence[float]]) -> Html:
 
 
 def _apart(piece: str) -> str:
-    """The piece between U+2068 and U+2069, so that its letters do not turn the line that it stands in around."""
+    """Isolate a piece with U+2068 and U+2069, so that right-to-left letters do not reorder the line."""
     return f"\u2068{piece}\u2069"
 
 
 def _step(span: float) -> float:
-    """A round step that divides a span into about TICKS parts."""
+    """Return a round step that divides a span into about TICKS parts."""
     rough = span / TICKS
     power = 10.0 ** floor(log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

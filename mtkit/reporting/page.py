@@ -1,4 +1,4 @@
-"""The page of a report: one file of HTML with its style and pictures inside, which asks the network for nothing."""
+"""The page of a report: one HTML file with inline style and plots, which makes no network requests."""
 
 import shlex
 from collections.abc import Collection, Sequence
@@ -41,15 +41,15 @@ from mtkit.training.report import read_metrics
 from mtkit.training.state.progress import Progress
 
 SURE = 0.05
-"""p-values below it are marked."""
+"""Significance level: smaller p-values are marked."""
 SMOOTHED = 200
-"""Points of a training curve, at most; each is the mean of its neighbours."""
+"""Maximum points of a training curve; a longer curve is averaged over groups of neighbours."""
 
 
 def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: ProgressBar = silent) -> str:
-    """The page on runs, the first of which is the baseline; `sides` are those to score, by default the latest ones.
+    """Return the HTML page of runs; the first run is the baseline. `sides` to score are by default the latest.
 
-    Raises: RunError where a run has no translations or is damaged; DataError where runs translated different text.
+    Raises: RunError if a run has no translations or is damaged; DataError if the runs translated different text.
     """
     files = run_sides(runs, sides)
     systems = [each.system for each in next(iter(files.values()))]
@@ -115,14 +115,14 @@ def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> 
     names = [each.name for each in side.overall.scores[0]]
     heads = ["run", *names, "updates", "training minutes", "training tokens/s", "decoding tokens/s"]
     heads += ["peak memory of training, MiB", "weights, MiB"]
-    about = f"Scores are those of {side.name}, {side.segments:,} segments. Training tokens/s are the median."
+    about = f"Scores on {side.name}, {side.segments:,} segments. Training tokens/s is the median."
     return text(data_table(heads, rows), tag("p", about, class_="soft"))
 
 
 def _progress(run: Run) -> Progress | None:
-    """Where its training stood at its last checkpoint: metrics have a row for every so many updates only.
+    """Return the training progress at the last checkpoint; metrics only have a row per `log_every` updates.
 
-    None for a run without that, such as an imported one.
+    None for a run without this checkpoint, such as an imported run.
     """
     try:
         return read_progress(run.checkpoint("last"))
@@ -153,7 +153,7 @@ def _curves(runs: Sequence[Run], systems: Sequence[str]) -> Html:
         return found
 
     def scores(measure: str) -> Html:
-        """A chart with a line for each run and signature: scores with different signatures are not comparable."""
+        """Return a chart with a line per run and signature; scores with different signatures are not comparable."""
         found = [(number, *line) for number, each in enumerate(rows) for line in score_lines(each, measure)]
         several = len({signature for _, signature, _ in found}) > 1
         title = f"Validation {SHOWN[measure]}" + (" (signatures differ: lines are not comparable)" if several else "")
@@ -177,7 +177,7 @@ def _smoothed(points: Sequence[tuple[float, float]]) -> Points:
 
 
 def _matrix(sides: Sequence[SideScores]) -> Html:
-    """The scores of many sides and directions."""
+    """Return the scores of many sides and directions as one table."""
     shown, files = matrix(sides), sides[0].files
     rows = [
         [*cells[:3], run_name(cells[3], number % len(files)) if cells[3] else "", *cells[4:]]
@@ -185,7 +185,7 @@ def _matrix(sides: Sequence[SideScores]) -> Html:
     ]
     parts = [tag("h2", "Scores"), data_table(["run" if head == "system" else head for head in shown.heads], rows)]
     if len(files) > 1:
-        about = f"Differences are those from {files[0].system}; * if all p of paired tests are below {SURE}."
+        about = f"Difference: the score minus the score of {files[0].system}; * if all p-values are below {SURE}."
         parts.append(tag("p", about, class_="soft"))
     listed = tag("pre", "\n".join("  ".join(filter(None, each)) for each in shown.signatures))
     return text(*parts, tag("details", tag("summary", "Signatures"), listed), *map(_lengths, sides))
@@ -205,18 +205,18 @@ def _scores(side: SideScores) -> Html:
     heads = ["metric", "run", "score", "95% interval", "difference", "p bootstrap", "p randomisation"]
     parts = [tag("h2", f"Scores of {side.name}"), data_table(heads, rows)]
     if len(side.files) > 1:
-        about = f"Differences are those from {side.files[0].system}; p is two-sided, * below {SURE}."
+        about = f"Difference: the score minus the score of {side.files[0].system}; p is two-sided, * below {SURE}."
         parts.append(tag("p", about, class_="soft"))
     listed = tag("pre", "\n".join(f"{name}  {signature}" for name, signature in signatures))
     parts.append(tag("details", tag("summary", "Signatures"), listed))
-    return text(*parts, tag("h3", "By the length of the source") if side.lengths else Html(), _by_length(side))
+    return text(*parts, tag("h3", "Scores by source length") if side.lengths else Html(), _by_length(side))
 
 
 def _lengths(side: SideScores) -> Html:
-    """A side's scores by the length of the source, folded."""
+    """Return the scores of a side by source length, folded."""
     if not side.lengths:
         return Html()
-    return tag("details", tag("summary", f"{side.name} by the length of the source"), _by_length(side))
+    return tag("details", tag("summary", f"{side.name} by source length"), _by_length(side))
 
 
 def _by_length(side: SideScores) -> Html:
@@ -251,8 +251,8 @@ def _segments(kinds: dict[str, list[ShownSegment]], systems: Sequence[str], side
         parts.append(tag("h3", title))
         parts += [_segment(each, systems) for each in segments]
     about = (
-        f"Segments of {side} by the chrF of each. "
-        "Words that differ from the reference are marked; those of the reference that a run lacks are underlined."
+        f"Segments of {side}, ordered by chrF. "
+        "Words that differ from the reference are marked; reference words that a run lacks are underlined."
     )
     return text(tag("h2", "Segments"), tag("p", about, class_="soft"), *parts)
 
@@ -271,7 +271,7 @@ def _segment(segment: ShownSegment, systems: Sequence[str]) -> Html:
 
 
 def _words(line: str, chosen: Collection[int], name: str, **attributes: str) -> Html:
-    """The line, its words of these numbers within an element."""
+    """Return the line with the words at the `chosen` indices inside elements."""
     spelt, end = list[str](), 0
     for place, (begin, word) in enumerate(zip(begins(line), words(line), strict=True)):
         spelt += [line[end:begin], tag(name, word, **attributes) if place in chosen else word]
@@ -306,13 +306,13 @@ def _attention(
             for head, weights in enumerate(each, start=1)
         ]
         parts.append(
-            tag("details", tag("summary", "Every layer and head to the source"), tag("div", *small, class_="heads"))
+            tag("details", tag("summary", "Cross attention by layer and head"), tag("div", *small, class_="heads"))
         )
     return text(*parts)
 
 
 def _commands(runs: Sequence[Run], systems: Sequence[str]) -> Html:
-    """The recorded commands of the trainings, and those that translate, score and report the same."""
+    """Return the recorded training commands, and the commands that translate, score and report the runs."""
     named = " ".join(f"--run {shlex.quote(str(run.folder))}" for run in runs)
     lines = [command for run in runs for command in run.about.get("commands", [])]
     lines += [f"mtkit translate --run {shlex.quote(str(run.folder))}" for run in runs]

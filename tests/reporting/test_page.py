@@ -90,7 +90,7 @@ def test_one_page_says_it_all(folder: Path) -> None:
         "1,234",
         "Validation BLEU",
         "p bootstrap",
-        "By the length",
+        "Scores by source length",
         "mtkit score",
     ):
         assert said in shown
@@ -129,7 +129,7 @@ def test_segments_are_ordered_by_what_they_show(folder: Path) -> None:
 
     files = run_sides([find_run(name="one"), find_run(name="two")], ["test"])["test"]
     kinds = shown_segments(files)
-    assert kinds["Where the runs are furthest apart"][0].number == 1
+    assert kinds["Segments with the largest difference between runs"][0].number == 1
     assert kinds["Best segments"][0].number == 1
     assert kinds["Best segments"][0].scores[1] == 100
 
@@ -200,4 +200,4 @@ def test_many_sides_are_one_table(folder: Path) -> None:
     shown = " ".join(tree.words)
     assert shown.count("95% interval") == 0
     assert shown.count("nrefs:") == 3
-    assert all(f"more-{number} by the length of the source" in shown for number in range(5))
+    assert all(f"more-{number} by source length" in shown for number in range(5))
