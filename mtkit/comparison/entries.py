@@ -29,12 +29,12 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
         raise MtkitError("no mechanisms to compare; give their names, as in --attention full,longformer")
     if ALL in names:
         names = ["full", *mechanisms()]
-    plain = {name: _with(recipe, name, {}) for name in dict.fromkeys(names)}
-    for each in plain.values():
-        label_attention(each)
+    defaults = {name: _with(recipe, name, {}) for name in dict.fromkeys(names)}
+    for entry in defaults.values():
+        label_attention(entry)
     refused: dict[str, list[MtkitError]] = {}
-    found = {}
-    for name in plain:
+    recipes = {}
+    for name in defaults:
         options = {}
         for key, value in recipe.attention.options.items():
             try:
@@ -45,13 +45,13 @@ def entries(recipe: Recipe, names: Sequence[str], wanted: Collection[str] = ()) 
                 refused.setdefault(key, []).append(error)
             else:
                 options[key] = value
-        found[name] = _with(recipe, name, options)
+        recipes[name] = _with(recipe, name, options)
     for key in wanted:
         errors = refused.get(key, [])
-        if len(errors) == len(plain):
+        if len(errors) == len(defaults):
             # the error that suggests a name is the most helpful
             raise max(errors, key=lambda error: "did you mean" in str(error))
-    return found
+    return recipes
 
 
 def _with(recipe: Recipe, name: str, options: Mapping[str, Any]) -> Recipe:

@@ -126,14 +126,14 @@ class Folder:
             "attentions": attentions,
         }
         if self._settings_path.exists():
-            before = self.settings()
-            changed = _changed(before, settings)
+            previous = self.settings()
+            changed = _changed(previous, settings)
             if changed:
                 raise MtkitError(
                     f"the comparison in {self.path} was started with other settings ({'; '.join(changed)}); "
                     "use the same settings to resume it, or choose another --out"
                 )
-            settings["attentions"] = before["attentions"] | attentions
+            settings["attentions"] = previous["attentions"] | attentions
         elif foreign := [each for each in ("runs", "results", "logs", *OUTPUTS) if (self.path / each).exists()]:
             raise MtkitError(
                 f"{self.path / foreign[0]} exists, but {self.path} is not the folder of a comparison: it has no "
@@ -165,10 +165,10 @@ class Folder:
 
     def results(self) -> list[dict[str, Any]]:
         """Return all results, including failures, with the mechanisms' options: best BLEU first, failures last."""
-        found = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
+        loaded = (_read(path) for path in sorted((self.path / "results").glob("*.json")))
         options = self.settings()["attentions"] if self._settings_path.exists() else {}
         return sorted(
-            ({**each, "options": options.get(each["attention"], {})} for each in found if each is not None),
+            ({**each, "options": options.get(each["attention"], {})} for each in loaded if each is not None),
             key=lambda each: -each["bleu"]["value"] if "bleu" in each else 1,
         )
 
@@ -192,12 +192,12 @@ class Folder:
         return inside(self.path, "results", f"{name}.json")
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    there, here = ({**each, "recipe": {**each["recipe"], "data": None}} for each in (before, now))
+def _changed(previous: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    old, new = ({**each, "recipe": {**each["recipe"], "data": None}} for each in (previous, now))
     # mechanisms may be added; the options of the others must be the same
-    there["attentions"] = {name: there["attentions"].get(name, here["attentions"][name]) for name in here["attentions"]}
-    same_data = there.pop("data") == here.pop("data")
-    changed = [line.removeprefix("recipe.") for line in differences(there, here)]
+    old["attentions"] = {name: old["attentions"].get(name, new["attentions"][name]) for name in new["attentions"]}
+    same_data = old.pop("data") == new.pop("data")
+    changed = [line.removeprefix("recipe.") for line in differences(old, new)]
     return changed if same_data else [*changed, "the prepared data differs"]
 
 

@@ -48,19 +48,19 @@ def label_places(
     """
     discs = [Box(x - radius, y - radius, 2 * radius, 2 * radius) for x, y in dots]
     crowding = [sum(1 / (1 + math.dist(dot, other)) for other in dots) for dot in dots]
-    found: dict[int, Box] = {}
-    for number in sorted(range(len(dots)), key=lambda each: -crowding[each]):
-        tried = list(_around(dots[number], sizes[number]))
-        taken = [*discs, *found.values()]
-        free = (box for box in tried if box.within(frame) and not any(box.meets(other) for other in taken))
-        found[number] = next(free, tried[0])
-    return [found[number] for number in range(len(dots))]
+    placed: dict[int, Box] = {}
+    for number in sorted(range(len(dots)), key=lambda index: -crowding[index]):
+        candidates = list(_around(dots[number], sizes[number]))
+        taken = [*discs, *placed.values()]
+        free = (box for box in candidates if box.within(frame) and not any(box.meets(other) for other in taken))
+        placed[number] = next(free, candidates[0])
+    return [placed[number] for number in range(len(dots))]
 
 
 def _around(dot: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
     """Yield boxes around a dot, the nearest first; at each distance, boxes on the right first."""
     width, height = size
-    turns = sorted(range(DIRECTIONS), key=lambda each: min(each, DIRECTIONS - each))
+    turns = sorted(range(DIRECTIONS), key=lambda index: min(index, DIRECTIONS - index))
     for ring in range(RINGS):
         distance = NEAREST + ring * STEP
         for turn in turns:

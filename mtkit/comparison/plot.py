@@ -20,18 +20,18 @@ def draw_comparison(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    scored = [each for each in results if "bleu" in each]
+    scored = [result for result in results if "bleu" in result]
     # without pyplot: no window system, and no state shared with the caller's figures
     figure = Figure(figsize=(12, 1.3 + 0.32 * max(len(scored), 2)), layout="constrained")
     bleu, speed = figure.subplots(1, 2, sharey=True)
-    names = [row_name(each) for each in scored]
-    values = [each["bleu"]["value"] for each in scored]
-    lows = [max(each["bleu"]["value"] - each["bleu"]["low"], 0.0) for each in scored]
-    highs = [max(each["bleu"]["high"] - each["bleu"]["value"], 0.0) for each in scored]
+    names = [row_name(result) for result in scored]
+    values = [result["bleu"]["value"] for result in scored]
+    lows = [max(result["bleu"]["value"] - result["bleu"]["low"], 0.0) for result in scored]
+    highs = [max(result["bleu"]["high"] - result["bleu"]["value"], 0.0) for result in scored]
     _bars(bleu, names, values, BLEU, [f"{value:.2f}" for value in values], highs)
     bleu.errorbar(values, range(len(names)), xerr=[lows, highs], fmt="none", ecolor="black", capsize=3, linewidth=1)
     bleu.set_title("BLEU with its 95% interval")
-    speeds = [each["training"]["tokens_per_second"] for each in scored]
+    speeds = [result["training"]["tokens_per_second"] for result in scored]
     _bars(speed, names, speeds, SPEED, [f"{value:,.0f}" for value in speeds], [0.0] * len(speeds))
     speed.set_title("training speed, target tokens/s")
     speed.xaxis.set_major_locator(MaxNLocator(4))

@@ -62,34 +62,34 @@ def caption(settings: Mapping[str, Any], results: Results) -> str:
         *_precisions(results),
         method,
         _hardware(settings),
-        *sorted({each["bleu"]["signature"] for each in results if "bleu" in each}),
+        *sorted({entry["bleu"]["signature"] for entry in results if "bleu" in entry}),
     ]
-    sides = {each["side"] for each in results if "side" in each}
+    sides = {entry["side"] for entry in results if "side" in entry}
     if sides == {"valid"}:
         parts.append("scored on the validation side")
-    doubts = [f"{each['attention']}: {each['doubt']}" for each in results if "doubt" in each]
+    doubts = [f"{entry['attention']}: {entry['doubt']}" for entry in results if "doubt" in entry]
     return "; ".join([", ".join(parts), *doubts[:1]])
 
 
 def _rows(results: Results) -> list[list[str]]:
     """Return head and cells; the column of notes only if a mechanism failed."""
-    failures = any("failed" in each for each in results)
+    failures = any("failed" in entry for entry in results)
     rows = [[*HEAD, "note"]]
-    for each in results:
-        if "failed" in each:
-            rows.append([row_name(each), *("-" * (len(HEAD) - 1)), f"failed: {each['failed']}"])
+    for entry in results:
+        if "failed" in entry:
+            rows.append([row_name(entry), *("-" * (len(HEAD) - 1)), f"failed: {entry['failed']}"])
             continue
-        bleu, training, decoding = each["bleu"], each["training"], each["decoding"]
+        bleu, training, decoding = entry["bleu"], entry["training"], entry["decoding"]
         rows.append(
             [
-                row_name(each),
+                row_name(entry),
                 f"{bleu['value']:.2f}",
                 f"{bleu['low']:.2f} to {bleu['high']:.2f}",
                 f"{training['tokens_per_second']:,.0f}",
                 f"{decoding['tokens_per_second']:,.0f}",
                 f"{decoding['segments_per_second']:,.1f}",
-                in_words(each["peak_bytes"]),
-                f"{each['parameters']:,}",
+                in_words(entry["peak_bytes"]),
+                f"{entry['parameters']:,}",
                 f"{training['updates']:,}",
                 "",
             ]
@@ -100,10 +100,10 @@ def _rows(results: Results) -> list[list[str]]:
 def _precisions(results: Results) -> list[str]:
     """Return the precisions of training, with the names of the mechanisms if there are several precisions."""
     names: dict[str, list[str]] = {}
-    for each in results:
-        if precision := each.get("training", {}).get("precision"):
-            names.setdefault(precision, []).append(each["attention"])
-    return [f"{each} ({', '.join(names[each])})" if len(names) > 1 else each for each in sorted(names)]
+    for entry in results:
+        if precision := entry.get("training", {}).get("precision"):
+            names.setdefault(precision, []).append(entry["attention"])
+    return [f"{entry} ({', '.join(names[entry])})" if len(names) > 1 else entry for entry in sorted(names)]
 
 
 def _hardware(settings: Mapping[str, Any]) -> str:

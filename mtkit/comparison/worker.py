@@ -68,9 +68,9 @@ def compare_one(folder: Folder, name: str) -> int:
         say=lambda line: print(line, flush=True),
     )
     cost = inside(folder.run(name), "cost.json")
-    before = _peak_before(cost) if cost.exists() else 0
+    previous_peak = _peak_before(cost) if cost.exists() else 0
     if outcome.trained or not cost.exists():  # after a resume: the maximum over all processes
-        write_json(cost, {"peak_bytes": max(before, peak_bytes(device))})
+        write_json(cost, {"peak_bytes": max(previous_peak, peak_bytes(device))})
     if outcome.signal is not None:
         return 128 + outcome.signal
     print("decoding", flush=True)
@@ -95,8 +95,8 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
     """Translate the test side with the recipe's settings. Return scores, speed and number of parameters."""
     recipe, side = run.recipe, held_out(prepared)
     translator = Translator([run], recipe.decoding, device=str(device), forks=True)
-    found, speed, _ = translator.held_out(side, joined=True)
-    hypotheses, references = [each[0].text for each in found], [side.references]
+    translations, speed, _ = translator.held_out(side, joined=True)
+    hypotheses, references = [candidates[0].text for candidates in translations], [side.references]
     (bleu,) = score_corpus(
         hypotheses,
         references,
@@ -105,9 +105,9 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
         lowercase=recipe.scoring.lowercase,
         languages=side.target_languages,
     )
-    told = doubt([bleu], hypotheses, references)
+    warning = doubt([bleu], hypotheses, references)
     return {
-        **({} if told is None else {"doubt": told}),
+        **({} if warning is None else {"doubt": warning}),
         "bleu": {"value": bleu.value, "low": bleu.low, "high": bleu.high, "signature": bleu.signature},
         "side": side.name,
         "checkpoint": translator.about["checkpoint"],

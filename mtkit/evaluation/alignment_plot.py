@@ -113,19 +113,19 @@ def _families(pieces: Sequence[str]) -> list[str]:
     from matplotlib import font_manager
 
     families = [OWN_FONT]
-    lacking = set("".join(pieces))
-    lacking -= _letters(font_manager.findfont(OWN_FONT), lacking)
-    if lacking:
+    missing = set("".join(pieces))
+    missing -= _letters(font_manager.findfont(OWN_FONT), missing)
+    if missing:
         _add_new_fonts()
     for font in sorted(font_manager.fontManager.ttflist, key=lambda each: each.name):
-        if not lacking:
+        if not missing:
             break
-        if font.name in families or any(part in font.name for part in BOXES) or not _letters(font.fname, lacking):
+        if font.name in families or any(part in font.name for part in BOXES) or not _letters(font.fname, missing):
             continue
         # matplotlib draws text in the regular font of a family, which may have fewer letters
-        if found := _letters(font_manager.findfont(font.name), lacking):
+        if covered := _letters(font_manager.findfont(font.name), missing):
             families.append(font.name)
-            lacking -= found
+            missing -= covered
     return families
 
 
@@ -133,9 +133,9 @@ def _add_new_fonts() -> None:
     """Add the fonts that were installed after matplotlib stored its font list, which it never updates."""
     from matplotlib import font_manager
 
-    known = {font.fname for font in font_manager.fontManager.ttflist}
+    paths = {font.fname for font in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
-        if path not in known:
+        if path not in paths:
             with suppress(Exception):  # a damaged font: matplotlib ignores any error of a font too
                 font_manager.fontManager.addfont(path)
 

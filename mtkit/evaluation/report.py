@@ -98,12 +98,12 @@ def _short(difference: Difference | None) -> str:
 
 def side_text(side: SideScores) -> str:
     """Return a block of text for one side: files, and scores by system, direction and source length."""
-    alone = len(side.files) == 1
-    if alone and not side.directions:
+    is_single = len(side.files) == 1
+    if is_single and not side.directions:
         parts = [table(side.overall.scores[0])]
     else:
         parts = [_comparison_table(side), _signatures(side.overall)]
-    if not alone:
+    if not is_single:
         names = ", ".join(each.system for each in side.files[1:])
         parts.append(f"difference: {names} minus {side.files[0].system}; p is two-sided, * below {SURE}")
     if side.lengths:

@@ -58,11 +58,11 @@ def score_side(
     named_metrics(metrics, tokenize=tokenize)  # raises for unknown names before files are read
     texts = read_texts(files, sources=lengths)
     segments = len(texts.hypotheses[0])
-    ways = [None] * segments if texts.directions is None else [languages_of(each)[1] for each in texts.directions]
-    languages, kinds = told_apart(ways if language is None else [language] * segments)
-    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
-    chosen = named_metrics(metrics, languages, **how)
-    bleu = named_metrics(["BLEU"], languages, **how) if lengths else []
+    targets = [None] * segments if texts.directions is None else [languages_of(each)[1] for each in texts.directions]
+    languages, kinds = told_apart(targets if language is None else [language] * segments)
+    options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
+    chosen = named_metrics(metrics, languages, **options)
+    bleu = named_metrics(["BLEU"], languages, **options) if lengths else []
     systems = [gather(chosen, each, texts.references, kinds=kinds, progress=progress) for each in texts.hypotheses]
     rows = []
     if texts.sources is not None:
@@ -77,27 +77,27 @@ def score_side(
             picked = all_directions == direction
             part = [[each.of(picked) for each in system] for system in systems]
             by_direction[direction] = int(picked.sum()), compare_systems(part, tests=tests, progress=progress)
-    written = {str(each.hypothesis): lines for each, lines in zip(files, texts.hypotheses, strict=True)}
-    written |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
+    lines_by_path = {str(each.hypothesis): lines for each, lines in zip(files, texts.hypotheses, strict=True)}
+    lines_by_path |= {str(path): lines for path, lines in zip(files[0].references, texts.references, strict=True)}
     overall = compare_systems(systems, tests=tests, progress=progress)
-    asked = any(name == "BLEU" for name, _ in chosen)
-    notes = [missing_tokenizer(languages, tokenize) if asked else None]
+    has_bleu = any(name == "BLEU" for name, _ in chosen)
+    notes = [missing_tokenizer(languages, tokenize) if has_bleu else None]
     notes += [
         f"{path} begins with a byte order mark, which mtkit skips; the sacrebleu command counts it as text"
         for path in texts.marked
     ]
-    for path, lines in written.items():
+    for path, lines in lines_by_path.items():
         if _looks_tokenised(lines):
             notes.append(f"lines of {path} end in ' .' as tokenised text does; BLEU expects detokenised text")
-    if asked and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
+    if has_bleu and (place := _without_words(texts.references, languages, kinds, tokenize)) is not None:
         notes.append(
             f"{files[0].references[place]} has no spaces between words, so BLEU's tokenizer 13a counts phrases as "
             "words; name the language (--target-language zh) or the tokenizer (--tokenize zh)"
         )
     else:
         for each, scores, hypotheses in zip(files, overall.scores, texts.hypotheses, strict=True):
-            told = doubt(scores, hypotheses, texts.references)
-            notes.append(told and f"{each.hypothesis}: {told}")
+            warning = doubt(scores, hypotheses, texts.references)
+            notes.append(warning and f"{each.hypothesis}: {warning}")
     return SideScores(
         name,
         list(files),

@@ -72,11 +72,11 @@ def compare_systems(
     distances = shuffle(baseline, others, trials, progress=progress) if others and "randomisation" in tests else None
     differences = []
     for system in range(1, len(systems)):
-        found = []
+        system_differences = []
         for number, statistics in enumerate(baseline):
             first, second = scores[0][number], scores[system][number]
             distance = abs(first.value - second.value)
-            found.append(
+            system_differences.append(
                 Difference(
                     first.name,
                     second.value - first.value,
@@ -89,7 +89,7 @@ def compare_systems(
                     ),
                 )
             )
-        differences.append(found)
+        differences.append(system_differences)
     return Comparison(scores, differences)
 
 

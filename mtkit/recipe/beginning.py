@@ -18,18 +18,18 @@ def with_beginning(given: Mapping[str, Any], begun: Path | None = None) -> dict[
     inherited if no mechanism is set. If there is no such run, the settings do not change.
     """
     settings, training = dict(given), given.get("training")
-    named = training.get("init_from") if isinstance(training, Mapping) else None
-    path = (begun or run_folder_of(Path(str(named)))) / "recipe.yaml"
-    if named is None or not path.is_file():
+    run_name = training.get("init_from") if isinstance(training, Mapping) else None
+    path = (begun or run_folder_of(Path(str(run_name)))) / "recipe.yaml"
+    if run_name is None or not path.is_file():
         return settings  # the caller raises when it opens the run
     model, attention = given.get("model") or {}, given.get("attention") or {}
     options: Any = attention.get("options", {}) if isinstance(attention, Mapping) else None
-    if not all(isinstance(each, Mapping) for each in (model, attention, options)):
+    if not all(isinstance(section, Mapping) for section in (model, attention, options)):
         return settings  # make_recipe raises
-    theirs = read_settings(path)
+    inherited = read_settings(path)
     if "preset" not in given:
-        settings["model"] = {**theirs.get("model", {}), **model}
+        settings["model"] = {**inherited.get("model", {}), **model}
     if all(attention.get(role) is None for role in ROLES):
-        options = {**theirs.get("attention", {}).get("options", {}), **options}
-        settings["attention"] = {**theirs.get("attention", {}), "options": options}
+        options = {**inherited.get("attention", {}).get("options", {}), **options}
+        settings["attention"] = {**inherited.get("attention", {}), "options": options}
     return settings

@@ -27,12 +27,12 @@ def shipped_recipes() -> dict[str, Path]:
 
 def shipped_recipe(name: str) -> Path:
     """Return the path of a recipe that comes with mtkit. Raises: RecipeError with the nearest name if it is unknown."""
-    known = shipped_recipes()
-    if name not in known:
+    paths = shipped_recipes()
+    if name not in paths:
         raise RecipeError(
-            f"no recipe {shown(name)} comes with mtkit{did_you_mean(name, list(known))}; there are: {', '.join(known)}"
+            f"no recipe {shown(name)} comes with mtkit{did_you_mean(name, list(paths))}; there are: {', '.join(paths)}"
         )
-    return known[name]
+    return paths[name]
 
 
 def find_recipe(path: Path) -> Path:

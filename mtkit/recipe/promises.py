@@ -42,10 +42,10 @@ class Promise:
 
 def promise(text: str) -> Promise:
     """Parse a promise. Raises: ValueError if the text has another form."""
-    found = re.fullmatch(_FORM, text)
-    if found is None:
+    match = re.fullmatch(_FORM, text)
+    if match is None:
         raise ValueError(f"cannot understand the promise {shown(text)}; write it as {EXAMPLE}")
-    metric, sign, bound, side, minutes = found.groups()
+    metric, sign, bound, side, minutes = match.groups()
     return Promise(text, metric, side, float(bound), sign == "<=", None if minutes is None else float(minutes))
 
 
@@ -56,7 +56,7 @@ def due_after(promises: Sequence[Promise], minutes: float | None) -> list[Promis
     """
     if minutes is None:
         return list(promises)
-    return [each for each in promises if (each.minutes or 0) <= minutes] or list(promises[:1])
+    return [item for item in promises if (item.minutes or 0) <= minutes] or list(promises[:1])
 
 
 def _understood(text: str) -> str:

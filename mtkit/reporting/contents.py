@@ -68,25 +68,25 @@ def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]
     texts = read_texts(files, sources=files[0].source is not None)
     (references,) = texts.references
     metric = make_metric("chrF")
-    known = []
+    segments = []
     for number, (reference, *translations) in enumerate(zip(references, *texts.hypotheses, strict=True)):
         if reference.strip():
             scores = [float(metric.sentence_score(each, [reference]).score) for each in translations]
             source = None if texts.sources is None else texts.sources[number]
-            known.append(ShownSegment(number + 1, source, reference, translations, scores))
-    by_mean = sorted(known, key=lambda each: sum(each.scores))
-    found = {"Worst segments": by_mean[:SHOWN], "Best segments": by_mean[::-1][:SHOWN]}
+            segments.append(ShownSegment(number + 1, source, reference, translations, scores))
+    by_mean = sorted(segments, key=lambda each: sum(each.scores))
+    kinds = {"Worst segments": by_mean[:SHOWN], "Best segments": by_mean[::-1][:SHOWN]}
     if len(files) > 1:
-        apart = sorted(known, key=lambda each: min(each.scores) - max(each.scores))
-        found = {"Segments with the largest difference between runs": apart[:SHOWN], **found}
-    return found
+        by_difference = sorted(segments, key=lambda each: min(each.scores) - max(each.scores))
+        kinds = {"Segments with the largest difference between runs": by_difference[:SHOWN], **kinds}
+    return kinds
 
 
 def differing(text: str, other: str) -> set[int]:
     """Return the indices of the words of `text` that have no match in `other`."""
     ours, theirs = words(text), words(other)
-    same = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
-    return set(range(len(ours))) - {place for block in same for place in range(block.a, block.a + block.size)}
+    matches = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    return set(range(len(ours))) - {place for block in matches for place in range(block.a, block.a + block.size)}
 
 
 def sample_source(files: Translated) -> tuple[str, str | None] | None:
@@ -94,13 +94,13 @@ def sample_source(files: Translated) -> tuple[str, str | None] | None:
     if files.source is None:
         return None
     lines = [*Lines(files.source)]
-    ways = None if files.direction is None else [*Lines(files.direction)]
+    directions = None if files.direction is None else [*Lines(files.direction)]
     real = [number for number, line in enumerate(lines) if line.strip()]
     fitting = [number for number in real if WORDS[0] <= len(words(lines[number])) <= WORDS[1]]
     if not real:
         return None
     number = (fitting or sorted(real, key=lambda each: len(lines[each])))[0]
-    return lines[number], None if ways is None else ways[number]
+    return lines[number], None if directions is None else directions[number]
 
 
 def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttention | str:

@@ -18,13 +18,13 @@ class Html(str):
 
 def tag(name: str, *content: str, **attributes: object) -> Html:
     """Return an element; text in it is escaped, `Html` is not. A trailing _ of an attribute name is removed."""
-    given = "".join(f' {key.rstrip("_")}="{escape(str(value))}"' for key, value in attributes.items())
-    return Html(f"<{name}{given}>{text(*content)}</{name}>")
+    pairs = "".join(f' {key.rstrip("_")}="{escape(str(value))}"' for key, value in attributes.items())
+    return Html(f"<{name}{pairs}>{text(*content)}</{name}>")
 
 
 def text(*content: str) -> Html:
     """Concatenate the contents; text is escaped, `Html` is not."""
-    return Html("".join(each if isinstance(each, Html) else escape(each) for each in content))
+    return Html("".join(item if isinstance(item, Html) else escape(item) for item in content))
 
 
 def run_name(name: str, number: int) -> Html:
@@ -42,7 +42,7 @@ def data_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     columns = [column for column in zip(heads, *rows, strict=True) if any(column[1:])]
     head, *body = zip(*columns, strict=True)
     lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in body]
-    inner = tag("thead", tag("tr", *(tag("th", each) for each in head))) + tag("tbody", *lines)
+    inner = tag("thead", tag("tr", *(tag("th", item) for item in head))) + tag("tbody", *lines)
     return tag("div", tag("table", Html(inner), class_="data"), class_="scroll")
 
 

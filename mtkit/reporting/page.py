@@ -313,9 +313,9 @@ def _attention(
 
 def _commands(runs: Sequence[Run], systems: Sequence[str]) -> Html:
     """Return the recorded training commands, and the commands that translate, score and report the runs."""
-    named = " ".join(f"--run {shlex.quote(str(run.folder))}" for run in runs)
+    run_options = " ".join(f"--run {shlex.quote(str(run.folder))}" for run in runs)
     lines = [command for run in runs for command in run.about.get("commands", [])]
     lines += [f"mtkit translate --run {shlex.quote(str(run.folder))}" for run in runs]
-    lines += [f"mtkit score {named} --by-length"]
+    lines += [f"mtkit score {run_options} --by-length"]
     lines += ["mtkit report " + " ".join(shlex.quote(str(run.folder)) for run in runs)]
     return text(tag("h2", "Commands"), tag("pre", tag("code", "\n".join(lines))))
