@@ -51,7 +51,7 @@ def score_corpus(
     languages: Sequence[str] | None = None,
     progress: ProgressBar = silent,
 ) -> list[Score]:
-    """Score hypotheses against one or several references per segment; scores equal those of the sacrebleu command.
+    """Score hypotheses against one or several references per segment, with the results of the sacrebleu command.
 
     `references` holds lists as long as `hypotheses`. `bootstrap` is the number of resamples (Koehn, 2004) whose
     percentiles are the confidence intervals, 0 for no intervals; the seed is fixed. Exact match is a share of segments,
