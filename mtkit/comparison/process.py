@@ -65,7 +65,7 @@ class Children:
         log = folder.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
-        begin = log.stat().st_size
+        offset = log.stat().st_size
         root = str(Path(mtkit.__file__).parent.parent)
         paths = [root, os.environ.get("PYTHONPATH", "")]
         with log.open("ab") as output:
@@ -86,7 +86,7 @@ class Children:
                 try:
                     return self._process.wait(LOOK_SECONDS)
                 except subprocess.TimeoutExpired:
-                    show(title + _last_step(log, begin))
+                    show(title + _last_step(log, offset))
         finally:
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -97,10 +97,10 @@ class Children:
             self._process.send_signal(number)
 
 
-def _last_step(log: Path, begin: int) -> str:
+def _last_step(log: Path, offset: int) -> str:
     """Return the last progress line of a log: "training, update 150/1000  ETA 0:00:42", or "decoding"."""
     with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - TAIL_BYTES))
+        file.seek(max(offset, log.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").split("\n")[:-1]
     for line in reversed(lines):
         if line == "decoding":

@@ -41,10 +41,10 @@ def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: St
     lengths = np.array([len(words(source)) for source in sources])
     rows = []
     for least, most in [(0, 0), *zip([1, *(each + 1 for each in UPPER)], [*UPPER, None], strict=True)]:
-        chosen = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
-        if segments := int(chosen.sum()):
-            scores = {each.name: float(each.result(chosen).score) for each in statistics}
-            tokens = bleu.result(chosen)
+        in_bucket = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
+        if segments := int(in_bucket.sum()):
+            scores = {each.name: float(each.result(in_bucket).score) for each in statistics}
+            tokens = bleu.result(in_bucket)
             ratio = tokens.sys_len / tokens.ref_len if tokens.ref_len else None
             rows.append(LengthRow(least, most, segments, scores, ratio))
     return rows

@@ -59,22 +59,22 @@ def make_metric(name: str, *, language: str | None = None, tokenize: str | None 
 @cache
 def installed_tokenizer(language: str | None) -> str:
     """Return BLEU's tokenizer for the language, or `char` if its dictionary is not installed."""
-    wanted = bleu_tokenizer(language)
+    tokenizer = bleu_tokenizer(language)
     try:
-        BLEU(tokenize=wanted)
+        BLEU(tokenize=tokenizer)
     except (ImportError, RuntimeError):
         return "char"
-    return wanted
+    return tokenizer
 
 
 def missing_tokenizer(languages: Iterable[str | None], tokenize: str | None = None) -> str | None:
     """Return a note on the first language whose tokenizer is not installed; None if all are or `tokenize` is set."""
     for language in languages:
-        wanted = bleu_tokenizer(language)
-        if tokenize is None and installed_tokenizer(language) != wanted:
-            extra = wanted.partition("-")[0]
+        tokenizer = bleu_tokenizer(language)
+        if tokenize is None and installed_tokenizer(language) != tokenizer:
+            extra = tokenizer.partition("-")[0]
             return (
-                f"BLEU counts characters in {language}: its tokenizer {wanted} is not installed; "
+                f"BLEU counts characters in {language}: its tokenizer {tokenizer} is not installed; "
                 f"pip install 'sacrebleu[{extra}]'"
             )
     return None

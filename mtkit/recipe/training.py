@@ -12,9 +12,9 @@ Target = Literal["query", "key", "value", "output", "feed_forward"]
 BestBy = Literal["bleu", "chrf", "loss", "exact", "ter"]
 
 
-def _listed(given: Any) -> Any:
+def _listed(names: Any) -> Any:
     """Return a list unchanged, and wrap a single name in a list."""
-    return [given] if isinstance(given, str) else given
+    return [names] if isinstance(names, str) else names
 
 
 class LoraSettings(Settings):
