@@ -1,6 +1,18 @@
 """Attention mechanisms behind one contract; everything that a user's own code calls is here."""
 
-from mtkit.attention.contract import ROLES, Attended, Attention, Site, State, reorder
+from mtkit.attention.contract import ROLES, Attended, Attention, Beginning, Inputs, Site, State, reorder
 from mtkit.attention.registry import Mechanism, build, mechanisms
 
-__all__ = ["ROLES", "Attended", "Attention", "Mechanism", "Site", "State", "build", "mechanisms", "reorder"]
+__all__ = [
+    "ROLES",
+    "Attended",
+    "Attention",
+    "Beginning",
+    "Inputs",
+    "Mechanism",
+    "Site",
+    "State",
+    "build",
+    "mechanisms",
+    "reorder",
+]

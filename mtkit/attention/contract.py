@@ -5,13 +5,14 @@ K width of one head, N hypotheses of a segment.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from mtkit.attention.empty import with_padded_memory, with_padding
+from mtkit.errors import MtkitError
 
 ROLES = ("encoder", "decoder", "cross")
 
@@ -54,6 +55,43 @@ class Site:
         return self.role == "decoder"
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of `forward`, or of a `step` (query, carry and need_weights), as `Attention.forward` says."""
+
+    query: Tensor
+    memory: Tensor | None = None
+    query_valid: Tensor | None = None
+    memory_valid: Tensor | None = None
+    carry: Any = None
+    memory_carry: Any = None
+    task: Tensor | None = None
+    need_weights: bool = False
+
+    @property
+    def context(self) -> Tensor:
+        """The tokens that keys and values are made from: the memory, in the self roles the query."""
+        return self.query if self.memory is None else self.memory
+
+    @property
+    def context_valid(self) -> Tensor | None:
+        """Which tokens of the context are real, (B, S), or None if all are."""
+        return self.query_valid if self.memory is None else self.memory_valid
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The arguments of `start`."""
+
+    batch_size: int
+    memory: Tensor | None = None
+    memory_valid: Tensor | None = None
+    hypotheses: int = 1
+    carry: Any = None
+    memory_carry: Any = None
+    task: Tensor | None = None
+
+
 @dataclass
 class Attended:
     """The result of one call of an attention."""
@@ -77,6 +115,15 @@ class Attention(nn.Module):
 
     A mechanism is a subclass in a file of its own under a family's folder. Its constructor takes the `Site` and, as
     keyword-only arguments, its options, whose defaults are legal in every role it declares (None: as the role needs).
+
+    Callers use the module itself, `start` and `step`, whose signatures are the same for all mechanisms. These pack
+    their arguments into one object and call the methods that a mechanism defines:
+
+    - `attend(inputs)`, for whole sequences, in every role;
+    - `begin(inputs)` and `advance(inputs, state)`, for decoding, in the decoder and cross roles.
+
+    A mechanism that extends one of these calls it with the same object, or with a changed copy (`dataclasses.replace`).
+    `attend` and `begin` never get an empty batch, query or memory: `forward` and `start` give a row of padding instead.
     """
 
     roles: ClassVar[frozenset[str]]
@@ -112,13 +159,6 @@ class Attention(nn.Module):
     longest: int | None = None
     """Maximum sequence length T; None where there is no limit."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Have `forward` and `start` of every mechanism take empty inputs (`mtkit.attention.empty`)."""
-        super().__init_subclass__(**options)
-        for name, padding in (("forward", with_padding), ("start", with_padded_memory)):
-            if name in cls.__dict__:
-                setattr(cls, name, padding(cls.__dict__[name]))
-
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site = site
@@ -140,9 +180,12 @@ class Attention(nn.Module):
         query (B, T, D); memory (B, S, D), None in the self roles; query_valid (B, T) and memory_valid (B, S) are True
         where there is a real token, None where all are. `carry` comes from the layer below of this stack,
         `memory_carry` from the encoder's last layer; task (B,) integers are read only by mechanisms conditioned on one.
-        Callers may give B, T or S of 0: the `forward` and `start` that a mechanism defines do not get such inputs.
+        B, T and S may be 0.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no forward, which all roles need")
+        inputs = Inputs(query, memory, query_valid, memory_valid, carry, memory_carry, task, need_weights)
+        if query.shape[0] and query.shape[1] and (memory is None or memory.shape[1]):
+            return self.attend(inputs)
+        return _cut(self.attend(_padded(inputs)), inputs)
 
     def start(
         self,
@@ -155,8 +198,16 @@ class Attention(nn.Module):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """The state before the first step, and the carry for the next layer's `start`; decoder and cross roles."""
-        raise NotImplementedError(f"{type(self).__name__} has no start, which the decoder and cross roles need")
+        """The state before the first step, and the carry for the next layer's `start`; decoder and cross roles.
+
+        Raises: MtkitError if there is no segment or no hypothesis.
+        """
+        for name, count in (("batch_size", batch_size), ("hypotheses", hypotheses)):
+            if count < 1:
+                raise MtkitError(f"{name} = {count} must be at least 1 to start decoding")
+        if memory is not None and not memory.shape[1]:
+            memory, memory_valid = _with_a_row(memory, memory_valid)
+        return self.begin(Beginning(batch_size, memory, memory_valid, hypotheses, carry, memory_carry, task))
 
     def step(
         self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
@@ -165,7 +216,19 @@ class Attention(nn.Module):
 
         The given state is consumed: its tensors may be written in place. Callers continue with the returned state.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no step, which the decoder and cross roles need")
+        return self.advance(Inputs(query, carry=carry, need_weights=need_weights), state)
+
+    def attend(self, inputs: Inputs) -> Attended:
+        """What `forward` gives, for inputs with at least one segment, query and key."""
+        raise NotImplementedError(f"{type(self).__name__} has no attend, which all roles need")
+
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
+        """What `start` gives, for a memory of at least one token."""
+        raise NotImplementedError(f"{type(self).__name__} has no begin, which the decoder and cross roles need")
+
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """What `step` gives, for inputs that hold the query (B, N, D), the carry and need_weights."""
+        raise NotImplementedError(f"{type(self).__name__} has no advance, which the decoder and cross roles need")
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Called after each optimiser update, for what changes between updates: redraws, decays, moving statistics."""
@@ -178,6 +241,45 @@ class Attention(nn.Module):
         own = self.state_dict()
         fitting = {name: value for name, value in full_state.items() if name in own and own[name].shape == value.shape}
         self.load_state_dict(fitting, strict=False)
+
+
+def _padded(inputs: Inputs) -> Inputs:
+    """The inputs with one row of padding in the place of each axis of size 0.
+
+    A memory without tokens is then a memory of padding, for which every mechanism gives zero before `out_proj`.
+    """
+    (query, query_valid), memory, memory_valid = _with_a_row(inputs.query, inputs.query_valid), None, None
+    if inputs.memory is not None:
+        memory, memory_valid = _with_a_row(inputs.memory, inputs.memory_valid)
+    task = None if inputs.task is None else F.pad(inputs.task, (0, len(query) - len(inputs.query)))
+    return replace(inputs, query=query, query_valid=query_valid, memory=memory, memory_valid=memory_valid, task=task)
+
+
+def _with_a_row(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Tokens (B, T, D) with one row of padding for each axis of size 0, and which of them are real, (B, T)."""
+    batch, length = tokens.shape[:2]
+    if batch and length:
+        return tokens, valid
+    more = (0, 1 - min(length, 1), 0, 1 - min(batch, 1))
+    real = torch.ones(batch, length, dtype=torch.bool, device=tokens.device) if valid is None else valid
+    return F.pad(tokens, (0, 0, *more)), F.pad(real, more)
+
+
+def _cut(attended: Attended, inputs: Inputs) -> Attended:
+    """The result for padded inputs without the rows of padding.
+
+    The carry keeps them, because the attention of the next layer gets inputs that are padded in the same way. Losses
+    are zero if there is no token.
+    """
+    (batch, length), keys = inputs.query.shape[:2], inputs.context.shape[1]
+    attended.output = attended.output[:batch, :length]
+    if attended.weights is not None:
+        attended.weights = attended.weights[:batch, :, :length, :keys]
+    if attended.log_prob is not None:
+        attended.log_prob = attended.log_prob[:batch]
+    if not (batch and length):
+        attended.losses = {name: 0.0 * loss for name, loss in attended.losses.items()}
+    return attended
 
 
 def unrounded_parts(model: nn.Module) -> set[nn.Module]:

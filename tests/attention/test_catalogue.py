@@ -65,9 +65,9 @@ def test_a_mechanism_without_a_method_says_which_and_who_needs_it() -> None:
         pass
 
     mine, x = Mine(Site("decoder", 8, 2)), torch.zeros(1, 2, 8)
-    with pytest.raises(NotImplementedError, match=r"^Mine has no forward, which all roles need$"):
+    with pytest.raises(NotImplementedError, match=r"^Mine has no attend, which all roles need$"):
         mine(x)
-    with pytest.raises(NotImplementedError, match=r"^Mine has no start, which the decoder and cross roles need$"):
+    with pytest.raises(NotImplementedError, match=r"^Mine has no begin, which the decoder and cross roles need$"):
         mine.start(1)
-    with pytest.raises(NotImplementedError, match=r"^Mine has no step, which the decoder and cross roles need$"):
+    with pytest.raises(NotImplementedError, match=r"^Mine has no advance, which the decoder and cross roles need$"):
         mine.step(x, {})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site
+from mtkit.attention import Attended, Attention, Inputs, Site
 from tests.contract.cases import Case, each, small, steps
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 
@@ -81,7 +81,8 @@ class Shifted(Attention):
         super().__init__(site)
         self.ahead = ahead
 
-    def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+    def attend(self, inputs: Inputs) -> Attended:
+        query = inputs.query
         if self.ahead == "value":
             return Attended(query.roll(-1, dims=1))
         if self.ahead == "selection":  # whether a row is kept depends on its rank among all
@@ -100,8 +101,8 @@ def test_the_check_catches_a_query_read_against_the_word() -> None:
     class Denied(Attention):
         reads_query = False
 
-        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
-            return Attended(query)
+        def attend(self, inputs: Inputs) -> Attended:
+            return Attended(inputs.query)
 
     with pytest.raises(AssertionError, match="read its query"):
         check_causal(Stack([Denied(Site("cross", 32, 4))]), tokens(2, 13), None, [5])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site, mechanisms
+from mtkit.attention import Attended, Attention, Inputs, Site, mechanisms
 from mtkit.attention.engines.heads import feature_attention
 from mtkit.attention.registry import Mechanism
 from tests.contract.cases import Case, each, steps
@@ -147,9 +147,9 @@ def test_a_step_costs_at_position_256_what_it_costs_at_64(case: Case) -> None:
 class Scores(Attention):
     """Holds the scores of all pairs; declared linear, the check must catch it."""
 
-    def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
-        scores = query @ query.transpose(1, 2)
-        return Attended(scores.softmax(dim=-1) @ query * self.scale)
+    def attend(self, inputs: Inputs) -> Attended:
+        scores = inputs.query @ inputs.query.transpose(1, 2)
+        return Attended(scores.softmax(dim=-1) @ inputs.query * self.scale)
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site
+from mtkit.attention import Attended, Attention, Inputs, Site
 from tests.contract.cases import Case, each, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 
@@ -61,7 +61,8 @@ def test_the_check_catches_a_difference(wrong: str) -> None:
         def naive(self, query: Tensor, *_: object, **__: object) -> Attended:
             return Attended(query * 2)
 
-        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
+        def attend(self, inputs: Inputs) -> Attended:
+            query = inputs.query
             return Attended(query * 2.000001 if wrong == "output" else query + query.detach())
 
     with pytest.raises(AssertionError, match=wrong):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site
+from mtkit.attention import Attended, Attention, Inputs, Site
 from tests.contract.cases import Case, each, small, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 
@@ -91,8 +91,8 @@ def test_a_segment_of_padding_alone_gives_no_nan(case: Case) -> None:
 
 def test_the_check_catches_a_mean_over_padding() -> None:
     class Mean(Attention):
-        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
-            return Attended(query.mean(dim=1, keepdim=True).expand_as(query))
+        def attend(self, inputs: Inputs) -> Attended:
+            return Attended(inputs.query.mean(dim=1, keepdim=True).expand_as(inputs.query))
 
     with pytest.raises(AssertionError, match="of padding"):
         check_padding(Stack([Mean(Site("encoder", 32, 4))]), tokens(2, 7), [1])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site, State, reorder
+from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State, reorder
 from tests.contract.cases import Case, each, small, steps, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
 
@@ -123,14 +123,14 @@ def test_the_check_catches_a_state_that_ignores_reorder() -> None:
     class Total(Attention):
         """A running sum; its state lies where `reorder` takes it for the segment's."""
 
-        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
-            return Attended(query.cumsum(dim=1))
+        def attend(self, inputs: Inputs) -> Attended:
+            return Attended(inputs.query.cumsum(dim=1))
 
-        def start(self, batch_size: int, *_: object, hypotheses: int = 1, **__: object) -> tuple[State, None]:  # type: ignore[override]
-            return {"shared": {"total": torch.zeros(batch_size, hypotheses, 32)}}, None
+        def begin(self, inputs: Beginning) -> tuple[State, None]:
+            return {"shared": {"total": torch.zeros(inputs.batch_size, inputs.hypotheses, 32)}}, None
 
-        def step(self, query: Tensor, state: State, **_: object) -> tuple[Attended, State]:  # type: ignore[override]
-            total = state["shared"]["total"] + query
+        def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+            total = state["shared"]["total"] + inputs.query
             return Attended(total), {"shared": {"total": total}}
 
     stack = Stack([Total(Site("decoder", 32, 4))])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site, State
+from mtkit.attention import Attended, Attention, Beginning, Inputs, Site, State
 from mtkit.errors import MtkitError
 from tests.contract.cases import Case, each, plain, small, steps, valid_mask
 from tests.contract.stack import Stack, apart, make, memory_for, tokens
@@ -83,17 +83,19 @@ class Scaled(Attention):
         super().__init__(Site("decoder", 32, 4))
         self.fault = fault
 
-    def forward(self, query: Tensor, *_: object, task: Tensor, **__: object) -> Attended:  # type: ignore[override]
+    def attend(self, inputs: Inputs) -> Attended:
+        query, task = inputs.query, inputs.task
+        assert task is not None
         if self.fault == "mixed":
             task = task[:1].expand_as(task)
         return Attended(query if self.fault == "unread" else query * (1 + task[:, None, None]))
 
-    def start(  # type: ignore[override]
-        self, batch_size: int, *_: object, task: Tensor, **__: object
-    ) -> tuple[State, None]:
-        return {"shared": {"task": task}} if self.fault != "kept" else {"task": task.tolist()}, None
+    def begin(self, inputs: Beginning) -> tuple[State, None]:
+        assert inputs.task is not None
+        return {"shared": {"task": inputs.task}} if self.fault != "kept" else {"task": inputs.task.tolist()}, None
 
-    def step(self, query: Tensor, state: State, **_: object) -> tuple[Attended, State]:  # type: ignore[override]
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        query = inputs.query
         task = torch.as_tensor(state["task"]) if self.fault == "kept" else state["shared"]["task"]
         return Attended(query * (1 + task[: len(query), None, None])), state
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention import Attended, Attention, Site, State
+from mtkit.attention import Attended, Attention, Inputs, Site, State
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.recipe import ModelSettings
@@ -21,8 +21,8 @@ class Mine(Attention):
         super().__init__(Site(role, 8, 2))
         self.given = given
 
-    def forward(self, query: Tensor, memory: Tensor | None = None, **_: Any) -> Attended:
-        found = self.given(query)
+    def attend(self, inputs: Inputs) -> Attended:
+        found = self.given(inputs.query)
         assert found is None or isinstance(found, Attended | Tensor)
         return found  # type: ignore[return-value]
 
@@ -56,15 +56,12 @@ class Carrying(Attention):
         super().__init__(Site(role, 8, 2, layer=layer))
         self.noted = noted
 
-    def attended(self, query: Tensor, carry: Any) -> Attended:
-        self.noted.append((self.site.role, self.site.layer, carry))
-        return Attended(query, carry=(self.site.role, self.site.layer))
+    def attend(self, inputs: Inputs) -> Attended:
+        self.noted.append((self.site.role, self.site.layer, inputs.carry))
+        return Attended(inputs.query, carry=(self.site.role, self.site.layer))
 
-    def forward(self, query: Tensor, *_: Any, carry: Any = None, **__: Any) -> Attended:  # type: ignore[override]
-        return self.attended(query, carry)
-
-    def step(self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False) -> Any:
-        return self.attended(query, carry), state
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        return self.attend(inputs), state
 
 
 def test_each_attention_gets_what_the_same_one_of_the_layer_below_carries() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.compressed._hamming import HammingClusters, cluster_means
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread
@@ -52,22 +52,11 @@ class ClusteredQueries(HeadAttention):
         """The weights (n,) of one query (K,) in a cluster of this mean (K,), over keys (n, K)."""
         raise NotImplementedError
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Attention by clusters, which padding is not in."""
-        q, k, v = self.exact_queries_keys_values(query)
-        heads = self.attended(q, k, v, query_valid)
-        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
+        q, k, v = self.exact_queries_keys_values(inputs.query)
+        heads = self.attended(q, k, v, inputs.query_valid)
+        return Attended(self.joined(heads), losses=self.losses(heads, v, None, inputs.query_valid))
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Draws new planes for training."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.compressed._sparsity import Samples, earlier_larger, spikiness
-from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
 from mtkit.attention.engines.cache.step_cache import append, picked, start_cache, written
@@ -67,20 +67,10 @@ class Informer(HeadAttention):
         super().__init__(site)
         self.samples = Samples(site.heads, factor, random_key(site.seed, ROLES.index(site.role), site.layer))
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Active queries are gathered and attend; every query then reads its row, or the mean."""
-        q, k, v = self.exact_queries_keys_values(query)
+        query_valid = inputs.query_valid
+        q, k, v = self.exact_queries_keys_values(inputs.query)
         active = as_first(self._active(q.detach(), k.detach(), query_valid), 2)
         if self.site.causal and not self._branches(active):
             keys, values = (spread(x.type_as(v), self.site.heads) for x in (k, v))
@@ -91,34 +81,23 @@ class Informer(HeadAttention):
             rows = _at_own(self._attend_past(q.type_as(v), k.type_as(v), v, active), active)
             others = prefix_means(v)
         else:
-            place = _places(active, self.samples.most(query.shape[1]))
+            place = _places(active, self.samples.most(inputs.query.shape[1]))
             how = {"scale": self.scale, "valid": query_valid, "dropout": self.dropout}
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
             rows, others = _at_own(heads, active), _mean(v, query_valid)
         heads = torch.where(active.unsqueeze(-1), rows, spread(others, self.site.heads).type_as(v))
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache, the sum of no values, and the measures of no queries."""
         like = self.q_proj.weight
-        state = start_cache(batch_size, hypotheses, like, **self.cache_shapes)
-        past = start_cache(batch_size, hypotheses, like, measures=(self.site.heads, 1))
+        state = start_cache(inputs.batch_size, inputs.hypotheses, like, **self.cache_shapes)
+        past = start_cache(inputs.batch_size, inputs.hypotheses, like, measures=(self.site.heads, 1))
         return {**state, "past": past, "sums": start_sums("values")}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis samples its keys, is ranked among those before it, and may attend."""
+        query = inputs.query
         here = torch.full((1,), state["count"], device=query.device)
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.exact_queries_keys_values(tokens, here))

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.attention.options import OneOf, Positive
@@ -56,54 +56,31 @@ class Linformer(HeadAttention):
         self.key_slots = self._slots(keys, rank) if owns else None  # E
         self.value_slots = self._slots(values, rank) if share in ("none", "head") else None  # F
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """softmax(Q (E K)^T / sqrt(K)) F V. Raises: MtkitError where S is more than `longest`."""
-        key_slots, value_slots = self._matrices(carry)
-        k, v = self._rows(query if memory is None else memory, query_valid if memory is None else memory_valid)
+        key_slots, value_slots = self._matrices(inputs.carry)
+        k, v = self._rows(inputs.context, inputs.context_valid)
         heads, _ = attend(
-            self.queries(query),
+            self.queries(inputs.query),
             _mixed(key_slots, k),
             _mixed(value_slots, v),
             scale=self.scale,
             dropout=self.dropout,
         )
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(heads), carry=self._carried(key_slots), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The slots of the source, shared by all hypotheses."""
-        assert memory is not None  # the cross role is the only one that steps
-        key_slots, value_slots = self._matrices(carry)
-        k, v = self._rows(memory, memory_valid)
+        assert inputs.memory is not None  # the cross role is the only one that steps
+        key_slots, value_slots = self._matrices(inputs.carry)
+        k, v = self._rows(inputs.memory, inputs.memory_valid)
         shared = {"keys": _mixed(key_slots, k), "values": _mixed(value_slots, v)}
         return {"shared": shared}, self._carried(key_slots)
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(rank)."""
-        q = self.queries(query).transpose(1, 2)  # (B, N, H, K)
+        q = self.queries(inputs.query).transpose(1, 2)  # (B, N, H, K)
         heads, _ = attend_step(q, state["shared"]["keys"], state["shared"]["values"], scale=self.scale)
         return Attended(self.joined(heads.transpose(1, 2))), state
 

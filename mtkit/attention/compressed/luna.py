@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.cache.running_sums import add_rows, start_sums
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
@@ -105,62 +105,42 @@ class Luna(HeadAttention):
         owns = site.layer == 0 or not self.carries
         self.seeds = nn.Parameter(_seeds(length, width)) if owns else None
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Packs and unpacks, in a decoder at every position the tokens up to it; carries the packed memory.
 
         Raises: MtkitError above the first layer where a carried memory is missing.
         """
-        packed = self._memory(len(query), carry, memory_carry)
+        query = inputs.query
+        packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
         if self.site.causal:
             heads, v = self._causal(query, packed)
-            losses = self.losses(heads, v, None, query_valid)
+            losses = self.losses(heads, v, None, inputs.query_valid)
             return Attended(self.joined(heads), carry=self._carried(packed), losses=losses)
-        context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows, _ = attend(self._packed_queries(packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout)
         packed, keys, values = self._unpackable(packed, rows)
         seen = self._seen(packed, context, valid)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(heads), carry=self._carried(packed), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The queries of the fixed memory, and sums over no tokens; in the cross role the packed source."""
-        packed = self._memory(batch_size, carry, memory_carry)
+        memory = inputs.memory
+        packed = self._memory(inputs.batch_size, inputs.carry, inputs.memory_carry)
         asks = self._packed_queries(packed)
         if memory is not None:
             k, v = self.keys_values(memory)
-            rows, _ = attend(asks, k, v, scale=self.scale, valid=memory_valid)
+            rows, _ = attend(asks, k, v, scale=self.scale, valid=inputs.memory_valid)
             packed, keys, values = self._unpackable(packed, rows)
-            shared = {"keys": keys, "values": values, "seen": self._seen(packed, memory, memory_valid)}
+            shared = {"keys": keys, "values": values, "seen": self._seen(packed, memory, inputs.memory_valid)}
             return {"shared": shared}, self._carried(packed)
         return {"shared": {"asks": asks}, **start_sums("keys", "values")}, self._carried(packed)
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(l K) per head, at any position."""
+        query = inputs.query
         if "asks" not in state["shared"]:
             shared = state["shared"]
             q, seen = self.queries(query).transpose(1, 2), shared["seen"]

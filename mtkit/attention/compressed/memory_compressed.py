@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.spans import Pool, Spans, convolution, pooled, spans_seen, spans_valid
 from mtkit.attention.engines.cache.open_span import append_row, start_spans
 from mtkit.attention.engines.cache.step_cache import append, written
@@ -79,57 +79,36 @@ class MemoryCompressed(HeadAttention):
             self.null_key = nn.Parameter(torch.zeros(p.key_heads, p.key_width))
             self.null_value = nn.Parameter(torch.zeros(p.value_heads, p.value_width))
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """softmax(Q conv(K)^T / sqrt(K)) conv(V)."""
-        valid = query_valid if memory is None else memory_valid
-        q, (k, v) = self.queries(query), self.keys_values(query if memory is None else memory)
+        valid = inputs.context_valid
+        q, (k, v) = self.queries(inputs.query), self.keys_values(inputs.context)
         keys, values = (pooled(x, self.spans, self.pools[name], valid) for name, x in (("keys", k), ("values", v)))
         if self.site.causal:
             heads = self._causal(q, *self._with_first(k, v, keys, values))
         else:
             there = None if valid is None else spans_valid(valid, self.spans)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=there, dropout=self.dropout)
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(heads), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No blocks yet, the learned pair apart; in the cross role the compressed source, for all hypotheses."""
-        if memory is not None:
-            rows = zip(("keys", "values"), self.keys_values(memory), strict=True)
+        memory_valid = inputs.memory_valid
+        if inputs.memory is not None:
+            rows = zip(("keys", "values"), self.keys_values(inputs.memory), strict=True)
             shared = {name: pooled(x, self.spans, self.pools[name], memory_valid) for name, x in rows}
             there = None if memory_valid is None else spans_valid(memory_valid, self.spans)
             return {"shared": {**shared, "valid": there}}, None
-        state = start_spans(batch_size, hypotheses, self.q_proj.weight, rows=self.cache_shapes)
+        state = start_spans(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, rows=self.cache_shapes)
         if self.first == "null":
-            k, v = (x.expand(batch_size, hypotheses, -1, -1) for x in (self.null_key, self.null_value))
+            k, v = (x.expand(inputs.batch_size, inputs.hypotheses, -1, -1) for x in (self.null_key, self.null_value))
             state["spans"] = append(state["spans"], keys=k, values=v)
         return {**state, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same for the newest token of each hypothesis, over the blocks that have ended."""
+        query = inputs.query
         visible = None
         if self.site.role == "cross":
             q, blocks = self.queries(query).transpose(1, 2), state["shared"]

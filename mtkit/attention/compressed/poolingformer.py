@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.listed import attend_listed
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.blocks.spans import Pool, Spans, mean, pooled, span_lists, spans_valid
@@ -106,20 +106,10 @@ class Poolingformer(PatternAttention):
         """|i - j| <= r1, of the first level."""
         return (i - j).abs() <= self.radius
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Y + Z: the window's attention, and that to the pooled spans of Y."""
-        first = super().forward(query, query_valid=query_valid)
+        query_valid = inputs.query_valid
+        first = super().attend(replace(inputs, need_weights=False))
         second, y = self.pooled, first.output
         q, k, v = second.queries_keys_values(y)
         keys, values = (
@@ -133,32 +123,21 @@ class Poolingformer(PatternAttention):
         losses = {name: loss + first.losses[name] for name, loss in second.losses(heads, v, None, query_valid).items()}
         return Attended(y + second.joined(heads), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The window's empty caches, and those of the second level's rows and spans."""
-        state, _ = super().start(batch_size, hypotheses=hypotheses)
+        state, _ = super().begin(inputs)
         second = self.pooled
-        state["pooled"] = start_spans(batch_size, hypotheses, second.q_proj.weight, rows=second.cache_shapes)
+        like, shapes = second.q_proj.weight, second.cache_shapes
+        state["pooled"] = start_spans(inputs.batch_size, inputs.hypotheses, like, rows=shapes)
         return state, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token sees its window, then the spans that have ended within reach."""
         second, t = self.pooled, state["count"]
-        heads, _, state = self.heads_of_step(query, state)
+        heads, _, state = self.heads_of_step(inputs.query, state)
         y = self.joined(heads.transpose(1, 2))
         rows = y.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in second.queries_keys_values(rows))
+        q, k, v = (x.squeeze(2).unflatten(0, inputs.query.shape[:2]) for x in second.queries_keys_values(rows))
         spans = append_row(state["pooled"], self.spans, self.pools, window=self.most, keys=k, values=v)
         keys, values = (written(spans["spans"], name, window=self.most) for name in ("keys", "values"))
         near = [number * self.spans.stride >= t - self.pool_radius for number in kept_spans(spans, self.most)]

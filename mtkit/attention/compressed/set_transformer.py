@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.compressed._prefix_points import read_points
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, scores_of
 from mtkit.attention.engines.softmax.running_softmax import add_keys, start_softmax
@@ -70,54 +70,31 @@ class SetTransformer(HeadAttention):
             self.feed_forward = nn.Linear(width, width)
             self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """The equations of the class; in a decoder at every position with H of the tokens up to it."""
-        q = self.queries(query)
+        q = self.queries(inputs.query)
         if self.site.causal:
-            k, v = self.keys_values(query)
+            k, v = self.keys_values(inputs.query)
             heads = self._read_prefixes(q, k, v)
         else:
-            context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+            context, valid = inputs.context, inputs.context_valid
             k, v = self.keys_values(context)
             keys, values, some = self._gathered(k, v, valid)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=some, dropout=self.dropout)
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(heads), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """What the points have read of no tokens; in the cross role of the source, shared by all hypotheses."""
-        if memory is not None:
-            keys, values, some = self._gathered(*self.keys_values(memory), memory_valid)
+        if inputs.memory is not None:
+            keys, values, some = self._gathered(*self.keys_values(inputs.memory), inputs.memory_valid)
             return {"shared": {"keys": keys, "values": values, "some": some}}, None
         shape, width = (self.site.heads, len(self.points)), self.projection.value_width
-        return start_softmax(batch_size, hypotheses, *shape, width=width, like=self.points), None
+        return start_softmax(inputs.batch_size, inputs.hypotheses, *shape, width=width, like=self.points), None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The points read the newest token of each hypothesis, which then reads them."""
-        q = self.queries(query)  # (B, H, N, K)
+        q = self.queries(inputs.query)  # (B, H, N, K)
         if "shared" in state:
             shared = state["shared"]
             visible = None if shared["some"] is None else shared["some"][:, None, None]
@@ -125,7 +102,7 @@ class SetTransformer(HeadAttention):
                 q.transpose(1, 2), shared["keys"], shared["values"], scale=self.scale, visible=visible
             )
             return Attended(self.joined(heads.transpose(1, 2))), state
-        k, v = self.keys_values(query)
+        k, v = self.keys_values(inputs.query)
         scores = scores_of(self._asks(), k, self.scale).movedim(3, 1).unsqueeze(-1)  # (B, N, H, m, 1)
         state = add_keys(state, scores, v.transpose(1, 2)[:, :, :, None, None])
         heads = self._read(state["mean"].movedim(1, 3), q)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.content._sorted_chunks import sorted_chunks
-from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.windowed_rows import SHORTEST, attend_layouts
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -83,50 +83,29 @@ class Reformer(HeadAttention):
         self.register_buffer("rotations", self._drawn(update=0))
         self.register_buffer("training_rotations", self._drawn(update=0))
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the union of the keys of all rounds, in blocks of tokens sorted by bucket."""
-        q, v, buckets = self._hashed(query, query_valid)
+        query_valid = inputs.query_valid
+        q, v, buckets = self._hashed(inputs.query, query_valid)
         heads = self._attend(q, v, as_first(buckets, self.lsh_buckets + 1), query_valid)
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No keys and values yet, and empty buckets.
 
         `latest` (B, N, H, rounds, buckets, places) holds positions, that of rank r in its bucket at r % (2 chunk);
         `sizes` (B, N, H, rounds, buckets) counts the tokens of each bucket.
         """
         p = self.projection
-        state = start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes)
-        buckets = (batch_size, hypotheses, p.heads, self.rounds, self.lsh_buckets)
+        state = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
+        buckets = (inputs.batch_size, inputs.hypotheses, p.heads, self.rounds, self.lsh_buckets)
         sizes = torch.zeros(buckets, dtype=torch.int32, device=self.q_proj.weight.device)
         places = min(2 * self.chunk, state["keys"].shape[3])  # more as tokens come
         return {**state, "latest": sizes.new_zeros(*buckets, places), "sizes": sizes}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis reads the last two chunks of its bucket in each round."""
+        query = inputs.query
         here = torch.full((1,), state["count"], device=query.device)
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.content._centroids import Centroids
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.blocks.chunks import (
     attend_chosen_to_chosen,
@@ -117,28 +117,17 @@ class Routing(HeadAttention):
                 nn.init.xavier_uniform_(self.k_proj.weight)
                 nn.init.zeros_(self.k_proj.bias)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the keys of the query's cluster, block by block."""
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
-        q, k, v, xq, xk = self._projected(query, source)
-        losses = self._losses(xq, xk, query_valid, valid)
+        source, valid = inputs.context, inputs.context_valid
+        q, k, v, xq, xk = self._projected(inputs.query, source)
+        losses = self._losses(xq, xk, inputs.query_valid, valid)
         routed = self._routed(q), self._routed(k), self._routed(v)
         how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
         if self.balanced:
             query_key = self._best(xq, valid), self._best(xk, valid)
             heads = attend_chosen_to_chosen(*routed, *query_key, shared=self.shared, **how)
-        elif memory is not None:
+        elif inputs.memory is not None:
             chosen = self._best(xk, valid, own=True)
             heads = attend_to_chosen(*routed, self._nearest(xq), *chosen, window=self.window, **how)
         else:
@@ -150,25 +139,16 @@ class Routing(HeadAttention):
                 *self.near.of(q, k, v), scale=self.scale, causal=self.site.causal, valid=valid, dropout=self.dropout
             )
             heads = torch.cat([near.type_as(heads), heads], dim=1)
-        losses |= self.losses(heads, v, None, query_valid, memory_valid)
+        losses |= self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(heads), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Empty caches and lists of positions; in the cross role each cluster's source keys, for all hypotheses."""
+        batch_size, memory, hypotheses = inputs.batch_size, inputs.memory, inputs.hypotheses
         if memory is not None:
             k, xk = self._keys(memory)
             k, v = (self._routed(x) for x in (self._normalized(k), self.projection.values(self.v_proj(memory))))
-            key, there = self.centroids.best(xk, self.window, memory_valid, own=True)
+            key, there = self.centroids.best(xk, self.window, inputs.memory_valid, own=True)
             return {"shared": {"keys": rows_at(k, key), "values": rows_at(v, key), "valid": there}}, None
         like = self.q_proj.weight
         lists = start_lists(batch_size, hypotheses, len(self.routed.some), self.clusters, like)
@@ -177,10 +157,9 @@ class Routing(HeadAttention):
             state["near"] = self.near.start(batch_size, hypotheses, like, **self.cache_shapes)
         return state, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis joins its cluster, then reads the last of its own."""
+        query = inputs.query
         if "shared" in state:
             return Attended(self._step_over_source(query, state["shared"])), state
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.content._edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
-from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -108,20 +108,10 @@ class Sac(HeadAttention):
         assert isinstance(found, EdgePredictor)
         return found
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over each token's edges: the best ones, or in training drawn ones, with their log-probability."""
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        query, query_valid = inputs.query, inputs.query_valid
+        source, valid = inputs.context, inputs.context_valid
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):  # choices alone have no gradient
             candidates = self.predictor.candidates(source)
             edges: Edges = self.predictor(
@@ -129,7 +119,7 @@ class Sac(HeadAttention):
             )
         k, v = self.keys_values(source)
         heads = self._attend(self.queries(query), k, v, edges.targets)
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, query_valid, inputs.memory_valid)
         if not self.training:
             return Attended(self.joined(heads))
         log_prob, entropy = (x if query_valid is None else x * query_valid[:, None] for x in edges[1:])
@@ -138,39 +128,29 @@ class Sac(HeadAttention):
             losses["entropy"] = -self.entropy * entropy.sum() / (tokens * entropy.shape[1])
         return Attended(self.joined(heads), losses=losses, log_prob=self._weighted(log_prob.sum((1, 2))))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Keys, values and predictor columns: of no tokens, or in the cross role of the source, for all hypotheses."""
+        memory = inputs.memory
         predictor, like = self.predictor, self.q_proj.weight
         lstm = {}
         if predictor.sequence:
-            shape = (batch_size, hypotheses, predictor.graphs, predictor.hidden)
+            shape = (inputs.batch_size, inputs.hypotheses, predictor.graphs, predictor.hidden)
             lstm = {"hidden": like.new_zeros(shape), "cell": like.new_zeros(shape)}
         if memory is not None:
             k, v = self.keys_values(memory)
-            keys, inputs = predictor.candidates(memory)
-            shared = {"keys": k, "values": v, "edge_keys": keys, "edge_inputs": inputs, "valid": memory_valid}
+            keys, edges = predictor.candidates(memory)
+            shared = {"keys": k, "values": v, "edge_keys": keys, "edge_inputs": edges, "valid": inputs.memory_valid}
             return {"shared": shared, "count": 0, **lstm}, None
         shapes = {
             **self.cache_shapes,
             "edge_keys": (predictor.graphs, predictor.hidden),
             "edge_inputs": (predictor.graphs, 4 * predictor.hidden),
         }
-        return {**start_cache(batch_size, hypotheses, like, **shapes), **lstm}, None
+        return {**start_cache(inputs.batch_size, inputs.hypotheses, like, **shapes), **lstm}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis chooses its best edges and attends along them."""
+        query = inputs.query
         batch, hypotheses = query.shape[:2]
         here = torch.full((1,), state["count"], device=query.device)
         if "shared" in state:

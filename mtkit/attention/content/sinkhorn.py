@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
 from mtkit.attention.content._sorted_blocks import block_rows, sorted_rows
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.chunks import attend_beside
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
@@ -69,22 +69,12 @@ class Sinkhorn(BlockSorting):
     ) -> None:
         super().__init__(site, sinkhorn_block, sinkhorn_iters, sinkhorn_temperature, sinkhorn_sortnet)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """One softmax over the sorted and the own block, block by block."""
+        query = inputs.query
         causal, heads = self.site.causal, self.site.heads
         length, size = query.shape[1], max(min(self.block, query.shape[1]), 1)
-        valid = None if causal else query_valid  # padding is later than all real tokens
+        valid = None if causal else inputs.query_valid  # padding is later than all real tokens
         q, k, v = self.queries_keys_values(query)
         order = self.order(query, q, k, valid, size)
         (keys, there), (values, _) = (sorted_rows(order, x, size, valid) for x in (k, v))
@@ -102,7 +92,7 @@ class Sinkhorn(BlockSorting):
             visible = torch.cat([there, own.expand_as(there)], dim=-1).unsqueeze(3)
         output = attend_beside(block_rows(q, size), keys, values, visible, scale=self.scale, dropout=self.dropout)
         output = output.flatten(2, 3)[:, :, :length]
-        return Attended(self.joined(output), losses=self.losses(output, v, None, query_valid))
+        return Attended(self.joined(output), losses=self.losses(output, v, None, inputs.query_valid))
 
     def naive(
         self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
@@ -117,26 +107,15 @@ class Sinkhorn(BlockSorting):
         k, v = (torch.cat([x, spread(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
         return Attended(self.joined(dense_attend(q, k, v, torch.cat([others, own], -1), self.scale)[0]))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No keys, no blocks, and the sum of what the scores of the next block are of."""
-        return start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes) | {
-            "order": self.start_order(batch_size, hypotheses)
+        return start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes) | {
+            "order": self.start_order(inputs.batch_size, inputs.hypotheses)
         }, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token reads the sorted block and the tokens of its own; the first of a block sorts."""
+        query = inputs.query
         count, leading = state["count"], query.shape[:2]
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, k, v = (x.squeeze(2).unflatten(0, leading) for x in self.queries_keys_values(rows))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
 from mtkit.attention.content._sorted_blocks import sorted_rows
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.chunks import attend_beside
 from mtkit.attention.engines.blocks.sparse import dense_attend
 from mtkit.attention.engines.softmax.dot_product import attend_step
@@ -64,27 +64,16 @@ class SinkhornSortcut(BlockSorting):
         super().__init__(site, sinkhorn_block, sinkhorn_iters, sinkhorn_temperature, sinkhorn_sortnet)
         self.sorted_blocks = sortcut_blocks
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """One softmax over the slots of the first sorted blocks, the same for all queries."""
-        q = self.queries(query)
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        q = self.queries(inputs.query)
+        source, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(source)
-        keys, values, there = self._cut(source, q if memory is None else k, k, v, valid)
+        keys, values, there = self._cut(source, q if inputs.memory is None else k, k, v, valid)
         visible = None if there is None else there[:, :, None, None]
         q, keys, values = (x.unsqueeze(2) for x in (q, keys, values))  # one block of queries
         heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
-        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid, memory_valid))
+        return Attended(self.joined(heads), losses=self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid))
 
     def naive(
         self,
@@ -104,30 +93,19 @@ class SinkhornSortcut(BlockSorting):
         first = torch.arange(keys.shape[2], device=q.device) < self.sorted_blocks * self.block
         return Attended(self.joined(dense_attend(q, keys, values, (there & first).unsqueeze(-2), self.scale)[0]))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The first sorted blocks of the source, shared by all hypotheses."""
+        memory = inputs.memory
         assert memory is not None  # the cross role is the only one that steps
         k, v = self.keys_values(memory)
-        keys, values, there = self._cut(memory, k, k, v, memory_valid)
+        keys, values, there = self._cut(memory, k, k, v, inputs.memory_valid)
         return {"shared": {"keys": keys, "values": values, "there": there}}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same for the newest token of each hypothesis; O(c b)."""
         shared = state["shared"]
         visible = None if shared["there"] is None else shared["there"].unsqueeze(1)
-        rows = self.queries(query).transpose(1, 2)
+        rows = self.queries(inputs.query).transpose(1, 2)
         heads, _ = attend_step(rows, shared["keys"], shared["values"], scale=self.scale, visible=visible)
         return Attended(self.joined(heads.transpose(1, 2))), state
 

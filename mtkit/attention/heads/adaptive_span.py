@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
@@ -83,20 +83,9 @@ class AdaptiveSpan(PatternAttention):
         """m_z(|i - j|) > 0, by head."""
         return self.span.factor((i - j).abs()) > 0.0
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the window, with the logarithm of the ramp added to scores; in training its loss, "span"."""
-        attended = super().forward(query, query_valid=query_valid, need_weights=need_weights)
+        attended = super().attend(inputs)
         if self.training:
             attended.losses = {**attended.losses, "span": self.loss_weight * self.span.lengths.mean()}
         return attended

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_sums import elu1
@@ -91,53 +91,34 @@ class Delta(HeadAttention):
         nn.init.xavier_uniform_(self.beta_proj.weight)
         nn.init.zeros_(self.beta_proj.bias)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; S_i^T q_i, in the cross role S_S^T q_i."""
-        if memory is None:
-            writes = self._unmapped(query, query_valid)
+        query = inputs.query
+        if inputs.memory is None:
+            writes = self._unmapped(query, inputs.query_valid)
             with torch.autocast(query.device.type, enabled=False):
                 q = self.queries(query.type_as(self.q_proj.weight))
             heads = read_causal(q, writes, self.chunk, self._features)
         else:
-            writes = self._unmapped(memory, memory_valid)
+            writes = self._unmapped(inputs.memory, inputs.memory_valid)
             heads = read(self._reads(query), memory_after(writes, self.chunk, self._features))
-        losses = self.losses(heads, writes.values, None, query_valid, memory_valid)
+        losses = self.losses(heads, writes.values, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty memory; in the cross role the memory of the source, shared by all hypotheses."""
-        if memory is not None:
+        if inputs.memory is not None:
             return {
-                "shared": {"sums": memory_after(self._unmapped(memory, memory_valid), self.chunk, self._features)}
+                "shared": {
+                    "sums": memory_after(self._unmapped(inputs.memory, inputs.memory_valid), self.chunk, self._features)
+                }
             }, None
-        shape = (batch_size, hypotheses, self.groups, self.features, self.projection.value_width)
+        shape = (inputs.batch_size, inputs.hypotheses, self.groups, self.features, self.projection.value_width)
         return {"sums": widened(self.q_proj.weight).new_zeros(shape), "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
+        query = inputs.query
         if "shared" in state:
             heads = read(self._reads(query), state["shared"]["sums"])
             return Attended(self.joined(heads.type_as(query))), state

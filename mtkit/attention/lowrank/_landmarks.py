@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, widened
 
@@ -61,23 +61,12 @@ class LandmarkAttention(HeadAttention):
         """What the heads' outputs have besides, (B, H, T, V), from values of that shape that are zero at padding."""
         return None
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """F Z (B V), in float32 at least: what rounding adds, Z multiplies. In O(T) memory."""
-        q, k, v = self.queries_keys_values(query)
-        with torch.autocast(query.device.type, enabled=False):
-            heads = self._heads(widened(q), widened(k), widened(v), query_valid).type_as(v)
-        losses = self.losses(heads, v, None, query_valid)
+        q, k, v = self.queries_keys_values(inputs.query)
+        with torch.autocast(inputs.query.device.type, enabled=False):
+            heads = self._heads(widened(q), widened(k), widened(v), inputs.query_valid).type_as(v)
+        losses = self.losses(heads, v, None, inputs.query_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
     def naive(self, query: Tensor, *_: Any, query_valid: Tensor | None = None, **__: Any) -> Attended:

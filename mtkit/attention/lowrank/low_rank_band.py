@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import PatternGroup, together
@@ -67,20 +67,10 @@ class LowRankBand(HeadAttention):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over all keys in low-rank heads and over the band in the others, each scaled by its own width."""
-        q, k, v = self._by_group(query, query if memory is None else memory)
+        query = inputs.query
+        q, k, v = self._by_group(query, inputs.context)
         outputs = [
             group.attend(
                 q[at].transpose(1, 2),
@@ -88,49 +78,38 @@ class LowRankBand(HeadAttention):
                 *group.of(v.transpose(1, 2)),
                 scale=width**-0.5,
                 causal=self.site.causal,
-                valid=query_valid if memory is None else memory_valid,
+                valid=inputs.context_valid,
                 positions=self.positions,
                 dropout=self.dropout,
-                need_weights=need_weights or self.regularizes_weights,
+                need_weights=inputs.need_weights or self.regularizes_weights,
             )
             for at, (group, width) in enumerate(self.groups)
         ]
         heads, weights = together(outputs, 1)
         visible = self._shown(query.shape[1], query.device) if self.regularizes_weights else None
-        losses = self.losses(heads, v.transpose(1, 2), weights, query_valid, memory_valid, visible)
-        return Attended(self.joined(heads), weights=weights if need_weights else None, losses=losses)
+        losses = self.losses(heads, v.transpose(1, 2), weights, inputs.query_valid, inputs.memory_valid, visible)
+        return Attended(self.joined(heads), weights=weights if inputs.need_weights else None, losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Empty caches, one for each kind of heads; in the cross role the source, for all hypotheses."""
-        if memory is not None:
-            k, v = self.projected(memory, self.k_proj, self.v_proj)
+        if inputs.memory is not None:
+            k, v = self.projected(inputs.memory, self.k_proj, self.v_proj)
             rows = {"keys": self._of_groups(k)[0], "values": v.unflatten(-1, (self.site.heads, -1))}
             shared = {name: x.transpose(1, 2).contiguous() for name, x in rows.items()}
-            return {"shared": {**shared, "valid": memory_valid}}, None
+            return {"shared": {**shared, "valid": inputs.memory_valid}}, None
         like, heads = self.v_proj.weight, self.site.heads
         values = (heads, self.projection.value_width)
         caches = [
-            group.start(batch_size, hypotheses, like, keys=(heads, width), values=values)
+            group.start(inputs.batch_size, inputs.hypotheses, like, keys=(heads, width), values=values)
             for group, width in self.groups
         ]
         return {"groups": caches, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis reads all keys in low-rank heads, the last ones in band heads."""
+        query = inputs.query
         if "shared" in state:
-            return self._step_over_source(query, state["shared"], need_weights), state
+            return self._step_over_source(query, state["shared"], inputs.need_weights), state
         q, k, v = self._by_group(query, query)
         outputs, caches = [], []
         for at, ((group, width), before) in enumerate(zip(self.groups, state["groups"], strict=True)):
@@ -141,7 +120,7 @@ class LowRankBand(HeadAttention):
                 *group.of(v, axis=2),
                 scale=width**-0.5,
                 positions=self.positions,
-                need_weights=need_weights,
+                need_weights=inputs.need_weights,
             )
             outputs.append((heads, weights))
             caches.append(after)

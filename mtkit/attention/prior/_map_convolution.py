@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Site, State
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import by_hypotheses, widened
 from mtkit.attention.options import refused
@@ -72,23 +72,16 @@ class ConvolvedMaps(ScoreAttention):
         )
         return image, self._carried(_zeroed(image, hidden), kernel)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        **given: Any,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The cache, and above the first layer "rows" (B, N, H, R, S): what the convolution read before.
 
         Before the first step they are zero, as beyond the border of the map.
         """
-        state, _ = super().start(batch_size, memory, memory_valid, hypotheses=hypotheses, **given)
+        memory = inputs.memory
+        state, _ = super().begin(inputs)
         if self.site.layer > 0:
             width = 0 if memory is None else memory.shape[1]
-            shape = (batch_size, hypotheses, self.site.heads, self.reach, width)
+            shape = (inputs.batch_size, inputs.hypotheses, self.site.heads, self.reach, width)
             state["rows"] = widened(self.q_proj.weight).new_zeros(shape)
         return state, None
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Attention, Site, State
+from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State
 from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
 from mtkit.attention.options import Positive
 
@@ -45,41 +45,18 @@ class Average(Attention):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """The mean of the tokens up to each one; padding on the right reaches no real token."""
-        return Attended(self._mixed(query, prefix_means(query)))
+        return Attended(self._mixed(inputs.query, prefix_means(inputs.query)))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """A sum over no tokens."""
         return start_sums("total"), None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same mean for the newest token."""
-        state = add_rows(state, total=query)
-        return Attended(self._mixed(query, state["total"] / state["count"])), state
+        state = add_rows(state, total=inputs.query)
+        return Attended(self._mixed(inputs.query, state["total"] / state["count"])), state
 
     def naive(self, query: Tensor, memory: Tensor | None = None, **_: Any) -> Attended:
         """Equation 1 for one position after the other."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Site, State
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.options import OneOf, Positive
@@ -88,19 +88,11 @@ class CaMtl(ScoreAttention):
         row = F.pad(row, (here - column, 0)).repeat_interleave(pairs.hypotheses, 0)  # (B*N, t)
         return widened(scores) + row[:, None, None], None
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        task: Tensor | None = None,
-        **given: Any,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache, and under "shared" what each segment's task makes of the map."""
-        state, _ = super().start(batch_size, **given)
+        state, _ = super().begin(inputs)
         if self.applies:
-            state["shared"] = {"condition": self._condition(self._checked(task).expand(batch_size))}
+            state["shared"] = {"condition": self._condition(self._checked(inputs.task).expand(inputs.batch_size))}
         return state, None
 
     def naive(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.pattern_attention import lengths_of
@@ -83,58 +83,39 @@ class HardCoded(HeadAttention):
         if self.counted is not None:
             self.learns_by_steps = False
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Sums over the tokens near the query's position, or near what corresponds to it in the source."""
-        v, valid = self._values(query if memory is None else memory), query_valid if memory is None else memory_valid
+        query, memory = inputs.query, inputs.memory
+        v, valid = self._values(inputs.context), inputs.context_valid
         lengths, position = lengths_of(v, valid), torch.arange(query.shape[1], device=query.device)
         if memory is not None and self.counted is not None:
-            self.counted.gather(memory, memory_valid, query, query_valid)
+            self.counted.gather(memory, inputs.memory_valid, query, inputs.query_valid)
         heads = self._near(v, valid) if memory is None else self._near_in_source(v, lengths, position)
-        asked = need_weights or self.regularizes_weights
+        asked = inputs.need_weights or self.regularizes_weights
         weights = self._map(position, v, lengths) if asked else None
-        losses = self.losses(heads, v, weights, query_valid, memory_valid)
-        return Attended(self.joined(heads.type_as(v)), weights=weights if need_weights else None, losses=losses)
+        losses = self.losses(heads, v, weights, inputs.query_valid, inputs.memory_valid)
+        return Attended(self.joined(heads.type_as(v)), weights=weights if inputs.need_weights else None, losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty ring of values; in the cross role the values and length of the source, for all hypotheses."""
-        if memory is None:
-            return start_cache(batch_size, hypotheses, self.v_proj.weight, values=self.cache_shapes["values"]), None
-        v = self._values(memory)
+        if inputs.memory is None:
+            shape = self.cache_shapes["values"]
+            return start_cache(inputs.batch_size, inputs.hypotheses, self.v_proj.weight, values=shape), None
+        v = self._values(inputs.memory)
         values = widened(v).transpose(1, 2).contiguous()  # (B, S, G, V), which no step has to copy
-        return {"shared": {"values": values, "lengths": lengths_of(v, memory_valid).expand(len(v))}, "count": 0}, None
+        lengths = lengths_of(v, inputs.memory_valid).expand(len(v))
+        return {"shared": {"values": values, "lengths": lengths}, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The sums for the newest position; O(n)."""
+        query = inputs.query
         t, hypotheses = state["count"], query.shape[1]
         here, weights = torch.full((1,), t, device=query.device), None
         if self.site.role == "cross":
             state = {**state, "count": t + 1}
             v, lengths = state["shared"]["values"].transpose(1, 2), state["shared"]["lengths"]
             output = self.joined(self._near_in_source(v, lengths, here).type_as(query)).expand(-1, hypotheses, -1)
-            weights = self._map(here, v, lengths) if need_weights else None
+            weights = self._map(here, v, lengths) if inputs.need_weights else None
         else:
             window = 1 - self._reach()[0]
             state = append(state, window=window, values=self._values(query).transpose(1, 2))
@@ -145,7 +126,7 @@ class HardCoded(HeadAttention):
                 v = widened(values).flatten(0, 1)
                 heads = weighted(row.unsqueeze(1).expand(len(v), -1, -1, -1), v)  # (B*N, H, 1, V)
             output = self.joined(heads.type_as(query)).view_as(query)
-            weights = self._map(here, values[:, 0], here + 1, keys=t + 1) if need_weights else None
+            weights = self._map(here, values[:, 0], here + 1, keys=t + 1) if inputs.need_weights else None
         return Attended(output, weights=None if weights is None else weights.expand(-1, -1, hypotheses, -1)), state
 
     def after_update(self, update: int, total_updates: int) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.cache.step_cache import append, written
 from mtkit.attention.engines.heads.line_attention import LineAttention
 from mtkit.attention.options import OneOf, Positive, root_of_length
@@ -71,25 +71,19 @@ class Axial(LineAttention):
         self.column = LineAttention(of_a_pass)
         self.above = LineAttention(of_a_pass) if site.causal and axial_causal == "shift" else None
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Full attention in each row and in each column."""
+        query = inputs.query
         batch, length = query.shape[:2]
         width = max(min(self.width, length), 1)
         rows = -(-length // width)
         fill = rows * width - length
         x = F.pad(query, (0, 0, 0, fill)).unflatten(1, (rows, width))
-        valid = query.new_ones(batch, length, dtype=torch.bool) if query_valid is None and fill else query_valid
+        valid = (
+            query.new_ones(batch, length, dtype=torch.bool)
+            if inputs.query_valid is None and fill
+            else inputs.query_valid
+        )
         if valid is not None:
             valid = F.pad(valid, (0, fill)).unflatten(1, (rows, width))
         if self.above is None:
@@ -110,24 +104,13 @@ class Axial(LineAttention):
         down = down.transpose(1, 2)
         return down if self.sequential else along + down, losses
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Empty caches: of the current row, and of all columns."""
         return {"row": {"count": 0}, "column": {"count": 0}, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token reads its row, and with axial_causal=quadrant its column; the end of a row all columns."""
+        query = inputs.query
         row, column = divmod(state["count"], self.width)
         state = {**state, "count": state["count"] + 1}
         token = query + state["above"][:, :, column] if self.above is not None and row else query

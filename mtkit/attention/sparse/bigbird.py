@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import ROLES, Attended, Site
+from mtkit.attention.contract import ROLES, Attended, Inputs, Site
 from mtkit.attention.engines.blocks.pattern import Blocks, Columns, Pattern, Rows
 from mtkit.attention.engines.blocks.random_pattern import LastBlocks, LastRows, RandomBlocks
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
@@ -124,27 +124,17 @@ class BigBird(PatternAttention):
             seen = seen | (row < self.first) | last
         return seen | self._drawn(None if self.site.causal else lengths).sees(i, j) if self.count else seen
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the pattern's keys, in blocks; carries global vectors (B, n, D).
 
         Weights are those of tokens: what global vectors take is missing from their sums.
         """
+        query_valid = inputs.query_valid
         if not self.nodes:
-            return super().forward(query, query_valid=query_valid, need_weights=need_weights)
-        tokens, valid = self._beside_nodes(query, query_valid, carry)
+            return super().attend(inputs)
+        tokens, valid = self._beside_nodes(inputs.query, query_valid, inputs.carry)
         q, k, v = self.queries_keys_values(tokens)
-        heads, weights = self.attended(q, k, v, valid=valid, need_weights=need_weights)
+        heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         n = self.nodes
         weights, weighed, visible = (None if each is None else each[..., n:, n:] for each in (weights, *read))

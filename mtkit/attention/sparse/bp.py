@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.listed import LabelScores, attend_listed
 from mtkit.attention.engines.cache.step_cache import append, start_cache
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -95,20 +95,9 @@ class Bp(HeadAttention):
         if not self.carries:
             self.span_query = nn.Parameter(torch.zeros(site.d_model))  # a span starts as the mean of its tokens
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """The tokens' outputs; carries the spans (B, spans, D), level by level."""
-        return self._attended(query, query_valid, carry, literal=False)
+        return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=False)
 
     def naive(self, query: Tensor, memory: Tensor | None = None, **inputs: Any) -> Attended:
         """The same, token by token and span by span, over the lists that the walks give."""
@@ -184,24 +173,14 @@ class Bp(HeadAttention):
             q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout, keeps=keeps
         )
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache for tokens and spans, in the order in which they end."""
-        return {**start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes), "tokens": 0}, None
+        cache = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
+        return {**cache, "tokens": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token reads its walk; carries the spans that end with it, (B, N, spans, D), the shortest first."""
+        query = inputs.query
         t = state["tokens"]
         q, k, v = self._step_rows(query.unsqueeze(2))
         state = append(state, keys=k[:, :, :, 0], values=v[:, :, :, 0]) | {"tokens": t + 1}
@@ -214,7 +193,7 @@ class Bp(HeadAttention):
             by_label = rows * self.scale @ self.labels.type_as(rows).T
             scores = scores + by_label.index_select(-1, to_device(torch.tensor(labels), query.device))
         output = self.joined(weighted(safe_softmax(scores, None), values)).view(query.shape)
-        above, state = self._end_spans(query, state, carry)
+        above, state = self._end_spans(query, state, inputs.carry)
         return Attended(output, carry=above), state
 
     def _end_spans(self, query: Tensor, state: State, carry: Tensor | None) -> tuple[Tensor | None, State]:

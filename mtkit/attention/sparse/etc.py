@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site
 from mtkit.attention.engines.blocks.listed import LabelScores, Lists, attend_listed, smallest_type
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.node_update import NodeUpdate
@@ -121,20 +121,9 @@ class Etc(HeadAttention):
             self._copy("global_token_", "k_proj", "v_proj")
         self.node_update = NodeUpdate(self.site.d_model)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """The tokens' outputs; carries the nodes (B, g, D), of which the first belong to blocks of real tokens."""
-        return self._attended(query, query_valid, carry, literal=False)
+        return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=False)
 
     def naive(self, query: Tensor, memory: Tensor | None = None, **inputs: Any) -> Attended:
         """The same with all scores of [nodes; tokens], a mask, and labels looked up pair by pair."""

@@ -14,12 +14,13 @@ Cost: O(T g). A step costs O(g), at any position, and keeps g tokens or sums.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
 from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
@@ -91,68 +92,47 @@ class Global(PatternAttention):
         """Internal: the token itself, or one of the two is global."""
         return (i == j) | (i < self.count) | (j < self.count)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Internal: softmax over the token itself and the global ones. External: over itself and the nodes."""
         if not self.external:
-            return super().forward(query, query_valid=query_valid)
-        q = self.queries(query)
-        k, v = self.keys_values(query if memory is None else memory)
-        valid = query_valid if memory is None else memory_valid
+            return super().attend(replace(inputs, need_weights=False))
+        q = self.queries(inputs.query)
+        k, v = self.keys_values(inputs.context)
+        valid = inputs.context_valid
         if self.site.causal:
             scores = scores_of(self._node_queries(), k, self.scale)  # (B, H, g, T)
             heads = read_prefixes(self._own_and_prefix, scores, spread(v, q.shape[1]).unsqueeze(2), q, k, v)
         else:
             gathered, _ = attend(self._node_queries().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
             nodes = self._node_heads(gathered)
-            if memory is None:
+            if inputs.memory is None:
                 heads = self._own_and_nodes(q, k, v, *nodes)
             else:
                 there = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
                 heads, _ = attend(q, *nodes, scale=self.scale, valid=there, dropout=self.dropout)
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(heads), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Internal: an empty cache of the global tokens. External: the nodes' sums over nothing, or over the source."""
+        batch_size, memory_valid = inputs.batch_size, inputs.memory_valid
         if not self.external:
-            return super().start(batch_size, hypotheses=hypotheses)
-        if memory is not None:
-            k, v = self.keys_values(memory)
+            return super().begin(inputs)
+        if inputs.memory is not None:
+            k, v = self.keys_values(inputs.memory)
             queries = self._node_queries().expand(batch_size, -1, -1, -1)
             gathered, _ = attend(queries, k, v, scale=self.scale, valid=memory_valid)
             keys, values = self._node_heads(gathered)
             there = None if memory_valid is None else memory_valid.any(1)
             return {"shared": {"keys": keys, "values": values, "valid": there}}, None
         nodes, width = (self.site.heads, self.count), self.projection.value_width
-        return start_softmax(batch_size, hypotheses, *nodes, width=width, like=self.nodes), None
+        return start_softmax(batch_size, inputs.hypotheses, *nodes, width=width, like=self.nodes), None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis joins the nodes' sums, then reads the nodes and itself."""
+        query = inputs.query
         if not self.external:
-            return super().step(query, state)
+            return super().advance(replace(inputs, need_weights=False), state)
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q = self.queries(rows)
         if "shared" in state:

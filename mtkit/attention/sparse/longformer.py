@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Pattern, Rows
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
@@ -85,21 +85,11 @@ class Longformer(PatternAttention):
         near = (away <= self.radius * self.dilation) & (away % self.dilation == 0)
         return near | (j < self.globals) | (i < self.globals)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the window and the global keys; for global queries, over all keys by the second projections."""
+        query, query_valid, need_weights = inputs.query, inputs.query_valid, inputs.need_weights
         if not self.separate:
-            return super().forward(query, query_valid=query_valid, need_weights=need_weights)
+            return super().attend(inputs)
         q, (k, v) = self.queries(query), self.keys_values(query)
         heads, weights = self.attended(q, k, v, valid=query_valid, need_weights=need_weights)
         first, first_weights = self._global_rows(query, query_valid, need_weights or self.regularizes_weights)
@@ -176,29 +166,18 @@ class Longformer(PatternAttention):
         k = self._rotated(p.keys(self.global_k_proj(tokens)), position)
         return q, k, p.values(self.global_v_proj(tokens))
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty ring, and as many places for the global tokens' second keys and values."""
-        state, _ = super().start(batch_size, hypotheses=hypotheses)
+        state, _ = super().begin(inputs)
         if self.separate:
-            state["global"] = start_cache(batch_size, hypotheses, self.q_proj.weight, **self.cache_shapes)
+            state["global"] = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
         return state, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token sees its window and the global tokens before it; as a global token, all of these."""
+        query = inputs.query
         second, t = state.get("global"), state["count"]
-        heads, weights, state = self.heads_of_step(query, state, need_weights)
+        heads, weights, state = self.heads_of_step(query, state, inputs.need_weights)
         if second is not None:
             if t < self.globals:
                 here = torch.full((1,), t, device=query.device)
@@ -212,7 +191,7 @@ class Longformer(PatternAttention):
                     scale=self.scale,
                     positions=self.positions,
                     query_position=t,
-                    need_weights=need_weights,
+                    need_weights=inputs.need_weights,
                 )
             state["global"] = second
         return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state

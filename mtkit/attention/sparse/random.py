@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import ROLES, Attended, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.pattern import Blocks, Pattern
 from mtkit.attention.engines.blocks.random_pattern import Random
 from mtkit.attention.engines.cache.step_cache import picked
@@ -62,30 +62,19 @@ class RandomAttention(PatternAttention):
         drawn = self.drawn(None if self.site.causal else lengths)
         return drawn if self.site.role == "cross" else Blocks(1) | drawn
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache; in the cross role the projected source, for all hypotheses."""
-        if memory is None:
-            return super().start(batch_size, hypotheses=hypotheses)
-        k, v = self.keys_values(memory)
-        lengths = lengths_of(k, memory_valid).expand(batch_size)
+        if inputs.memory is None:
+            return super().begin(inputs)
+        k, v = self.keys_values(inputs.memory)
+        lengths = lengths_of(k, inputs.memory_valid).expand(inputs.batch_size)
         return {"shared": {"keys": k, "values": v, "lengths": lengths}, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis reads only the keys drawn for its position."""
+        query = inputs.query
         if "shared" not in state:
-            return super().step(query, state, need_weights=need_weights)
+            return super().advance(inputs, state)
         source, t = state["shared"], state["count"]
         place = self.drawn(source["lengths"]).picks(torch.full((1,), t, device=query.device)).squeeze(2)
         place = place.expand(len(query), self.site.heads, -1)  # (B, H, r)
@@ -93,7 +82,7 @@ class RandomAttention(PatternAttention):
         q = self.queries(query.flatten(0, 1).unsqueeze(1)).squeeze(2).unflatten(0, query.shape[:2])
         there = (place >= 0).unsqueeze(1)
         heads, weights = attend_step(
-            q, keys.squeeze(1), values.squeeze(1), scale=self.scale, visible=there, need_weights=need_weights
+            q, keys.squeeze(1), values.squeeze(1), scale=self.scale, visible=there, need_weights=inputs.need_weights
         )
         if weights is not None:
             by_position = weights.new_zeros(*weights.shape[:3], source["keys"].shape[2])

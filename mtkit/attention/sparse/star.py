@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.blocks.sparse import dense_attend
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -96,19 +96,9 @@ class Star(HeadAttention):
         if not first:
             self.relay_norm = nn.LayerNorm(site.d_model)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the neighbours, the token and the relay; carries the relay, and the embeddings behind it."""
+        query, query_valid, carry = inputs.query, inputs.query_valid, inputs.carry
         q, k, v = self.projection.queries(self.q_proj(query)), self.k_proj(query), self.v_proj(query)
         near: list[Key] = [(*self._heads(k, v), None)]
         near += [(*self._heads(_rows(k, at), _rows(v, at)), seen) for at, seen in self._ring(query, query_valid)]
@@ -194,27 +184,17 @@ class Star(HeadAttention):
         near: list[Key] = [(k_before, v_before, seen[:, 0, :, 0]), (k_own, v_own, None), (*of_relay, None)]
         return attend_few(q, near, scale=self.scale, dropout=self.dropout)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No token before the first, and the relay's sums over nothing."""
         like, width = self.q_proj.weight, self.projection.value_width
-        k, v = (like.new_zeros(batch_size, hypotheses, each.out_features) for each in (self.k_proj, self.v_proj))
-        sums = start_softmax(batch_size, hypotheses, self.site.heads, width=width, like=like)
+        shape = inputs.batch_size, inputs.hypotheses
+        k, v = (like.new_zeros(*shape, each.out_features) for each in (self.k_proj, self.v_proj))
+        sums = start_softmax(*shape, self.site.heads, width=width, like=like)
         return {"keys": k, "values": v, "relay": sums, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis joins the relay's sums, then reads the token before, itself and these."""
+        query = inputs.query
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         asked, *read = self._relay_heads(self.relay.expand(1, 1, -1), rows)
         scores = scores_of(asked, read[0], self.scale).squeeze(2).unflatten(0, query.shape[:2])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_parts import attend_parts
@@ -78,19 +78,9 @@ class FeatureAttention(HeadAttention):
         """The number of features M, and whether they have a scale."""
         raise NotImplementedError
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """The equation of the class, in time and memory linear in T and S."""
+        query = inputs.query
         q = self.queries(query)
         if self.site.causal:
             k, v = self.keys_values(query)
@@ -102,12 +92,12 @@ class FeatureAttention(HeadAttention):
                 self.features_of,
                 parameters=self.feature_parameters,
                 gates=gates,
-                valid=query_valid,
+                valid=inputs.query_valid,
                 chunk=self.chunk,
                 **self._guards(lambda: _counts_so_far(query) if gates is None else -gates.kept.cumsum(-2).expm1()),
             )
         else:
-            context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+            context, valid = inputs.context, inputs.context_valid
             guards = self._guards(lambda: _counts(context, valid))
             k, v = self.keys_values(context)
             if max(query.shape[1], context.shape[1]) <= PART or self.state_features[0] <= k.shape[-1]:
@@ -118,24 +108,15 @@ class FeatureAttention(HeadAttention):
                 heads = attend_parts(
                     q, k, v, self.features_of, parameters=parameters, valid=valid, chunk=PART, **guards
                 )
-        losses = self.losses(heads, v, None, query_valid, memory_valid)
+        losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""
+        batch_size, memory, hypotheses = inputs.batch_size, inputs.memory, inputs.hypotheses
         if memory is not None:
-            shared = {"sums": sums_of(*self._keys(memory, memory_valid))}
-            return {"shared": shared | ({"keys": _counts(memory, memory_valid)} if self.per_key else {})}, None
+            shared = {"sums": sums_of(*self._keys(memory, inputs.memory_valid))}
+            return {"shared": shared | ({"keys": _counts(memory, inputs.memory_valid)} if self.per_key else {})}, None
         p, (features, scaled) = self.projection, self.state_features
         groups = max(p.key_heads, p.value_heads)
         like = widened(self.q_proj.weight)
@@ -146,10 +127,9 @@ class FeatureAttention(HeadAttention):
             state["keys"] = like.new_zeros(batch_size, hypotheses, groups, 1, 1)
         return state, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
+        query = inputs.query
         if "shared" in state:
             phi_q = self._features(self.queries(query)).features
             guards = self._guards(lambda: state["shared"]["keys"])

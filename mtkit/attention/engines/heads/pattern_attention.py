@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, State
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup, together
@@ -44,25 +44,14 @@ class PatternAttention(HeadAttention):
         """`sees` in segments of such lengths, (B or 1, H or 1, ...) where they matter."""
         return self.sees(i, j)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the pattern's keys, in blocks."""
-        k, v = self.keys_values(query if memory is None else memory)
-        valid = query_valid if memory is None else memory_valid
-        q = self.queries(query)
-        heads, weights = self.attended(q, k, v, valid=valid, need_weights=need_weights)
+        k, v = self.keys_values(inputs.context)
+        valid = inputs.context_valid
+        q = self.queries(inputs.query)
+        heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
-        losses = self.losses(heads, v, read[0], query_valid, memory_valid, read[1])
+        losses = self.losses(heads, v, read[0], inputs.query_valid, inputs.memory_valid, read[1])
         return Attended(self.joined(heads), weights=weights, losses=losses)
 
     def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -92,27 +81,15 @@ class PatternAttention(HeadAttention):
         ]
         return together(outputs, 1)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Empty caches for the keys that later queries may still see, one for each group of heads."""
         like, shapes = self.q_proj.weight, self.cache_shapes
-        groups = [group.start(batch_size, hypotheses, like, **shapes) for group in self.groups]
+        groups = [group.start(inputs.batch_size, inputs.hypotheses, like, **shapes) for group in self.groups]
         return {"groups": groups, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis reads only the keys of its pattern."""
-        heads, weights, state = self.heads_of_step(query, state, need_weights)
+        heads, weights, state = self.heads_of_step(inputs.query, state, inputs.need_weights)
         return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state
 
     def heads_of_step(

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, State
 from mtkit.attention.engines.cache.step_cache import append, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import by_hypotheses, outputs_of, scores_of, weights_of
@@ -163,55 +163,33 @@ class ScoreAttention(HeadAttention):
         key_position = torch.arange(columns["values"].shape[2], device=query.device)
         return Pairs(q, columns, query_position, key_position, valid, self.site.causal, task)
 
-    def forward(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Attended:
+    def attend(self, inputs: Inputs) -> Attended:
         """Sums of the values under the weights of all pairs."""
-        pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid, task)
-        carry = carry if self.site.layer else None
+        need_weights = inputs.need_weights
+        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid, inputs.task)
+        carry = inputs.carry if self.site.layer else None
         read = self.weights_to_regularize(pairs) if self.regularizes_weights and not need_weights else None
         weighing = need_weights or (self.regularizes_weights and read is None)
         heads, weights, carried = self.attended(pairs, carry, weighing)
         weighed = weights if read is None else read
-        losses = self.losses(heads, pairs.values, weighed, query_valid, memory_valid, self.shown(pairs))
+        losses = self.losses(heads, pairs.values, weighed, inputs.query_valid, inputs.memory_valid, self.shown(pairs))
         return Attended(self.joined(heads), carried, weights if need_weights else None, losses)
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache; in the cross role the columns of the source, shared by all hypotheses."""
-        if memory is None:
+        if inputs.memory is None:
             return {"count": 0}, None
         # contiguous with heads first, as the products of each step would copy them otherwise
-        columns = {name: self._turned(name, x).contiguous() for name, x in self.columns(memory).items()}
-        return {"shared": {**columns, "valid": memory_valid}, "count": 0}, None
+        columns = {name: self._turned(name, x).contiguous() for name, x in self.columns(inputs.memory).items()}
+        return {"shared": {**columns, "valid": inputs.memory_valid}, "count": 0}, None
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same for the newest token of each hypothesis; O(t), O(S) in the cross role."""
-        pairs, state = self.newest(query, state)
-        carry = carry if self.site.layer else None
-        heads, weights, carried = self.attended(pairs, carry, need_weights)
+        pairs, state = self.newest(inputs.query, state)
+        carry = inputs.carry if self.site.layer else None
+        heads, weights, carried = self.attended(pairs, carry, inputs.need_weights)
         heads = by_hypotheses(heads, pairs.hypotheses)
-        weights = None if weights is None or not need_weights else by_hypotheses(weights, pairs.hypotheses)
+        weights = None if weights is None or not inputs.need_weights else by_hypotheses(weights, pairs.hypotheses)
         return Attended(self.joined(heads), carried, weights), state
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:

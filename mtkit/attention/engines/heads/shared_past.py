@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, State
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 
 MOST = 16
@@ -27,30 +27,21 @@ SIFTED = 128
 class SharedPast(ScoreAttention):
     """Attention whose decoder state holds the pasts of all hypotheses of a segment in one cache."""
 
-    def start(
-        self,
-        batch_size: int,
-        memory: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        *,
-        hypotheses: int = 1,
-        carry: Any = None,
-        memory_carry: Any = None,
-        task: Tensor | None = None,
-    ) -> tuple[State, Any]:
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache with capacity for later rows; in the cross role the projected source, for all hypotheses.
 
         No row is read before it is written.
         """
-        if memory is not None:
-            return super().start(batch_size, memory, memory_valid, hypotheses=hypotheses)
+        batch_size = inputs.batch_size
+        if inputs.memory is not None:
+            return super().begin(inputs)
         p, like = self.projection, self.q_proj.weight
         shared = {
             "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
             "values": like.new_empty(batch_size, p.value_heads, FIRST_CAPACITY, p.value_width),
             "position": like.new_empty(batch_size, FIRST_CAPACITY, dtype=torch.long),  # the same in all segments
         }
-        seen = like.new_empty(batch_size, hypotheses, FIRST_CAPACITY, dtype=torch.bool)
+        seen = like.new_empty(batch_size, inputs.hypotheses, FIRST_CAPACITY, dtype=torch.bool)
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
@@ -74,11 +65,9 @@ class SharedPast(ScoreAttention):
         seen = None if _is_one_row_a_position(state) else state["seen"][:, :, :rows]
         return Pairs(q, columns, here, positions, seen, state=state, hypotheses=query.shape[1]), state
 
-    def step(
-        self, query: Tensor, state: State, *, carry: Any = None, need_weights: bool = False
-    ) -> tuple[Attended, State]:
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The step of score attention, at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
-        attended, state = super().step(query, state, carry=carry, need_weights=need_weights)
+        attended, state = super().advance(inputs, state)
         if attended.weights is not None and "seen" in state and not _is_one_row_a_position(state):
             weights, seen = attended.weights, state["seen"][:, None, :, : state["rows"]]
             attended.weights = weights[seen.expand_as(weights)].view(*weights.shape[:3], state["count"])
