@@ -6,6 +6,7 @@ K width of one head, N hypotheses of a segment.
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -280,6 +281,16 @@ def _cut(attended: Attended, inputs: Inputs) -> Attended:
     if not (batch and length):
         attended.losses = {name: 0.0 * loss for name, loss in attended.losses.items()}
     return attended
+
+
+def packing(form: Callable[[Any, Inputs], Attended]) -> Callable[..., Attended]:
+    """A method that takes the arguments of `forward`, made from one that takes `Inputs`: for `naive`."""
+
+    @wraps(form)
+    def packed(self: Attention, *arguments: Any, **named: Any) -> Attended:
+        return form(self, Inputs(*arguments, **named))
+
+    return packed
 
 
 def unrounded_parts(model: nn.Module) -> set[nn.Module]:

@@ -5,13 +5,13 @@ keys are projected in float32, under autocast too, so that rounding changes no c
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from mtkit.attention.compressed._hamming import HammingClusters, cluster_means
-from mtkit.attention.contract import Attended, Inputs, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread
@@ -63,14 +63,14 @@ class ClusteredQueries(HeadAttention):
         super().after_update(update, total_updates)
         self.clusters.redraw(update)
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same query by query: codes as whole numbers, clusters and means by lists, a softmax for each query."""
+        query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
         k, v = spread(k, self.site.heads), spread(v, self.site.heads)
         codes = self.clusters.codes(q)
-        lengths = [query.shape[1]] * len(query) if query_valid is None else query_valid.sum(1).tolist()
+        lengths = [query.shape[1]] * len(query) if inputs.query_valid is None else inputs.query_valid.sum(1).tolist()
         rows = []
         for b, length in enumerate(lengths):
             for h in range(self.site.heads):

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.compressed._sparsity import Samples, earlier_larger, spikiness
-from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
 from mtkit.attention.engines.cache.step_cache import append, picked, start_cache, written
@@ -116,13 +116,13 @@ class Informer(HeadAttention):
         state["past"] = append(past, measures=measure)
         return Attended(self.joined(heads.transpose(1, 2))), state
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same query by query: measures and ranks in lists, and a softmax for each query that is active."""
+        query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
         k, v = spread(k, self.site.heads), spread(v, self.site.heads)
-        lengths = [query.shape[1]] * len(query) if query_valid is None else query_valid.sum(1).tolist()
+        lengths = [query.shape[1]] * len(query) if inputs.query_valid is None else inputs.query_valid.sum(1).tolist()
         rows = []
         for b, length in enumerate(lengths):
             i = torch.arange(length, device=query.device)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.attention.options import OneOf, Positive
@@ -84,21 +84,13 @@ class Linformer(HeadAttention):
         heads, _ = attend_step(q, state["shared"]["keys"], state["shared"]["values"], scale=self.scale)
         return Attended(self.joined(heads.transpose(1, 2))), state
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Equation 7, head by head, the slots summed over positions one after the other."""
-        e, f = self._matrices(carry)
-        k, v = self._rows(query if memory is None else memory, query_valid if memory is None else memory_valid)
+        e, f = self._matrices(inputs.carry)
+        k, v = self._rows(inputs.context, inputs.context_valid)
         heads = []
-        for head, q in enumerate(self.queries(query).unbind(1)):
+        for head, q in enumerate(self.queries(inputs.query).unbind(1)):
             mixed = []
             for matrices, rows in ((e, k), (f, v)):
                 group = head * rows.shape[1] // self.site.heads

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.cache.running_sums import add_rows, start_sums
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
@@ -157,19 +157,11 @@ class Luna(HeadAttention):
         output = self.joined(heads.transpose(1, 2).type_as(query))
         return Attended(output), state
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        memory_carry: Any = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The equations of sections 3.1 to 3.3, head by head; in the decoder role position by position too."""
-        packed = self._memory(len(query), carry, memory_carry)
+        query = inputs.query
+        packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
         if self.site.causal:
             asks, outputs = self._packed_queries(packed), []
             for position in range(query.shape[1]):
@@ -178,7 +170,7 @@ class Luna(HeadAttention):
                 weights = (q[:, :, -1:] @ (k.transpose(-1, -2) @ a) * now).softmax(-1)  # (B, H, 1, l)
                 outputs.append(weights @ (a.transpose(-1, -2) @ v) / (position + 1))
             return Attended(self.joined(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
-        context, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows = _softmax_attention(self._packed_queries(packed), k, v, self.scale, valid)
         packed, keys, values = self._unpackable(packed, rows)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.spans import Pool, Spans, convolution, pooled, spans_seen, spans_valid
 from mtkit.attention.engines.cache.open_span import append_row, start_spans
 from mtkit.attention.engines.cache.step_cache import append, written
@@ -125,17 +125,10 @@ class MemoryCompressed(HeadAttention):
         heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible)
         return Attended(self.joined(heads.transpose(1, 2))), state
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same, block by block and token by token, with one matrix over all channels, and head by head."""
-        memory, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        memory, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(memory)
         real = memory.new_ones(memory.shape[:2]) if valid is None else valid.type_as(memory)
         compressed = []
@@ -149,7 +142,7 @@ class MemoryCompressed(HeadAttention):
                 blocks.append(block)
             compressed.append(torch.stack(blocks, 1).unflatten(-1, (x.shape[1], -1)).transpose(1, 2))
         keys, values = self._with_first(k, v, *compressed)
-        i, s = torch.arange(query.shape[1]).unsqueeze(-1), torch.arange(compressed[0].shape[2])
+        i, s = torch.arange(inputs.query.shape[1]).unsqueeze(-1), torch.arange(compressed[0].shape[2])
         if self.site.causal:
             seen = F.pad((s + 1) * self.spans.size - 1 <= i, (int(self.first is not None), 0), value=True)
         else:
@@ -157,7 +150,7 @@ class MemoryCompressed(HeadAttention):
         heads = [
             safe_softmax(q @ key.transpose(-1, -2) * self.scale, seen) @ value
             for q, key, value in zip(
-                *(spread(x, self.site.heads).unbind(1) for x in (self.queries(query), keys, values)), strict=True
+                *(spread(x, self.site.heads).unbind(1) for x in (self.queries(inputs.query), keys, values)), strict=True
             )
         ]
         return Attended(self.joined(torch.stack(heads, dim=1)))

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.listed import attend_listed
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.blocks.spans import Pool, Spans, mean, pooled, span_lists, spans_valid
@@ -149,12 +149,12 @@ class Poolingformer(PatternAttention):
         z = second.joined(heads.transpose(1, 2))
         return Attended(y + z), {**state, "pooled": spans}
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same with all scores under a mask; spans are pooled one by one, in segments one by one."""
-        second, y = self.pooled, super().naive(query, query_valid=query_valid).output
-        length, size = query.shape[1], self.spans.size
+        query_valid = inputs.query_valid
+        second, y = self.pooled, super().naive(inputs.query, query_valid=query_valid).output
+        length, size = inputs.query.shape[1], self.spans.size
         lengths = [length] * len(y) if query_valid is None else query_valid.sum(1).tolist()
         starts = range(0, length, self.spans.stride)
         q, k, v = second.queries_keys_values(y)

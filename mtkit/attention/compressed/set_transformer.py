@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.compressed._prefix_points import read_points
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, scores_of
 from mtkit.attention.engines.softmax.running_softmax import add_keys, start_softmax
@@ -108,21 +108,14 @@ class SetTransformer(HeadAttention):
         heads = self._read(state["mean"].movedim(1, 3), q)
         return Attended(self.joined(heads)), state
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Both attentions with all scores, and for each prefix by itself where causal."""
-        tokens, valid = (query, query_valid) if memory is None else (memory, memory_valid)
-        q, (k, v) = self.queries(query), self.keys_values(tokens)
+        tokens, valid = inputs.context, inputs.context_valid
+        q, (k, v) = self.queries(inputs.query), self.keys_values(tokens)
         seen = torch.ones(tokens.shape[:2], dtype=torch.bool) if valid is None else valid
         heads = []
-        for i in range(query.shape[1]):
+        for i in range(inputs.query.shape[1]):
             now = seen & (torch.arange(tokens.shape[1]) <= i) if self.site.causal else seen
             scores = self._asks() @ k.transpose(-1, -2) * self.scale
             keys, values = self._keys_values_of(safe_softmax(scores, now[:, None, None]) @ v)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.content._sorted_chunks import sorted_chunks
-from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.windowed_rows import SHORTEST, attend_layouts
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -126,16 +126,11 @@ class Reformer(HeadAttention):
         super().after_update(update, total_updates)
         self.training_rotations.copy_(to_device(self._drawn(update), self.training_rotations.device))
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The paper's sum over rounds, each a dense map: o_i = sum_r exp(z_ir - z_i) o_ir."""
-        q, v, buckets = self._hashed(query, query_valid)
+        query_valid = inputs.query_valid
+        q, v, buckets = self._hashed(inputs.query, query_valid)
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])
         same = buckets.unsqueeze(-1) == buckets.unsqueeze(-2)  # (B, H, rounds, T, T)
         place = (same & (j < i)).sum(-1)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.content._centroids import Centroids
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.blocks.chunks import (
     attend_chosen_to_chosen,
@@ -197,20 +197,13 @@ class Routing(HeadAttention):
         heads, _ = attend_step(rows, keys, values, scale=self.scale, visible=visible)
         return self.joined(heads.transpose(1, 2))
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same, with each query's set of keys written out and a dense softmax over it."""
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
-        q, k, v, xq, xk = self._projected(query, source)
+        source, valid = inputs.context, inputs.context_valid
+        q, k, v, xq, xk = self._projected(inputs.query, source)
         q, k, v = (spread(x, self.site.heads) for x in (q, k, v))
-        lengths = [source.shape[1]] * len(query) if valid is None else valid.sum(1).tolist()
+        lengths = [source.shape[1]] * len(inputs.query) if valid is None else valid.sum(1).tolist()
         segments = []
         for b, length in enumerate(lengths):
             heads = []

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.content._edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
-from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -182,21 +182,15 @@ class Sac(HeadAttention):
         super().after_update(update, total_updates)
         self.updates.fill_(update)
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same with edges chosen one by one, each segment by itself, and a dense softmax over them."""
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        query = inputs.query
+        source, valid = inputs.context, inputs.context_valid
         q, (k, v) = self.queries(query), self.keys_values(source)
         heads, log_probs = [], []
         for b in range(len(query)):
-            length = query.shape[1] if query_valid is None else int(query_valid[b].sum())
+            length = query.shape[1] if inputs.query_valid is None else int(inputs.query_valid[b].sum())
             tokens = source[b] if valid is None else source[b, valid[b]]
             seen = torch.zeros(self.predictor.graphs, query.shape[1], source.shape[1], dtype=torch.bool)
             log_prob = query.new_zeros(())

@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
 from mtkit.attention.content._sorted_blocks import block_rows, sorted_rows
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.chunks import attend_beside
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
@@ -94,12 +93,12 @@ class Sinkhorn(BlockSorting):
         output = output.flatten(2, 3)[:, :, :length]
         return Attended(self.joined(output), losses=self.losses(output, v, None, inputs.query_valid))
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the scores of all pairs of a token and a sorted slot or a token, under a mask."""
+        query = inputs.query
         q, k, v = self.queries_keys_values(query)
-        real = torch.ones_like(query[..., 0], dtype=torch.bool) if query_valid is None else query_valid
+        real = torch.ones_like(query[..., 0], dtype=torch.bool) if inputs.query_valid is None else inputs.query_valid
         keys, values, there = self.naive_sorted(query, q, k, v, real)
         block, place = (torch.arange(n, device=q.device) // self.block for n in (query.shape[1], keys.shape[2]))
         others = (place == block.unsqueeze(-1)) & there.unsqueeze(-2)

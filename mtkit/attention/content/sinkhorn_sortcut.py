@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
 from mtkit.attention.content._sorted_blocks import sorted_rows
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.chunks import attend_beside
 from mtkit.attention.engines.blocks.sparse import dense_attend
 from mtkit.attention.engines.softmax.dot_product import attend_step
@@ -75,21 +75,14 @@ class SinkhornSortcut(BlockSorting):
         heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
         return Attended(self.joined(heads), losses=self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid))
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the scores of all pairs of a token and a sorted slot, under a mask."""
-        q = self.queries(query)
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+        q = self.queries(inputs.query)
+        source, valid = inputs.context, inputs.context_valid
         real = torch.ones_like(source[..., 0], dtype=torch.bool) if valid is None else valid
         k, v = self.keys_values(source)
-        keys, values, there = self.naive_sorted(source, q if memory is None else k, k, v, real)
+        keys, values, there = self.naive_sorted(source, q if inputs.memory is None else k, k, v, real)
         first = torch.arange(keys.shape[2], device=q.device) < self.sorted_blocks * self.block
         return Attended(self.joined(dense_attend(q, keys, values, (there & first).unsqueeze(-2), self.scale)[0]))
 

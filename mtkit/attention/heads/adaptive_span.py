@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, Inputs, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
@@ -90,16 +90,16 @@ class AdaptiveSpan(PatternAttention):
             attended.losses = {**attended.losses, "span": self.loss_weight * self.span.lengths.mean()}
         return attended
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """m_z exp(score) over its sum, from all pairs."""
+        query = inputs.query
         q, (k, v) = self.queries(query), self.keys_values(query)
         i = torch.arange(query.shape[1], device=query.device)
         scores, slot = scores_of(q, k, self.scale), self.positions
         bias = None if slot is None else slot.bias(q, i, i, self.scale)
         scores = scores if bias is None else scores + bias
-        ramp = self.span.factor((i.unsqueeze(-1) - i).abs()) * self._visible(q, k, query_valid)
+        ramp = self.span.factor((i.unsqueeze(-1) - i).abs()) * self._visible(q, k, inputs.query_valid)
         shown = scores.masked_fill(ramp == 0, -torch.inf)
         parts = ramp * (scores - shown.amax(-1, keepdim=True).nan_to_num(neginf=0.0)).masked_fill(ramp == 0, 0.0).exp()
         weights = parts / parts.sum(-1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_sums import elu1
@@ -131,28 +131,19 @@ class Delta(HeadAttention):
         output = self.joined(heads.type_as(query)).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {"sums": state["sums"], "count": state["count"] + 1}
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Equations 23 to 25, one position after the other."""
-        q = self._reads(query)
-        keys, values, beta = self._writes(
-            query if memory is None else memory, query_valid if memory is None else memory_valid
-        )
+        q = self._reads(inputs.query)
+        keys, values, beta = self._writes(inputs.context, inputs.context_valid)
         sums = q.new_zeros(*keys.shape[:2], self.features, values.shape[-1])
         heads = []
         for j in range(keys.shape[2]):
             held = torch.einsum("bgmv,bgm->bgv", sums, keys[:, :, j])
             sums = sums + torch.einsum("bgm,bgv->bgmv", keys[:, :, j], beta[:, :, j] * (values[:, :, j] - held))
-            if memory is None:
+            if inputs.memory is None:
                 heads.append(torch.einsum("bhmv,bhm->bhv", spread(sums, self.site.heads), q[:, :, j]))
-        if memory is None:
+        if inputs.memory is None:
             return Attended(self.joined(torch.stack(heads, dim=2)))
         return Attended(self.joined(torch.einsum("bhmv,bhtm->bhtv", spread(sums, self.site.heads), q)))
 

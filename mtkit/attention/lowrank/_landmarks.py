@@ -10,13 +10,13 @@ Only the encoder role can be: a landmark averages queries, so that one at a late
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Inputs, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, widened
 
@@ -69,11 +69,12 @@ class LandmarkAttention(HeadAttention):
         losses = self.losses(heads, v, None, inputs.query_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 
-    def naive(self, query: Tensor, *_: Any, query_valid: Tensor | None = None, **__: Any) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """(F Z B) V with all three written out, segment by segment; all pairs where a segment is short."""
         padded = []
-        for row, tokens in enumerate(query.split(1)):
-            length = tokens.shape[1] if query_valid is None else int(query_valid[row].sum())
+        for row, tokens in enumerate(inputs.query.split(1)):
+            length = tokens.shape[1] if inputs.query_valid is None else int(inputs.query_valid[row].sum())
             q, k, v = self.queries_keys_values(tokens[:, :length])
             k, v = spread(k, self.site.heads), spread(v, self.site.heads)
             some = min(self.landmarks, length)
@@ -86,7 +87,7 @@ class LandmarkAttention(HeadAttention):
                 heads = _softmax(q, mean_k, self.scale) @ inverse @ _softmax(mean_q, k, self.scale) @ v
             extra = self.beside(v)
             heads = heads if extra is None else heads + extra
-            padded.append(F.pad(heads, (0, 0, 0, query.shape[1] - length)))
+            padded.append(F.pad(heads, (0, 0, 0, inputs.query.shape[1] - length)))
         return Attended(self.joined(torch.cat(padded)))
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:

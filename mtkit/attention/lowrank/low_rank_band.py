@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import PatternGroup, together
@@ -136,20 +136,13 @@ class LowRankBand(HeadAttention):
         )
         return Attended(self.joined(heads.transpose(1, 2)), weights=weights)
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Head by head, from the scores of all pairs under a mask."""
-        source, valid = (query, query_valid) if memory is None else (memory, memory_valid)
-        q, k = self.q_proj(query), self.k_proj(source)
+        source, valid = inputs.context, inputs.context_valid
+        q, k = self.q_proj(inputs.query), self.k_proj(source)
         v = self.v_proj(source).unflatten(-1, (self.site.heads, -1))
-        i, j = torch.arange(query.shape[1])[:, None], torch.arange(source.shape[1])
+        i, j = torch.arange(inputs.query.shape[1])[:, None], torch.arange(source.shape[1])
         first, heads, maps = 0, [], []
         for head in range(self.site.heads):
             width = self.rank if head < self.low else self.projection.key_width

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import by_hypotheses, widened
 from mtkit.attention.options import refused
@@ -85,35 +85,27 @@ class ConvolvedMaps(ScoreAttention):
             state["rows"] = widened(self.q_proj.weight).new_zeros(shape)
         return state, None
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        carry: Any = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same with whole masks, and the convolution as a sum over the places of its kernel."""
-        pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid)
+        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
         hidden = self._hidden(pairs)
         i, j = pairs.query_position, pairs.key_position
-        kernel = self._kernel(carry)
+        kernel = self._kernel(inputs.carry)
 
         def convolve(image: Tensor) -> Tensor:
             assert kernel is not None
             weight, bias = kernel
             r, (rows, columns) = self.reach, weight.shape[2:]
             around = F.pad(_zeroed(image, hidden), (r, r, r, r))  # zeros beyond the borders
-            total = bias[:, None, None].expand(len(query), -1, len(i), len(j))
+            total = bias[:, None, None].expand(len(inputs.query), -1, len(i), len(j))
             for row in range(rows):
                 for column in range(columns):
                     part = around[:, :, row : row + len(i), column : column + len(j)]
                     total = total + torch.einsum("oc,bcij->boij", weight[:, :, row, column], part)
             return self.activation(total)
 
-        logits = self._map(self.scores(pairs), carry, convolve)
+        logits = self._map(self.scores(pairs), inputs.carry, convolve)
         weights = self.softmax(logits, pairs)
         output = self.joined(self.outputs(weights, pairs))
         return Attended(output, self._carried(_zeroed(logits, hidden), kernel), weights)

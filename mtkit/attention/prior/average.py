@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
 from mtkit.attention.options import Positive
 
@@ -58,8 +58,10 @@ class Average(Attention):
         state = add_rows(state, total=inputs.query)
         return Attended(self._mixed(inputs.query, state["total"] / state["count"])), state
 
-    def naive(self, query: Tensor, memory: Tensor | None = None, **_: Any) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Equation 1 for one position after the other."""
+        query = inputs.query
         means = [query[:, : t + 1].mean(1) for t in range(query.shape[1])]
         return Attended(self._mixed(query, torch.stack(means, dim=1)))
 

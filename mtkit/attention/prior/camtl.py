@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.options import OneOf, Positive
@@ -95,20 +95,14 @@ class CaMtl(ScoreAttention):
             state["shared"] = {"condition": self._condition(self._checked(inputs.task).expand(inputs.batch_size))}
         return state, None
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        task: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same with M written out for each segment, row by row."""
-        pairs = self.pairs(query, valid=query_valid)
+        query = inputs.query
+        pairs = self.pairs(query, valid=inputs.query_valid)
         logits = self.scores(pairs)
         if self.applies:
-            tasks = [0] * len(query) if task is None else task.tolist()
+            tasks = [0] * len(query) if inputs.task is None else inputs.task.tolist()
             logits = logits + torch.stack([self._naive_map(each, query.shape[1]) for each in tasks]).unsqueeze(1)
         weights = self.softmax(logits, pairs)
         return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.options import Within
@@ -61,9 +61,11 @@ class Gaussian(ScoreAttention):
         w, b = F.softplus(widened(self.raw_w)), -F.softplus(widened(self.raw_b))
         return -(w * distance.type_as(w).square() + b).abs()
 
-    def naive(self, query: Tensor, memory: Tensor | None = None, **given: Any) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Weights of the softmax times the bell e^-|w (i - j)² + b|, normalised again, pair by pair."""
-        pairs = self.pairs(query, valid=given.get("query_valid"))
+        query = inputs.query
+        pairs = self.pairs(query, valid=inputs.query_valid)
         length = query.shape[1]
         bell = query.new_zeros(self.site.heads, length, length)
         for i in range(length):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.pattern_attention import lengths_of
@@ -135,18 +135,11 @@ class HardCoded(HeadAttention):
         if self.counted is not None:
             self.counted.update()
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the densities at all pairs of positions."""
-        v, valid = self._values(query if memory is None else memory), query_valid if memory is None else memory_valid
-        weights = self._map(torch.arange(query.shape[1], device=query.device), v, lengths_of(v, valid))
+        v, valid = self._values(inputs.context), inputs.context_valid
+        weights = self._map(torch.arange(inputs.query.shape[1], device=inputs.query.device), v, lengths_of(v, valid))
         return Attended(self.joined(weighted(weights, v)), weights=weights)
 
     def _values(self, tokens: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.cache.running_sums import prefix_means
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
@@ -101,17 +101,11 @@ class Localness(ScoreAttention):
                 hidden = (means[:, : self.local_heads] @ widened(self.mean_hidden)).tanh()
             return centre, count * (hidden @ widened(self.width_vector)).sigmoid() + FLOOR
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The equations of section 3 query by query: the bell -(j - P)² / (2 sigma²) with sigma = D / 2."""
-        pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid)
+        query = inputs.query
+        pairs = self.pairs(query, inputs.memory, inputs.context_valid)
         logits = self.scores(pairs)
         batch, keys = len(query), pairs.values.shape[2]
         bias = logits.new_zeros(logits.shape)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.blocks.windowed_rows import scores_at_once
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
@@ -57,17 +57,10 @@ class Additive(ScoreAttention):
         scores: Tensor = _Scores.apply(q, k, v)  # type: ignore[no-untyped-call]
         return scores
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same with the hidden layers of all pairs at once."""
-        pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid)
+        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
         hidden = torch.tanh(pairs.q.unsqueeze(3) + pairs.keys.unsqueeze(2))  # (B, H, T, S, A)
         weights = self.softmax(torch.einsum("bhtsa,ha->bhts", hidden, self.score_vector), pairs)
         return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended
+from mtkit.attention.contract import Attended, Inputs, packing
 from mtkit.attention.engines.cache.cached_softmax import attend_cached, pays, takes
 from mtkit.attention.engines.heads.head_groups import HeadGroup
 from mtkit.attention.engines.heads.score_attention import Pairs
@@ -66,19 +66,12 @@ class Full(SharedPast):
         group = HeadGroup(self.weighed_heads, self.site.heads)
         return group.weights(pairs.q, pairs.keys, scale=self.scale, visible=pairs.visible, positions=self.positions)
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Equation 1 with the whole matrix of scores written out."""
-        valid = query_valid if memory is None else memory_valid
-        q = self.queries(query)
-        k, v = self.keys_values(query if memory is None else memory)
+        valid = inputs.context_valid
+        q = self.queries(inputs.query)
+        k, v = self.keys_values(inputs.context)
         group = self.site.heads // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(self.site.heads // v.shape[1], 1)
         i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import scores_of, spread, widened
 from mtkit.attention.options import OneOf, refused
@@ -77,17 +77,10 @@ class NadarayaWatson(ScoreAttention):
         """All tokens but the query's own, if so asked."""
         return pairs.query_position.unsqueeze(-1) != pairs.key_position if self.exclude_self else None
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the differences of all pairs."""
-        pairs = self.pairs(query, memory, query_valid if memory is None else memory_valid)
+        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
         k = spread(pairs.keys, self.site.heads)
         differences = pairs.q.unsqueeze(3) - k.unsqueeze(2)  # (B, H, T, S, K)
         scores = -(self.width[:, None, None] * differences).square().sum(-1) / 2

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.cache.step_cache import append, written
 from mtkit.attention.engines.heads.line_attention import LineAttention
 from mtkit.attention.options import OneOf, Positive, root_of_length
@@ -141,15 +141,10 @@ class Axial(LineAttention):
         down = self.column.at_the_end(q, keys, values).view_as(along)
         return {**state, "above": down if self.sequential else along + down}
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the scores of all pairs, each pass under a mask."""
+        query, query_valid = inputs.query, inputs.query_valid
         i, causal = torch.arange(query.shape[1], device=query.device), self.site.causal
         row, column = i // self.width, i % self.width
         first = self.above or self

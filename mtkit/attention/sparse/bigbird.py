@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import ROLES, Attended, Inputs, Site
+from mtkit.attention.contract import ROLES, Attended, Inputs, Site, packing
 from mtkit.attention.engines.blocks.pattern import Blocks, Columns, Pattern, Rows
 from mtkit.attention.engines.blocks.random_pattern import LastBlocks, LastRows, RandomBlocks
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
@@ -141,13 +141,13 @@ class BigBird(PatternAttention):
         losses = self.losses(heads[:, :, n:], v[:, :, n:], weighed, query_valid, visible=visible)
         return self._parted(tokens, heads, weights=weights, losses=losses)
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **given: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the scores of all pairs under a mask."""
+        query = inputs.query
         if not self.nodes:
-            return super().naive(query, query_valid=query_valid)
-        tokens, valid = self._beside_nodes(query, query_valid, given.get("carry"))
+            return super().naive(query, query_valid=inputs.query_valid)
+        tokens, valid = self._beside_nodes(query, inputs.query_valid, inputs.carry)
         q, k, v = self.queries_keys_values(tokens)
         i = torch.arange(tokens.shape[1], device=query.device)
         visible = visible_pairs(self.seen_by(i.unsqueeze(-1), i, lengths_of(k, valid)), False, valid)

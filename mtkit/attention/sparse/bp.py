@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.listed import LabelScores, attend_listed
 from mtkit.attention.engines.cache.step_cache import append, start_cache
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -99,9 +99,10 @@ class Bp(HeadAttention):
         """The tokens' outputs; carries the spans (B, spans, D), level by level."""
         return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=False)
 
-    def naive(self, query: Tensor, memory: Tensor | None = None, **inputs: Any) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same, token by token and span by span, over the lists that the walks give."""
-        return self._attended(query, inputs.get("query_valid"), inputs.get("carry"), literal=True)
+        return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=True)
 
     def _attended(self, query: Tensor, query_valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
         levels = self._levels(query.shape[1])

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Inputs, Site
+from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.blocks.listed import LabelScores, Lists, attend_listed, smallest_type
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.node_update import NodeUpdate
@@ -125,9 +125,10 @@ class Etc(HeadAttention):
         """The tokens' outputs; carries the nodes (B, g, D), of which the first belong to blocks of real tokens."""
         return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=False)
 
-    def naive(self, query: Tensor, memory: Tensor | None = None, **inputs: Any) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same with all scores of [nodes; tokens], a mask, and labels looked up pair by pair."""
-        return self._attended(query, inputs.get("query_valid"), inputs.get("carry"), literal=True)
+        return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=True)
 
     def _attended(self, query: Tensor, valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
         padded, valid = valid, query.new_ones(query.shape[:2], dtype=torch.bool) if valid is None else valid

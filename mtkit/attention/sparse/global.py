@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
 from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
@@ -147,19 +147,13 @@ class Global(PatternAttention):
         heads = self._own_and_prefix(state["mean"].flatten(0, 1).unsqueeze(3), q, k, v)  # (B*N, H, 1, V)
         return Attended(self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])), state
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """Internal: a dense mask. External: both steps with all scores, and for each prefix by itself where causal."""
+        query = inputs.query
         if not self.external:
-            return super().naive(query, query_valid=query_valid)
-        tokens, valid = (query, query_valid) if memory is None else (memory, memory_valid)
+            return super().naive(query, query_valid=inputs.query_valid)
+        tokens, valid = inputs.context, inputs.context_valid
         real = tokens.new_ones(tokens.shape[:2], dtype=torch.bool) if valid is None else valid
         (k, v), queries = self.keys_values(tokens), self._node_queries()
         outputs = []
@@ -168,7 +162,7 @@ class Global(PatternAttention):
             weights = safe_softmax(scores_of(queries, k, self.scale), seen[:, None, None])
             keys, values = self._node_heads(weighted(weights, v))
             visible = seen.any(1)[:, None, None, None].expand(-1, 1, 1, self.count)
-            if memory is None:
+            if inputs.memory is None:
                 keys, values = torch.cat([k[:, :, i : i + 1], keys], 2), torch.cat([v[:, :, i : i + 1], values], 2)
                 visible = torch.ones_like(visible[..., :1]).expand(-1, -1, -1, self.count + 1)
             scores = scores_of(self.queries(query[:, i : i + 1]), keys, self.scale)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.pattern import Band, Columns, Pattern, Rows
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
@@ -196,14 +196,14 @@ class Longformer(PatternAttention):
             state["global"] = second
         return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **_: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same through all pairs of positions and a mask, for the local and for the global projections."""
+        query = inputs.query
         if not self.separate:
-            return super().naive(query, query_valid=query_valid)
+            return super().naive(query, query_valid=inputs.query_valid)
         i = torch.arange(query.shape[1], device=query.device)
-        visible = visible_pairs(self.sees(i.unsqueeze(-1), i), self.site.causal, query_valid)
+        visible = visible_pairs(self.sees(i.unsqueeze(-1), i), self.site.causal, inputs.query_valid)
         local = self.queries(query), *self.keys_values(query)
         outputs = [
             dense_attend(q, k, v, visible, self.scale, self.positions)

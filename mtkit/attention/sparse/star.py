@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.engines.blocks.sparse import dense_attend
 from mtkit.attention.engines.heads.head_attention import HeadAttention
@@ -209,11 +209,11 @@ class Star(HeadAttention):
         kept = {"keys": k.view_as(state["keys"]), "values": v.view_as(state["values"])}
         return Attended(output), {**kept, "relay": relay, "count": state["count"] + 1}
 
-    def naive(
-        self, query: Tensor, memory: Tensor | None = None, *, query_valid: Tensor | None = None, **given: Any
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the scores of all tokens and relays, under a mask."""
-        carry, i = given.get("carry"), torch.arange(query.shape[1], device=query.device)
+        query, query_valid, carry = inputs.query, inputs.query_valid, inputs.carry
+        i = torch.arange(query.shape[1], device=query.device)
         real = torch.ones_like(query[..., 0], dtype=torch.bool) if query_valid is None else query_valid
         end = real.sum(1).view(-1, 1, 1) if self.closed else 2 * len(i)  # the ring closes there
         away = (i - i.unsqueeze(-1)) % end

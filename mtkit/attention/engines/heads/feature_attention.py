@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
 from mtkit.attention.engines.sums.feature_parts import attend_parts
@@ -145,19 +145,12 @@ class FeatureAttention(HeadAttention):
         output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {**state, "count": state["count"] + 1}
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The whole matrix of similarities phi(q_i) . phi(k_j), scales and gates multiplied in, normalised by rows."""
-        valid = query_valid if memory is None else memory_valid
-        k, v = self.keys_values(query if memory is None else memory)
-        own, other = self._features(self.queries(query)), self._features(k)
+        valid = inputs.context_valid
+        k, v = self.keys_values(inputs.context)
+        own, other = self._features(self.queries(inputs.query)), self._features(k)
         phi_q, phi_k = (x.features if x.scale is None else x.features * x.scale.exp() for x in (own, other))
         similarity = torch.einsum("bhtm,bhsm->bhts", phi_q, spread(phi_k, self.site.heads))
         visible = torch.ones_like(similarity, dtype=torch.bool)
@@ -167,7 +160,7 @@ class FeatureAttention(HeadAttention):
             visible = visible & valid[:, None, None, :]
         counted = visible.type_as(similarity)
         scales = None if other.scale is None else spread(other.scale, self.site.heads).transpose(-1, -2)
-        gates = self.gates_of(query) if self.site.causal else None
+        gates = self.gates_of(inputs.query) if self.site.causal else None
         if gates is not None:  # the product of e^kept over all positions after the key's, up to the query's
             kept, added = (spread(x, self.site.heads) for x in gates)
             faded = kept.cumsum(-2)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.contract import Attended, Beginning, Inputs, State
+from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup, together
@@ -114,19 +114,12 @@ class PatternAttention(HeadAttention):
         heads, weights = together(outputs, 2)
         return heads, weights, {**state, "groups": states, "count": t + 1}
 
-    def naive(
-        self,
-        query: Tensor,
-        memory: Tensor | None = None,
-        *,
-        query_valid: Tensor | None = None,
-        memory_valid: Tensor | None = None,
-        **_: Any,
-    ) -> Attended:
+    @packing
+    def naive(self, inputs: Inputs) -> Attended:
         """The same from the scores of all pairs under a mask."""
-        k, v = self.keys_values(query if memory is None else memory)
-        valid = query_valid if memory is None else memory_valid
-        q = self.queries(query)
+        k, v = self.keys_values(inputs.context)
+        valid = inputs.context_valid
+        q = self.queries(inputs.query)
         heads, weights = dense_attend(q, k, v, self._visible(q, k, valid), self.scale, self.by_position)
         return Attended(self.joined(heads), weights=weights)
 
