@@ -178,8 +178,8 @@ def test_a_stride_given_takes_more_than_the_growth_of_one_that_follows_the_lengt
 
 def test_the_check_catches_an_overstated_growth() -> None:
     class Scale(Scores):
-        def forward(self, query: Tensor, *_: object, **__: object) -> Attended:  # type: ignore[override]
-            return Attended(query * self.scale)
+        def attend(self, inputs: Inputs) -> Attended:
+            return Attended(inputs.query * self.scale)
 
     with pytest.raises(AssertionError, match="overstates"):
         check_growth(lambda length: Stack([Scale(Site("encoder", 32, 4))]), 2, None, 512)
