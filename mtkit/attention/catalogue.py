@@ -1,7 +1,6 @@
 """The mechanisms as people read them: one table of all, and one page for each."""
 
 import inspect
-import re
 import sys
 import textwrap
 from typing import Any
@@ -57,21 +56,14 @@ def _options(mechanism: Mechanism) -> list[str]:
     if not mechanism.options:
         return ["  none"]
     options = declared(mechanism.kind)
-    rows = [(name, _default(mechanism, name, option.default)) for name, option in options.items()]
+    rows = [
+        (name, option.null if option.default is None else _written(option.default)) for name, option in options.items()
+    ]
     name_width, default_width = (max(len(row[column]) for row in rows) for column in range(2))
     return [
         f"  {name:{name_width}}  {default:{default_width}}  {option.rule}"
         for (name, default), option in zip(rows, options.values(), strict=True)
     ]
-
-
-def _default(mechanism: Mechanism, option: str, default: Any) -> str:
-    """A default of null as the class explains it: "option: meaning; null: 1 in the encoder, 0 in the decoder."."""
-    if default is not None:
-        return _written(default)
-    text = re.sub(r"\s+", " ", inspect.getdoc(mechanism.kind) or "")
-    said = re.search(rf"\b{option}: (?:(?!\. \w+: ).)*?\b(?:null|None): (.+?)(?=;| \(|\.(?: |$))", text)
-    return said[1] if said else "null"
 
 
 def _written(default: Any) -> str:

@@ -149,6 +149,13 @@ class ListOf:
         return [] if self.count is None else [[limit] * self.count for limit in self.each.extremes(int)]
 
 
+@dataclass(frozen=True)
+class Null:
+    """What a default of None means: `Annotated[Natural | None, Null("1 in the encoder, 0 in the decoder")] = None`."""
+
+    meaning: str
+
+
 Natural = Annotated[int, Within(0)]
 Positive = Annotated[int, Within(1)]
 Share = Annotated[float, Within(0.0, 1.0)]
@@ -170,6 +177,8 @@ class Option:
     default: Any
     hint: Any
     """Type annotation of the constructor's argument."""
+    null: str = "null"
+    """What a default of None means, for people."""
 
     def allows(self, value: Any) -> bool:
         """Whether the value has the type and keeps the limits."""
@@ -195,7 +204,13 @@ def declared(kind: Callable[..., Any]) -> dict[str, Option]:
     options = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     constructor: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
     hints = get_type_hints(constructor, include_extras=True) if options else {}
-    return {each.name: Option(each.default, hints[each.name]) for each in options}
+    return {each.name: _option(each.default, hints[each.name]) for each in options}
+
+
+def _option(default: Any, hint: Any) -> Option:
+    kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    meanings = [each.meaning for each in limits if isinstance(each, Null)]
+    return Option(default, kind, meanings[0]) if meanings else Option(default, hint)
 
 
 def options_of(kind: Callable[..., Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from mtkit.attention.contract import Site
 from mtkit.attention.options import (
     Natural,
     NaturalByLayer,
+    Null,
     OneOf,
     Positive,
     Share,
@@ -115,3 +116,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     mine = build("band", window_radius=np.int64(5), positions={"name": "relative", "clip": np.int64(3)}, **where)
     assert str(mine) == str(plain)
     assert mine.site.positions == plain.site.positions
+
+
+def test_the_annotation_says_what_a_default_of_null_means() -> None:
+    def build(*, globals_: Annotated[Natural | None, Null("1 in the encoder, 0 in the decoder")] = None) -> None: ...
+
+    option = declared(build)["globals_"]
+    assert option.null == "1 in the encoder, 0 in the decoder"
+    assert option.rule == "a whole number from 0 to 2^30 or null"
+    assert option.allows(None)
+    assert option.allows(3)
+    assert not option.allows(-1)

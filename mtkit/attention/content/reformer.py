@@ -26,7 +26,7 @@ from mtkit.attention.engines.cache.step_cache import append, start_cache, writte
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import safe_softmax, widened
 from mtkit.attention.hashing import random_key
-from mtkit.attention.options import Positive, Within, refused
+from mtkit.attention.options import Null, Positive, Within, refused
 from mtkit.attention.recomputed import as_first
 from mtkit.device import to_device
 
@@ -40,8 +40,7 @@ class Reformer(HeadAttention):
     """Attention to tokens of the same hash bucket, in chunks, over several rounds of hashing.
 
     lsh_buckets: number of hash buckets per round, 1 or even, at any length. chunk: tokens per chunk. rounds: number of
-    rounds of hashing. across_buckets: whether chunks cross the borders of buckets, which only the encoder role allows;
-    null: true in the encoder, false in the decoder.
+    rounds of hashing. across_buckets: whether chunks cross the borders of buckets, which only the encoder role allows.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -68,7 +67,7 @@ class Reformer(HeadAttention):
         lsh_buckets: Positive = 32,
         chunk: Positive = 64,
         rounds: Annotated[int, Within(1, 64)] = 4,
-        across_buckets: bool | None = None,
+        across_buckets: Annotated[bool | None, Null("true in the encoder, false in the decoder")] = None,
     ) -> None:
         super().__init__(site)
         if lsh_buckets > 1 and lsh_buckets % 2:

@@ -41,7 +41,7 @@ from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
 from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, spread, widened
 from mtkit.attention.engines.softmax.gathered import others_first
-from mtkit.attention.options import LossWeight, Natural, OneOf, Positive, Share, refused
+from mtkit.attention.options import LossWeight, Natural, Null, OneOf, Positive, Share, refused
 from mtkit.attention.recomputed import as_first
 from mtkit.attention.slots import OWN_VECTORS
 
@@ -53,10 +53,8 @@ class Routing(HeadAttention):
 
     clusters: number of centroids per head. window: keys per chunk, or members per centroid with assign=balanced.
     assign: "argmax" or "balanced". decay: decay of the moving statistics. commitment: weight of the mean squared
-    distance of routing vectors to their centroids. local_heads: number of local heads; null: half of the heads in the
-    self roles, none in the cross role. share_qk: whether routed heads share one projection for queries and keys; null:
-    true in the decoder, unless a projection is set, else false. normalize_logits: whether scores are products of
-    normalised vectors.
+    distance of routing vectors to their centroids. local_heads: number of local heads. share_qk: whether routed heads
+    share one projection for queries and keys. normalize_logits: whether scores are products of normalised vectors.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -90,8 +88,10 @@ class Routing(HeadAttention):
         assign: Annotated[str, OneOf(ASSIGN)] = "argmax",
         decay: Share = 0.999,
         commitment: LossWeight = 1e-4,
-        local_heads: Natural | None = None,
-        share_qk: bool | None = None,
+        local_heads: Annotated[
+            Natural | None, Null("half of the heads in the self roles, none in the cross role")
+        ] = None,
+        share_qk: Annotated[bool | None, Null("true in the decoder, unless a projection is set, else false")] = None,
         normalize_logits: bool = False,
     ) -> None:
         super().__init__(site)

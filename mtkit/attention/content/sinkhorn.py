@@ -28,16 +28,15 @@ from mtkit.attention.engines.blocks.chunks import attend_beside
 from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
 from mtkit.attention.engines.cache.step_cache import append, start_cache, written
 from mtkit.attention.engines.softmax.dot_product import attend_step, spread
-from mtkit.attention.options import OneOf, Positive, Within
+from mtkit.attention.options import Null, OneOf, Positive, Within
 
 
 class Sinkhorn(BlockSorting):
     """Softmax attention over the own block and a mixture of others.
 
-    sinkhorn_block: tokens per block; null: the square root of model.max_length, rounded. sinkhorn_iters: how often rows
-    and columns are divided by their sums; null: 8 in the encoder, 0 in the decoder. sinkhorn_temperature: what scores
-    are divided by before. sinkhorn_sortnet: what scores blocks, "attn" (mean queries and keys) or "mlp" (two layers on
-    the sum of the tokens, for no more than the maximum length).
+    sinkhorn_block: tokens per block. sinkhorn_iters: how often rows and columns are divided by their sums.
+    sinkhorn_temperature: what scores are divided by before. sinkhorn_sortnet: what scores blocks, "attn" (mean queries
+    and keys) or "mlp" (two layers on the sum of the tokens, for no more than the maximum length).
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -61,8 +60,10 @@ class Sinkhorn(BlockSorting):
         self,
         site: Site,
         *,
-        sinkhorn_block: Positive | None = None,
-        sinkhorn_iters: Annotated[int, Within(0, 100)] | None = None,
+        sinkhorn_block: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
+        sinkhorn_iters: Annotated[
+            Annotated[int, Within(0, 100)] | None, Null("8 in the encoder, 0 in the decoder")
+        ] = None,
         sinkhorn_temperature: Annotated[float, Within(0.01, 100.0)] = 0.75,
         sinkhorn_sortnet: Annotated[str, OneOf(SORTNET)] = "attn",
     ) -> None:

@@ -21,17 +21,16 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.engines.blocks.chunks import attend_beside
 from mtkit.attention.engines.blocks.sparse import dense_attend
 from mtkit.attention.engines.softmax.dot_product import attend_step
-from mtkit.attention.options import OneOf, Positive, Within
+from mtkit.attention.options import Null, OneOf, Positive, Within
 
 
 class SinkhornSortcut(BlockSorting):
     """Softmax attention over the first blocks of a sorted sequence.
 
-    sinkhorn_block: tokens per block; null: the square root of the longest length (of the source), rounded.
-    sortcut_blocks: number of blocks that are read. sinkhorn_iters: how often rows and columns of the weights are
-    divided by their sums. sinkhorn_temperature: what scores are divided by before. sinkhorn_sortnet: what scores
-    blocks, "attn" (mean queries and keys) or "mlp" (two layers on the sum of the tokens, for no more than the maximum
-    length).
+    sinkhorn_block: tokens per block of the source. sortcut_blocks: number of blocks that are read.
+    sinkhorn_iters: how often rows and columns of the weights are divided by their sums. sinkhorn_temperature: what
+    scores are divided by before. sinkhorn_sortnet: what scores blocks, "attn" (mean queries and keys) or "mlp" (two
+    layers on the sum of the tokens, for no more than the maximum length).
     """
 
     roles = frozenset({"encoder", "cross"})
@@ -55,7 +54,7 @@ class SinkhornSortcut(BlockSorting):
         self,
         site: Site,
         *,
-        sinkhorn_block: Positive | None = None,
+        sinkhorn_block: Annotated[Positive | None, Null("the square root of the longest length, rounded")] = None,
         sortcut_blocks: Positive = 2,
         sinkhorn_iters: Annotated[int, Within(0, 100)] = 8,
         sinkhorn_temperature: Annotated[float, Within(0.01, 100.0)] = 0.75,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
-from mtkit.attention.options import OneOf, Positive
+from mtkit.attention.options import Null, OneOf, Positive
 from mtkit.attention.slots import Projection
 
 MIXING = ("concat", "normal")
@@ -27,9 +27,8 @@ MIXING = ("concat", "normal")
 class Collaborative(Projection):
     """Queries and keys in channels that all heads share, mixed by a learned vector for each head.
 
-    shared_dim: number of shared channels; null: the model's width. mixing_init: start of the mixing vectors, "concat"
-    gives each head the channels that are its own in full attention, "normal" all of them at random (standard deviation
-    0.2).
+    shared_dim: number of shared channels. mixing_init: start of the mixing vectors, "concat" gives each head the
+    channels that are its own in full attention, "normal" all of them at random (standard deviation 0.2).
     """
 
     paper = "Cordonnier et al. 2020, arXiv 2006.16362"
@@ -41,7 +40,7 @@ class Collaborative(Projection):
         self,
         site: Site,
         *,
-        shared_dim: Positive | None = None,
+        shared_dim: Annotated[Positive | None, Null("the model's width")] = None,
         mixing_init: Annotated[str, OneOf(MIXING)] = "concat",
     ) -> None:
         super().__init__(site)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
 from mtkit.attention.heads._capsules import Capsules
-from mtkit.attention.options import Positive, Within
+from mtkit.attention.options import Null, Positive, Within
 
 VARIANCE = 1e-8
 """Floor of a capsule's variance: a standard deviation of 1e-4."""
@@ -31,9 +31,8 @@ VARIANCE = 1e-8
 class EmRouting(Capsules):
     """Heads vote for capsules, which are found by expectation maximisation.
 
-    capsules: number of capsules; must divide the joint width of the heads; null: capsules of width 2, or 1 where the
-    joint width is odd. iterations: iterations of expectation maximisation. em_lambda: inverse temperature of the
-    activation.
+    capsules: number of capsules; must divide the joint width of the heads. iterations: iterations of expectation
+    maximisation. em_lambda: inverse temperature of the activation.
     """
 
     paper = "Li et al. 2019, arXiv 1904.03100"
@@ -43,7 +42,7 @@ class EmRouting(Capsules):
         site: Site,
         width: int,
         *,
-        capsules: Positive | None = None,
+        capsules: Annotated[Positive | None, Null("capsules of width 2, or 1 where the joint width is odd")] = None,
         iterations: Annotated[int, Within(1, 64)] = 3,
         em_lambda: Annotated[float, Within(0.0, 1e3)] = 1e-3,
     ) -> None:

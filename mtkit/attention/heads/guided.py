@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.options import CountsOf, LossWeight, Natural, OneOf, counts, refused
+from mtkit.attention.options import CountsOf, LossWeight, Natural, Null, OneOf, counts, refused
 from mtkit.attention.slots import Regularizer
 
 PATTERNS = {"self": 0, "next": 1, "prev": -1, "first": None}
@@ -29,10 +29,9 @@ DECAY = ("linear", "none")
 class Guided(Regularizer):
     """A loss that pulls the attention weights of the first heads towards fixed patterns.
 
-    patterns: how many heads each pattern guides, from the first head on: self, next, prev and first token; null:
-    next:1,prev:1,first:1 in the encoder and prev:1,first:1 in the decoder. weight: weight of the loss. reduction: the
-    squares of a row are averaged over the keys of its segment (mse) or summed (row). hold: updates at full weight.
-    decay: linear falls from there to 0 at the last update.
+    patterns: how many heads each pattern guides, from the first head on: self, next, prev and first token. weight:
+    weight of the loss. reduction: the squares of a row are averaged over the keys of its segment (mse) or summed (row).
+    hold: updates at full weight. decay: linear falls from there to 0 at the last update.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -44,7 +43,10 @@ class Guided(Regularizer):
         self,
         site: Site,
         *,
-        patterns: Annotated[str, CountsOf(tuple(PATTERNS))] | None = None,
+        patterns: Annotated[
+            Annotated[str, CountsOf(tuple(PATTERNS))] | None,
+            Null("next:1,prev:1,first:1 in the encoder and prev:1,first:1 in the decoder"),
+        ] = None,
         weight: LossWeight = 10.0,
         reduction: Annotated[str, OneOf(REDUCTION)] = "mse",
         hold: Natural = 20_000,

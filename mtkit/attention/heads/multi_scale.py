@@ -19,7 +19,7 @@ from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
-from mtkit.attention.options import ListOf, Natural, Within, numbers, of_head, refused
+from mtkit.attention.options import ListOf, Natural, Null, Within, numbers, of_head, refused
 
 Widths = Annotated[str | Sequence[int], ListOf(Within(0), "tokens seen on each side, from narrow to wide")]
 Table = Annotated[
@@ -33,7 +33,7 @@ class MultiScale(PatternAttention):
     scales: tokens seen on each side (in the decoder role, before the query's own), the widths that heads can have, as
     in 1,3,16; model.max_length or more is full attention. scale_alpha: how much more heads of the lower layers are
     narrow; 0 shares heads out equally in all layers. widths: the widths of the heads in place of scales, layer by layer
-    from the first, for each head or for equal shares of the heads; null: by scales and scale_alpha.
+    from the first, for each head or for equal shares of the heads.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -54,7 +54,7 @@ class MultiScale(PatternAttention):
         *,
         scales: Natural | Widths = (1, 3, 16, 32, 64),
         scale_alpha: Annotated[float, Within(-100.0, 100.0)] = 0.5,
-        widths: Table | None = None,
+        widths: Annotated[Table | None, Null("by scales and scale_alpha")] = None,
     ) -> None:
         super().__init__(site)
         if widths is None:

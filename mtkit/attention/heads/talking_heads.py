@@ -10,7 +10,7 @@ step costs O(t).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,15 @@ from mtkit.attention.contract import Site
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.heads._head_numbers import HeadNumbers
-from mtkit.attention.options import Positive
+from mtkit.attention.options import Null, Positive
 from mtkit.errors import MtkitError
 
 
 class TalkingHeads(ScoreAttention):
     """Scaled dot-product attention whose heads exchange scores and weights through two learned matrices.
 
-    key_heads: number of heads that make scores, which share the model's width equally; null: that of the heads.
-    softmax_heads: number of maps that have a softmax; null: that of the heads. value_heads: number of heads that sum
-    values, which share the model's width equally; null: that of the heads.
+    key_heads: number of heads that make scores, which share the model's width equally. softmax_heads: number of maps
+    that have a softmax. value_heads: number of heads that sum values, which share the model's width equally.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -49,9 +48,9 @@ class TalkingHeads(ScoreAttention):
         self,
         site: Site,
         *,
-        key_heads: Positive | None = None,
-        softmax_heads: Positive | None = None,
-        value_heads: Positive | None = None,
+        key_heads: Annotated[Positive | None, Null("that of the heads")] = None,
+        softmax_heads: Annotated[Positive | None, Null("that of the heads")] = None,
+        value_heads: Annotated[Positive | None, Null("that of the heads")] = None,
     ) -> None:
         keys, self.softmax_heads, values = (each or site.heads for each in (key_heads, softmax_heads, value_heads))
         own = HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None

@@ -24,7 +24,7 @@ from mtkit.attention.engines.heads.feature_attention import FeatureAttention
 from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.engines.sums.feature_sums import Keys
 from mtkit.attention.hashing import random_key
-from mtkit.attention.options import Natural, OneOf, Positive
+from mtkit.attention.options import Natural, Null, OneOf, Positive
 
 
 def positive(projected: Tensor, half_square: Tensor) -> Keys:
@@ -60,9 +60,9 @@ class Performer(FeatureAttention):
 
     feature_map: "positive" (FAVOR+, 1 feature per direction), "hyperbolic" (positive features of each direction and of
     its opposite, 2 per direction), "trig" (trigonometric, 2 per direction) or "relu" (1 per direction, which does not
-    estimate the softmax). features: number of random directions; null: K ln K. orthogonal: whether directions are drawn
-    in orthogonal blocks. redraw: updates between draws of new directions; 0: never. chunk: number of positions computed
-    at once in the decoder role.
+    estimate the softmax). features: number of random directions. orthogonal: whether directions are drawn in orthogonal
+    blocks. redraw: updates between draws of new directions; 0: never. chunk: number of positions computed at once in
+    the decoder role.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -85,7 +85,7 @@ class Performer(FeatureAttention):
         site: Site,
         *,
         feature_map: Annotated[str, OneOf(FEATURE_MAPS)] = "positive",
-        features: Positive | None = None,
+        features: Annotated[Positive | None, Null("K ln K")] = None,
         orthogonal: bool = True,
         redraw: Natural = 1000,
         chunk: Positive = 64,

@@ -11,7 +11,7 @@ keys and values in each band head.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,14 @@ from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.head_groups import PatternGroup, together
 from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax
-from mtkit.attention.options import Natural, Positive, refused
+from mtkit.attention.options import Natural, Null, Positive, refused
 
 
 class LowRankBand(HeadAttention):
     """Softmax attention of low-rank heads over all keys beside heads over a band.
 
     rank: width of the queries and keys of a low-rank head. band: tokens that a band head sees on each side besides the
-    query's own (in the decoder role, before it). band_heads: number of band heads, the last ones; null: half of the
-    heads in the self roles, none in the cross role.
+    query's own (in the decoder role, before it). band_heads: number of band heads, the last ones.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -47,7 +46,14 @@ class LowRankBand(HeadAttention):
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"band_heads": 0}, {"band_heads": 1}, {"rank": 3})
 
     def __init__(
-        self, site: Site, *, rank: Positive = 16, band: Natural = 5, band_heads: Natural | None = None
+        self,
+        site: Site,
+        *,
+        rank: Positive = 16,
+        band: Natural = 5,
+        band_heads: Annotated[
+            Natural | None, Null("half of the heads in the self roles, none in the cross role")
+        ] = None,
     ) -> None:
         super().__init__(site)
         most = 0 if site.role == "cross" else site.heads

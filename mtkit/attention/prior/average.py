@@ -9,7 +9,7 @@ over.
 Cost: O(T) time and memory. A step costs O(1), at any position.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ from torch.nn import functional as F
 
 from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
-from mtkit.attention.options import Positive
+from mtkit.attention.options import Null, Positive
 
 
 class Average(Attention):
     """Running mean of the prefix through a feed-forward network, mixed with the current token by two gates.
 
     ffn: whether a feed-forward network follows the mean. gate: whether two gates mix the result with the current token;
-    otherwise it is the output. inner: hidden width of the feed-forward network; null: 4 D.
+    otherwise it is the output. inner: hidden width of the feed-forward network.
     """
 
     roles = frozenset({"decoder"})
@@ -34,7 +34,9 @@ class Average(Attention):
     growth = 1
     small: ClassVar[dict[str, Any]] = {"inner": 12}
 
-    def __init__(self, site: Site, *, ffn: bool = True, gate: bool = True, inner: Positive | None = None) -> None:
+    def __init__(
+        self, site: Site, *, ffn: bool = True, gate: bool = True, inner: Annotated[Positive | None, Null("4 D")] = None
+    ) -> None:
         super().__init__(site)
         d_model, width = site.d_model, inner or 4 * site.d_model
         layers = nn.Linear(d_model, width), nn.ReLU(), nn.Linear(width, d_model)

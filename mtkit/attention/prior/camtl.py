@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.options import OneOf, Positive
+from mtkit.attention.options import Null, OneOf, Positive
 from mtkit.errors import MtkitError
 
 LAYERS = ("top-half", "all")
@@ -28,9 +28,9 @@ class CaMtl(ScoreAttention):
     """Scaled dot-product attention with a block-diagonal map of positions added to its scores, one for each task.
 
     tasks: number of tasks. blocks: number of diagonal blocks of the map, which together cover max_length positions.
-    task_dim: width of the task embedding; null: d_model. apply_layers: layers that add the map, "top-half" (the
-    paper's) or "all". per_block: whether each block has a modulation of every entry (the paper's equation, with
-    task_dim times 2 max_length²/blocks parameters); otherwise all blocks and rows share one per column (its code).
+    task_dim: width of the task embedding. apply_layers: layers that add the map, "top-half" (the paper's) or "all".
+    per_block: whether each block has a modulation of every entry (the paper's equation, with task_dim times 2
+    max_length²/blocks parameters); otherwise all blocks and rows share one per column (its code).
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -48,7 +48,7 @@ class CaMtl(ScoreAttention):
         *,
         tasks: Positive = 1,
         blocks: Positive = 8,
-        task_dim: Positive | None = None,
+        task_dim: Annotated[Positive | None, Null("d_model")] = None,
         apply_layers: Annotated[str, OneOf(LAYERS)] = "top-half",
         per_block: bool = False,
     ) -> None:

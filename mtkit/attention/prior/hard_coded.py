@@ -24,7 +24,7 @@ from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.heads.pattern_attention import lengths_of
 from mtkit.attention.engines.softmax.dot_product import weighted, widened
 from mtkit.attention.engines.sums.windows import slide, sum_windows
-from mtkit.attention.options import MOST, ListOf, Within, numbers, refused
+from mtkit.attention.options import MOST, ListOf, Null, Within, numbers, refused
 from mtkit.attention.prior._length_ratio import LengthRatio
 
 Offset = Within(-1000, 1000)
@@ -33,10 +33,10 @@ Offset = Within(-1000, 1000)
 class HardCoded(HeadAttention):
     """Sums of values under fixed Gaussians around positions near the query's own.
 
-    offsets: centres of the heads relative to the query's position, one after the other over the heads; null: -1,0 in
-    the decoder role, -1,1 in the others. std: standard deviation, in tokens. truncate: standard deviations at which the
-    Gaussian is cut off. renormalise: whether the weights of the tokens that there are add up to 1. ratio: source tokens
-    per target token, for the cross role alone; null: 1 until training has counted tokens (it is saved with the model).
+    offsets: centres of the heads relative to the query's position, one after the other over the heads. std: standard
+    deviation, in tokens. truncate: standard deviations at which the Gaussian is cut off. renormalise: whether the
+    weights of the tokens that there are add up to 1. ratio: source tokens per target token, for the cross role alone; a
+    counted ratio is saved with the model.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -64,13 +64,18 @@ class HardCoded(HeadAttention):
         self,
         site: Site,
         *,
-        offsets: Annotated[int, Offset]
-        | Annotated[str | Sequence[int], ListOf(Offset, "one after the other over the heads")]
-        | None = None,
+        offsets: Annotated[
+            Annotated[int, Offset]
+            | Annotated[str | Sequence[int], ListOf(Offset, "one after the other over the heads")]
+            | None,
+            Null("-1,0 in the decoder role, -1,1 in the others"),
+        ] = None,
         std: Annotated[float, Within(0.1, 1000)] = 1.0,
         truncate: Annotated[float, Within(1, 10)] = 5.0,
         renormalise: bool = False,
-        ratio: Annotated[float, Within(0.01, 100)] | None = None,
+        ratio: Annotated[
+            Annotated[float, Within(0.01, 100)] | None, Null("1 until training has counted tokens")
+        ] = None,
     ) -> None:
         super().__init__(site)
         del self.q_proj, self.k_proj

@@ -18,7 +18,7 @@ from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.cache.running_sums import prefix_means
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import spread, widened
-from mtkit.attention.options import Natural, OneOf, Positive, refused
+from mtkit.attention.options import Natural, Null, OneOf, Positive, refused
 
 WINDOWS = ("query", "layer", "fixed")
 FLOOR = 0.1
@@ -30,7 +30,7 @@ class Localness(ScoreAttention):
 
     The centre P and, with window "query", the width D are predicted by the query; with "layer" the mean of the keys
     predicts D, with "fixed" it is fixed_window. apply_layers: number of lower layers that add the bias; those above are
-    full attention. local_heads: number of heads that add it; null: all.
+    full attention. local_heads: number of heads that add it.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -54,7 +54,7 @@ class Localness(ScoreAttention):
         window: Annotated[str, OneOf(WINDOWS)] = "query",
         fixed_window: Positive = 10,
         apply_layers: Natural = 3,
-        local_heads: Positive | None = None,
+        local_heads: Annotated[Positive | None, Null("all")] = None,
     ) -> None:
         super().__init__(site)
         self.window, self.fixed_window = window, fixed_window

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import scores_of, widened
-from mtkit.attention.options import OneOf, Positive, SomeOf, parts, refused
+from mtkit.attention.options import Null, OneOf, Positive, SomeOf, parts, refused
 from mtkit.attention.prior._synthetic_scores import (
     DenseScores,
     FactorizedDenseScores,
@@ -40,8 +40,8 @@ class Synthesizer(ScoreAttention):
 
     variant: "random" (a learned map of positions), "factorized-random" (one of rank factor_rank), "dense" (each token
     predicts its scores), "factorized-dense" (it predicts factor_a numbers, and as many others as are needed for all
-    products), or "mixture" of the parts that mix names, "dot" for scaled products among them. factor_a: null: the
-    square root of the longest length, rounded up. fixed: whether random maps stay as they are drawn.
+    products), or "mixture" of the parts that mix names, "dot" for scaled products among them. factor_a: the
+    first of the two counts of factorized-dense. fixed: whether random maps stay as they are drawn.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -72,7 +72,7 @@ class Synthesizer(ScoreAttention):
         *,
         variant: Annotated[str, OneOf(VARIANTS)] = "random",
         factor_rank: Positive = 8,
-        factor_a: Positive | None = None,
+        factor_a: Annotated[Positive | None, Null("the square root of the longest length, rounded up")] = None,
         fixed: bool = False,
         mix: Annotated[str | Sequence[str], SomeOf(PARTS)] = "random,dense,dot",
     ) -> None:

@@ -12,7 +12,7 @@ queries at a time, and the backward pass computes them anew. A step costs O(t A)
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,14 @@ from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.engines.blocks.windowed_rows import scores_at_once
 from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.options import Positive
+from mtkit.attention.options import Null, Positive
 from mtkit.attention.slots import Projection
 
 
 class Additive(ScoreAttention):
     """Attention whose scores are v . tanh(q + k), without a scale.
 
-    additive_dim: width of the hidden layer of one head; null: that of the head, d_model / heads.
+    additive_dim: width of the hidden layer of one head.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -45,7 +45,9 @@ class Additive(ScoreAttention):
     }
     small: ClassVar[Mapping[str, Any]] = {"additive_dim": 5}
 
-    def __init__(self, site: Site, *, additive_dim: Positive | None = None) -> None:
+    def __init__(
+        self, site: Site, *, additive_dim: Annotated[Positive | None, Null("that of the head, d_model / heads")] = None
+    ) -> None:
         projection = Projection(site)
         projection.key_width = additive_dim or projection.key_width
         super().__init__(site, projection)

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.engines.cache.step_cache import append, written
 from mtkit.attention.engines.heads.line_attention import LineAttention
-from mtkit.attention.options import OneOf, Positive, root_of_length
+from mtkit.attention.options import Null, OneOf, Positive, root_of_length
 
 COMBINE = ("sequential", "sum")
 CAUSAL = ("shift", "quadrant")
@@ -34,9 +34,9 @@ CAUSAL = ("shift", "quadrant")
 class Axial(LineAttention):
     """Attention along the rows and along the columns of a folded sequence.
 
-    axial_width: number of columns C; null: the square root of model.max_length, rounded. axial_combine: columns read
-    what rows gave ("sequential"), or both read the tokens and their results are added ("sum"). axial_causal: in the
-    decoder role a token sees all before it ("shift"), or its row and the columns up to its own ("quadrant").
+    axial_width: number of columns C. axial_combine: columns read what rows gave ("sequential"), or both read the tokens
+    and their results are added ("sum"). axial_causal: in the decoder role a token sees all before it ("shift"), or its
+    row and the columns up to its own ("quadrant").
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -61,7 +61,7 @@ class Axial(LineAttention):
         self,
         site: Site,
         *,
-        axial_width: Positive | None = None,
+        axial_width: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
         axial_combine: Annotated[str, OneOf(COMBINE)] = "sequential",
         axial_causal: Annotated[str, OneOf(CAUSAL)] = "shift",
     ) -> None:

@@ -33,7 +33,7 @@ from mtkit.attention.engines.softmax.dot_product import (
     weighted,
 )
 from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
-from mtkit.attention.options import OneOf, PositiveByLayer, of_layer, refused
+from mtkit.attention.options import Null, OneOf, PositiveByLayer, of_layer, refused
 from mtkit.errors import MtkitError
 
 MODES = ("internal", "external")
@@ -42,8 +42,8 @@ MODES = ("internal", "external")
 class Global(PatternAttention):
     """Attention through a few global nodes.
 
-    global_tokens: number of nodes; null: 1 in the self roles, 8 in the cross role (a single one would give every query
-    the same). mode: "internal" or "external"; null: internal in the self roles, external in the cross role.
+    global_tokens: number of nodes; a single one in the cross role gives every query the same output.
+    mode: "internal" or "external".
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -65,8 +65,10 @@ class Global(PatternAttention):
         self,
         site: Site,
         *,
-        global_tokens: PositiveByLayer | None = None,
-        mode: Annotated[str, OneOf(MODES)] | None = None,
+        global_tokens: Annotated[PositiveByLayer | None, Null("1 in the self roles, 8 in the cross role")] = None,
+        mode: Annotated[
+            Annotated[str, OneOf(MODES)] | None, Null("internal in the self roles, external in the cross role")
+        ] = None,
     ) -> None:
         super().__init__(site)
         cross = site.role == "cross"

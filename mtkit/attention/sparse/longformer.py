@@ -8,7 +8,7 @@ Cost: O(T (r + g)). A step costs O(r + g), at any position, and keeps r d + 1 + 
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from mtkit.attention.engines.cache.step_cache import append, start_cache, writte
 from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
 from mtkit.attention.engines.softmax.dot_product import attend, attend_step, scores_of, weighted
-from mtkit.attention.options import NaturalByLayer, PositiveByLayer, of_layer
+from mtkit.attention.options import NaturalByLayer, Null, PositiveByLayer, of_layer
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -30,8 +30,8 @@ class Longformer(PatternAttention):
     """Sliding-window attention with global tokens.
 
     window_radius: steps seen on each side, one number or one per layer. dilation: positions per step, one number or one
-    per layer. global_tokens: number of first tokens that see all and are seen by all; null: 1 in the encoder, 0 in the
-    decoder. global_separate_proj: whether global tokens have projections of their own for queries, keys and values.
+    per layer. global_tokens: number of first tokens that see all and are seen by all. global_separate_proj: whether
+    global tokens have projections of their own for queries, keys and values.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -57,7 +57,7 @@ class Longformer(PatternAttention):
         *,
         window_radius: NaturalByLayer = 256,
         dilation: PositiveByLayer = 1,
-        global_tokens: NaturalByLayer | None = None,
+        global_tokens: Annotated[NaturalByLayer | None, Null("1 in the encoder, 0 in the decoder")] = None,
         global_separate_proj: bool = True,
     ) -> None:
         super().__init__(site)

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Blocks, Comb
-from mtkit.attention.options import OneOf, Positive, root_of_length
+from mtkit.attention.options import Null, OneOf, Positive, root_of_length
 from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
 
 
 class SparseFixed(FactorizedAttention):
     """Scaled dot-product attention within blocks of l tokens and over the last c tokens of every block.
 
-    stride: the block length l; null: the square root of model.max_length, rounded. sparse_c: the summary cells c of a
-    block, all of them if it has no more. sparse_heads: half of the heads has the block and half the summaries
-    ("split"), all have both ("merge"), or layers take turns ("alternate").
+    stride: the block length l. sparse_c: the summary cells c of a block, all of them if it has no more. sparse_heads:
+    half of the heads has the block and half the summaries ("split"), all have both ("merge"), or layers take turns
+    ("alternate").
     """
 
     small: ClassVar[dict[str, Any]] = {"stride": 5, "sparse_c": 2}
@@ -34,7 +34,7 @@ class SparseFixed(FactorizedAttention):
         self,
         site: Site,
         *,
-        stride: Positive | None = None,
+        stride: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
         sparse_c: Positive = 8,
         sparse_heads: Annotated[str, OneOf(SHARED)] = "merge",
     ) -> None:

@@ -13,22 +13,26 @@ from torch import Tensor
 
 from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.options import OneOf, Positive, root_of_length
+from mtkit.attention.options import Null, OneOf, Positive, root_of_length
 from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
 
 
 class SparseStrided(FactorizedAttention):
     """Scaled dot-product attention over a window of l tokens and over every l-th token.
 
-    stride: the distance l; null: the square root of model.max_length, rounded. sparse_heads: half of the heads has the
-    window and half the stride ("split"), all have both ("merge"), or layers take turns ("alternate").
+    stride: the distance l. sparse_heads: half of the heads has the window and half the stride ("split"), all have both
+    ("merge"), or layers take turns ("alternate").
     """
 
     small: ClassVar[dict[str, Any]] = {"stride": 4}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"sparse_heads": "merge"}, {"sparse_heads": "alternate"})
 
     def __init__(
-        self, site: Site, *, stride: Positive | None = None, sparse_heads: Annotated[str, OneOf(SHARED)] = "split"
+        self,
+        site: Site,
+        *,
+        stride: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
+        sparse_heads: Annotated[str, OneOf(SHARED)] = "split",
     ) -> None:
         self.stride = root_of_length(stride, site)
         super().__init__(site, Band(self.stride, self.stride), Band(None, None, self.stride), sparse_heads)

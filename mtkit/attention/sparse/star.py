@@ -27,7 +27,7 @@ from mtkit.attention.engines.heads.head_attention import HeadAttention
 from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread
 from mtkit.attention.engines.softmax.few_keys import Key, attend_few
 from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
-from mtkit.attention.options import OneOf, refused
+from mtkit.attention.options import Null, OneOf, refused
 from mtkit.errors import MtkitError
 
 MEMORIES, RINGS, RELAYS = ("local", "carry"), ("closed", "open"), ("learned", "mean")
@@ -37,10 +37,9 @@ class Star(HeadAttention):
     """Attention to two neighbours, the token itself and a relay.
 
     star_memory: the relay is rebuilt in each layer ("local") or carried from layer to layer ("carry"). star_ring:
-    whether the first and the last token are neighbours ("closed") or not ("open"); null: closed in the encoder, open in
-    the decoder. star_embed_key: whether tokens also see their own input to the first layer (carry only). star_relay:
-    the relay, or its query where it is rebuilt, begins as a learned vector ("learned") or as the mean of the tokens
-    ("mean").
+    whether the first and the last token are neighbours ("closed") or not ("open"). star_embed_key: whether tokens also
+    see their own input to the first layer (carry only). star_relay: the relay, or its query where it is rebuilt, begins
+    as a learned vector ("learned") or as the mean of the tokens ("mean").
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -71,7 +70,9 @@ class Star(HeadAttention):
         site: Site,
         *,
         star_memory: Annotated[str, OneOf(MEMORIES)] = "local",
-        star_ring: Annotated[str, OneOf(RINGS)] | None = None,
+        star_ring: Annotated[
+            Annotated[str, OneOf(RINGS)] | None, Null("closed in the encoder, open in the decoder")
+        ] = None,
         star_embed_key: bool = False,
         star_relay: Annotated[str, OneOf(RELAYS)] = "learned",
     ) -> None:

@@ -7,7 +7,7 @@ Cost: O(T^2 / l) for a stride of l: O(T sqrt T) for the default, which is close 
 length, as in the paper. A step at position t costs O(t / l) and keeps all tokens.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -15,13 +15,13 @@ from mtkit.attention.contract import Site
 from mtkit.attention.engines.blocks.pattern import Band
 from mtkit.attention.engines.heads.head_groups import by_head
 from mtkit.attention.engines.heads.pattern_attention import PatternAttention
-from mtkit.attention.options import Positive, root_of_length
+from mtkit.attention.options import Null, Positive, root_of_length
 
 
 class StridedAttention(PatternAttention):
     """Scaled dot-product attention to every l-th token, counted from the query's own.
 
-    stride: the distance l; null: the square root of model.max_length, rounded.
+    stride: the distance l.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -31,7 +31,12 @@ class StridedAttention(PatternAttention):
     growth = 1.5
     small: ClassVar[dict[str, Any]] = {"stride": 4}
 
-    def __init__(self, site: Site, *, stride: Positive | None = None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        stride: Annotated[Positive | None, Null("the square root of model.max_length, rounded")] = None,
+    ) -> None:
         super().__init__(site)
         self.stride = root_of_length(stride, site)
         self.groups = by_head([Band(None, None, self.stride)] * site.heads)
