@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.attention import mechanisms
+from mtkit.attention.registry import OTHERS
 from mtkit.comparison.scatter import COLORS, draw_scatter
 from tests.comparison.results import result
 
@@ -10,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 
 def test_every_family_has_a_colour_of_its_own() -> None:
-    assert {each.family for each in mechanisms().values()} == set(COLORS)
+    assert {each.family for each in mechanisms().values()} | {OTHERS} == set(COLORS)
     assert len(set(COLORS.values())) == len(COLORS)
 
 
