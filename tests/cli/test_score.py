@@ -57,7 +57,7 @@ def test_a_runs_translations_are_scored() -> None:
 
 def test_several_systems_are_compared_with_the_first() -> None:
     shown = typed("--name", "one", "--name", "two", "--paired-test", "bootstrap").stdout
-    assert "two from one" in shown
+    assert "two minus one" in shown
     assert "p bootstrap" in shown
     assert "p randomisation" not in shown
     by_name = systems("--name", "one", "--name", "two")
