@@ -51,7 +51,7 @@ def converted(
         files.pop(CHECKSUMS, None)
         if _checksums(files) == record:
             return files
-        if record:
+        if (folder / CHECKSUMS).exists():  # earlier versions wrote none
             say(f"{folder} is damaged; the model is converted again")
     with TemporaryDirectory() as elsewhere:
         made = Path(elsewhere) / "model"
