@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_finite_stops_keeps_the_checkpoint_and_names_the_line
     [
         ({"max_epochs": 2, "max_updates": None}, "max_epochs = 2"),
         ({"max_minutes": 0.02, "max_updates": None}, "max_minutes = 0.02"),
-        ({"patience": 1, "validate_every": 1}, "patience = 1"),
+        ({"patience": 1, "validate_every": 1, "least_improvement": 50.0}, "patience = 1"),
     ],
 )
 def test_every_limit_ends_training(prepared: Prepared, tmp_path: Path, limits: dict[str, Any], ended: str) -> None:
