@@ -3,8 +3,8 @@
 Autocast alone rounds the factors of each product, but what passes between products stays in float32 and is rounded
 again by every product that reads it. If the matrices are bfloat16, so are the tokens' vectors from the embedding on
 (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.1: float32 master weights and low copies).
-Vectors such as norms stay in float32, and so do buffers and the weights of attentions that must not round
-(`unrounded`). A GPU's linear layers need bias and matrix in one type, so there the biases are copied too.
+The biases of linear layers are copied too: a product has one type for matrix and bias. Other vectors, such as norms,
+stay in float32, and so do buffers and the weights of attentions that must not round (`unrounded`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from mtkit.attention.contract import unrounded_parts
 
 
 class LowWeights:
-    """Copies of a model's matrices in bfloat16, for its passes under autocast in that type."""
+    """Copies of a model's matrices and linear biases in bfloat16, for its passes under autocast in that type."""
 
     def __init__(self, model: nn.Module) -> None:
         unrounded = {each for part in unrounded_parts(model) for each in part.parameters()}
@@ -26,9 +26,7 @@ class LowWeights:
         self._parameters = [
             each
             for each in model.parameters()
-            if (each.dim() >= 2 or (each.is_cuda and each in biases))
-            and each.dtype == torch.float32
-            and each not in unrounded
+            if (each.dim() >= 2 or each in biases) and each.dtype == torch.float32 and each not in unrounded
         ]
         self._copies: list[Tensor] = []
 

@@ -26,8 +26,8 @@ def test_inside_matrices_and_what_passes_are_bfloat16_and_outside_nothing_has_ch
     before = {name: value.clone() for name, value in net.state_dict().items()}
     low = LowWeights(net)
     with low.in_place(), torch.autocast("cpu", torch.bfloat16):
-        assert net[0].weight.dtype == net[2].weight.dtype == torch.bfloat16
-        assert net[1].weight.dtype == net[2].bias.dtype == torch.float32
+        assert net[0].weight.dtype == net[2].weight.dtype == net[2].bias.dtype == torch.bfloat16
+        assert net[1].weight.dtype == net[1].bias.dtype == torch.float32
         assert torch.equal(net[0].weight, before["0.weight"].bfloat16())
         assert net[1](net[0](torch.arange(3))).dtype == torch.bfloat16
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
