@@ -58,7 +58,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of `forward`, or of a `step` (query, carry and need_weights), as `Attention.forward` says."""
+    """Arguments of `Attention.forward`, or of `Attention.step` (query, carry and need_weights)."""
 
     query: Tensor
     memory: Tensor | None = None
@@ -76,7 +76,7 @@ class Inputs:
 
     @property
     def context_valid(self) -> Tensor | None:
-        """Which tokens of the context are real, (B, S), or None if all are."""
+        """Mask of the real context tokens, (B, S); None if all are real."""
         return self.query_valid if self.memory is None else self.memory_valid
 
 
@@ -220,15 +220,15 @@ class Attention(nn.Module):
         return self.advance(Inputs(query, carry=carry, need_weights=need_weights), state)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """What `forward` gives, for inputs with at least one segment, query and key."""
+        """Attend with whole sequences: `forward` for inputs with at least one segment, query and key."""
         raise NotImplementedError(f"{type(self).__name__} has no attend, which all roles need")
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """What `start` gives, for a memory of at least one token."""
+        """Return the state before the first step: `start` for a memory of at least one token."""
         raise NotImplementedError(f"{type(self).__name__} has no begin, which the decoder and cross roles need")
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """What `step` gives, for inputs that hold the query (B, N, D), the carry and need_weights."""
+        """Attend with the next token: `step` for inputs that hold the query (B, N, D), the carry and need_weights."""
         raise NotImplementedError(f"{type(self).__name__} has no advance, which the decoder and cross roles need")
 
     def after_update(self, update: int, total_updates: int) -> None:
@@ -245,7 +245,7 @@ class Attention(nn.Module):
 
 
 def _padded(inputs: Inputs) -> Inputs:
-    """The inputs with one row of padding in the place of each axis of size 0.
+    """Return the inputs with one padding row for each axis of size 0.
 
     A memory without tokens is then a memory of padding, for which every mechanism gives zero before `out_proj`.
     """
