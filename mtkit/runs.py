@@ -24,21 +24,21 @@ from typing import TYPE_CHECKING, Annotated, Literal, NotRequired
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
-from mtkit.data.lines.lengths import Lengths
+from mtkit.data.lengths import Lengths
 from mtkit.errors import RunError, did_you_mean, shown
-from mtkit.files import check_regular
-from mtkit.languages import languages_of
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS, run_folder_of
-from mtkit.stored import read_stored, stored
-from mtkit.weights import check_sum, load_weights, read_tensors
+from mtkit.storage.files import check_regular
+from mtkit.storage.records import read_stored, stored
+from mtkit.storage.weights import check_sum, load_weights, read_tensors
+from mtkit.text.languages import languages_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mtkit.data.tokenizer import Tokenizers
     from mtkit.model.network import Network
+    from mtkit.text.tokenizer import Tokenizers
 
 BASE = "base"
 """The folder beside the checkpoints that holds the weights that are not trained."""
@@ -65,7 +65,7 @@ class Origin(TypedDict):
     imported_from: str | None
     """Model of another library that the run was made of."""
     data: list[str]
-    """Training data, as `mtkit.training.origins.trained_on` returns it."""
+    """Training data, as `mtkit.training.folder.trained_on` returns it."""
 
 
 @stored
@@ -125,7 +125,7 @@ class Run:
     @cached_property
     def tokenizers(self) -> "Tokenizers":
         """The run's own tokenizers. Raises: DataError for damaged ones, RunError for those of another model."""
-        from mtkit.data.tokenizer import Tokenizers
+        from mtkit.text.tokenizer import Tokenizers
 
         found = Tokenizers.load(self.folder / "tokenizer")
         if self.about["vocabularies"] != {"source": found.source.size, "target": found.target.size}:
@@ -236,7 +236,7 @@ class Run:
             tensors = {**read_tensors(base), **tensors}
         if self.recipe.training.lora is None:
             return tensors
-        from mtkit.model.adaptation.lora import merged_weights
+        from mtkit.model.adaptation import merged_weights
 
         return merged_weights(tensors, self.recipe.training.lora)
 

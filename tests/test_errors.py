@@ -4,8 +4,8 @@ import pytest
 
 from mtkit.attention import build
 from mtkit.cli.values import parse_numbers, parse_options
-from mtkit.data.lines.parts import FilePart
-from mtkit.decoding.engines.arithmetic import find_dtype
+from mtkit.data.chunks import FilePart
+from mtkit.decoding.engines.weights import find_dtype
 from mtkit.device import find_device
 from mtkit.errors import MtkitError, cut_words, shown
 from mtkit.recipe import make_recipe

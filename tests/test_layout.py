@@ -14,48 +14,34 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 500
 FULLEST_FOLDER = 20
 ATTENTION = PACKAGE / "attention"
-ENGINES = ATTENTION / "engines"
-FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - {ENGINES})
+SHARED = [ATTENTION / "bases", ATTENTION / "kernels"]
+FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - set(SHARED))
+MECHANISMS = sorted(file for family in FAMILIES for file in family.glob("[!_]*.py"))
 
-FOUNDATION = {
-    "errors",
-    "files",
-    "languages",
-    "device",
-    "yaml_text",
-    "stored",
-    "weights",
-    "memory",
-    "tables",
-    "compiled",
-    "terminal",
-    "numpy_values",
-}
+FOUNDATION = {"errors", "device", "memory", "terminal", "storage"}
+TEXT = FOUNDATION | {"recipe", "text"}
+MODEL = TEXT | {"attention", "model", "data"}
+TRAINING = MODEL | {"runs", "decoding", "evaluation", "training"}
 BELOW = {
-    "attention": FOUNDATION,
-    "data": FOUNDATION | {"recipe"},
-    "model": FOUNDATION | {"recipe", "attention"},
-    "runs": FOUNDATION | {"recipe", "attention", "model", "data"},
-    "decoding": FOUNDATION | {"recipe", "attention", "model", "data", "runs"},
-    "evaluation": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding"},
-    "training": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation"},
-    "comparison": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
-    "reporting": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
-    "interchange": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
-    "benchmark": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding", "evaluation", "training"},
-    "serving": FOUNDATION | {"recipe", "attention", "model", "data", "runs", "decoding"},
     "errors": set(),
-    "stored": {"errors"},
-    "languages": set(),
-    "files": {"errors"},
+    "terminal": set(),
     "device": {"errors"},
     "memory": {"errors"},
-    "tables": set(),
-    "compiled": set(),
-    "yaml_text": set(),
-    "terminal": set(),
-    "numpy_values": set(),
+    "storage": {"errors"},
     "recipe": FOUNDATION,
+    "text": TEXT,
+    "attention": FOUNDATION,
+    "data": TEXT,
+    "model": FOUNDATION | {"recipe", "attention"},
+    "runs": MODEL,
+    "decoding": MODEL | {"runs"},
+    "evaluation": MODEL | {"runs", "decoding"},
+    "training": TRAINING,
+    "experiments": TRAINING,
+    "reporting": TRAINING,
+    "interchange": TRAINING,
+    "benchmark": TRAINING | {"experiments"},
+    "serving": MODEL | {"runs", "decoding"},
 }
 """What each room may import besides itself; what is not listed (cli, the package itself) may import all."""
 
@@ -125,7 +111,7 @@ def strangers(module: Path) -> set[str]:
     found = imported(module, in_families)
     helpers = {name for name in found if name.rpartition(".")[2].startswith("_")}
     own = name_of(module).rpartition(".")[0]
-    return found if ENGINES in module.parents else {name for name in helpers if name.rpartition(".")[0] != own}
+    return found if set(SHARED) & set(module.parents) else {name for name in helpers if name.rpartition(".")[0] != own}
 
 
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
@@ -171,7 +157,7 @@ class TestWalk:
         monkeypatch.setattr(here, "PACKAGE", tmp_path / "mtkit")
         monkeypatch.setattr(here, "ROOT", tmp_path)
         monkeypatch.setattr(here, "ATTENTION", self.attention)
-        monkeypatch.setattr(here, "ENGINES", self.attention / "engines")
+        monkeypatch.setattr(here, "SHARED", [self.attention / "kernels"])
         monkeypatch.setattr(here, "FAMILIES", [self.attention / "sparse"])
         self.root = tmp_path / "mtkit"
 
@@ -201,19 +187,23 @@ class TestWalk:
 
     def test_an_engine_that_takes_from_a_family(self) -> None:
         taking = "from mtkit.attention.{} import x\n".format
-        for name in ("sparse/band", "sparse/_spans", "engines/sums/b", "slots"):
+        for name in ("sparse/band", "sparse/_spans", "kernels/b", "slots"):
             self.written(f"attention/{name}.py", "")
-        engine = self.written("attention/engines/blocks/a.py", taking("sparse.band") + taking("slots"))
+        engine = self.written("attention/kernels/a.py", taking("sparse.band") + taking("slots"))
         assert strangers(engine) == {"mtkit.attention.sparse.band"}
-        assert not strangers(self.written("attention/sparse/bp.py", taking("sparse._spans") + taking("engines.sums.b")))
+        assert not strangers(self.written("attention/sparse/bp.py", taking("sparse._spans") + taking("kernels.b")))
         assert strangers(self.written("attention/linear/b.py", taking("sparse._spans")))
 
 
 @pytest.mark.parametrize(
-    "module", sorted(PACKAGE.glob("attention/*/[!_]*.py")), ids=lambda module: str(module.relative_to(PACKAGE))
+    "module",
+    sorted(file for family in FAMILIES for file in family.glob("[!_]*.py")),
+    ids=lambda module: str(module.relative_to(PACKAGE)),
 )
 def test_a_mechanism_imports_no_other(module: Path) -> None:
-    assert not imported(module, {name_of(each) for each in PACKAGE.glob("attention/*/[!_]*.py")})
+    assert not imported(
+        module, {name_of(each) for each in (file for family in FAMILIES for file in family.glob("[!_]*.py"))}
+    )
 
 
 @pytest.mark.parametrize("folder", sorted(TESTS.rglob("*/")), ids=lambda folder: str(folder.relative_to(TESTS)))

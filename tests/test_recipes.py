@@ -11,17 +11,15 @@ import pytest
 import torch
 import yaml
 
+from mtkit.data.builtin.corpus import corpus as builtin_corpus
 from mtkit.data.documents import joined
-from mtkit.data.grammar.corpus import corpus as builtin_corpus
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
+from mtkit.experiments.check import check
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, load_recipe, merged
 from mtkit.recipe.data import Corpus, Grammar
-from mtkit.recipe.file import read_settings, shipped_recipes
-from mtkit.recipe.head import read_head
-from mtkit.recipe.promises import promise
-from mtkit.recipe_check import check
+from mtkit.recipe.file import promise, read_head, read_settings, shipped_recipes
 from tests.decoding.trained import make_run
 
 RECIPES = shipped_recipes()

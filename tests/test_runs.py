@@ -13,11 +13,11 @@ from torch import nn
 
 from mtkit import runs
 from mtkit.errors import MtkitError, RunError
-from mtkit.files import digest
 from mtkit.model.build import build_model
 from mtkit.recipe import load_recipe
 from mtkit.runs import FORMAT, Run, find_run, find_runs, named_run
-from mtkit.weights import load_weights, read_tensors
+from mtkit.storage.files import digest
+from mtkit.storage.weights import load_weights, read_tensors
 from tests.damage import check_damages
 
 

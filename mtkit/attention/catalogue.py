@@ -8,7 +8,7 @@ from typing import Any
 from mtkit.attention.contract import ROLES
 from mtkit.attention.options import declared
 from mtkit.attention.registry import Mechanism, find, mechanisms
-from mtkit.tables import aligned
+from mtkit.terminal import aligned
 
 
 def table() -> str:

@@ -26,11 +26,14 @@ from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
 from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
 from mtkit.errors import MtkitError, cut_words, did_you_mean, shown
-from mtkit.memory.allocation import WithinMemory
-from mtkit.numpy_values import as_python
+from mtkit.memory import WithinMemory
+from mtkit.storage.records import as_python
 
 GROUP = "mtkit.attention"
 """Entry point group of other packages' mechanisms: the mechanism's name, and its module."""
+
+SHARED = {"bases", "kernels"}
+"""Folders of `mtkit.attention` that hold no mechanisms."""
 
 OTHERS = "other packages"
 """Family of other packages' mechanisms."""
@@ -70,7 +73,7 @@ def mechanisms() -> dict[str, Mechanism]:
     Raises: MtkitError for another package's mechanism with the name of one that is already known.
     """
     found: dict[str, Mechanism] = {}
-    for file in sorted(Path(__file__).parent.glob("*/[!_]*.py")):
+    for file in sorted(file for file in Path(__file__).parent.glob("*/[!_]*.py") if file.parent.name not in SHARED):
         family, name = file.parent.name, file.stem.replace("_", "-")
         if name in found:
             raise ValueError(f"two families have a mechanism '{name}': {found[name].family} and {family}")

@@ -19,8 +19,7 @@ from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.memory.allocation import in_words
-from mtkit.memory.out_of_memory import gave_out
+from mtkit.memory import gave_out, in_words
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from mtkit.memory.allocation import available_bytes
+from mtkit.memory import available_bytes
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

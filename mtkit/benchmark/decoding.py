@@ -1,19 +1,23 @@
-"""How fast decoding is, text to text: models of runs, arithmetics and programs, in turns, with what each translates."""
+"""How fast decoding is, text to text: models of runs, arithmetics and programs, in turns, with what each translates.
+
+The benchmark of decoding for people, as tables and bars, and for programs, as JSON.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from mtkit.benchmark.machine import Rate, arithmetic_of, product_rate
-from mtkit.benchmark.operations import decoding_operations
+from mtkit.benchmark.attention_report import aligned, hardware
+from mtkit.benchmark.machine import Rate, arithmetic_of, decoding_operations, product_rate
+from mtkit.benchmark.report import Bars, about, giga, percent, rates_in_words, times
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.weights import find_dtype
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
@@ -317,3 +321,107 @@ def _firsts(rows: Sequence[Measured]) -> Iterator[Measured]:
     first: dict[tuple[str, int], Measured] = {}
     for row in rows:
         yield first.setdefault((row.run, row.beam), row)
+
+
+AGREEMENT = 0.95
+"""Share of lines that another program must translate as mtkit does, in float32 and greedily, to have the same model."""
+
+
+def table(benchmark: DecodingBenchmark) -> str:
+    """A table for each beam, with a row for each run, program and arithmetic; × is beside the first row."""
+    side, runs = benchmark.side, [str(run.folder) for run in benchmark.runs.values()]
+    first, of_its_run = label_of(benchmark, benchmark.rows[0]), " as by the first row of the same run"
+    head = (
+        f"decoding {len(side.sources):,} segments of {side.name} with {', '.join(runs)}, text to text, "
+        f"{benchmark.repeats} times in turns, on {hardware(benchmark.device)}\n"
+        f"(×: beside {first}; ceiling: segments/s if the operations that a segment cannot do without ran at "
+        f"the measured rate;\nsame: lines translated alike{of_its_run if len(runs) > 1 else ''})"
+    )
+    shortlist = max(row.shortlist for row in benchmark.rows)
+    if shortlist:
+        head += f"\n(short: only {shortlist} translations of each source piece may come, and the most frequent pieces)"
+    parts = [_at_beam(benchmark, beam) for beam in benchmark.beams]
+    footer = f"BLEU {benchmark.signature}\n{rates_in_words(benchmark.rates)}"
+    return "\n\n".join([head, *parts, footer, *_doubts(benchmark)])
+
+
+def as_object(benchmark: DecodingBenchmark) -> dict[str, Any]:
+    """Everything measured, numbers unrounded, translations included."""
+    return {
+        **about(benchmark.device, benchmark.rates),
+        "runs": {name: str(run.folder) for name, run in benchmark.runs.items()},
+        "side": benchmark.side.name,
+        "repeats": benchmark.repeats,
+        "signature": benchmark.signature,
+        "operations_per_segment": benchmark.operations,
+        "rows": [
+            {
+                **asdict(row),
+                "segments_per_second": row.speed,
+                "median_segments_per_second": row.median,
+                "pieces_per_second": row.pieces_per_second,
+                "ceiling": benchmark.ceiling(row),
+                "share": benchmark.share(row),
+            }
+            for row in benchmark.rows
+        ],
+    }
+
+
+def bars(benchmark: DecodingBenchmark) -> list[Bars]:
+    """The speeds as bars, beam by beam."""
+    return [
+        Bars(
+            title=f"decoding {benchmark.side.name}, beam {beam}, text to text, on {hardware(benchmark.device)}",
+            unit="segments per second (BLEU behind the name)",
+            speeds=[
+                (f"{label_of(benchmark, row)} ({row.bleu:.1f})", row.speed, row.program == "mtkit")
+                for row in benchmark.of_beam(beam)
+            ],
+        )
+        for beam in benchmark.beams
+    ]
+
+
+def label_of(benchmark: DecodingBenchmark, row: Measured) -> str:
+    """ "mtkit float32 short" with a shortlist; of several runs "NAME: mtkit float32 short"."""
+    run = f"{row.run}: " if len(benchmark.runs) > 1 else ""
+    return f"{run}{row.program} {row.arithmetic}{' short' if row.shortlist else ''}"
+
+
+def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
+    measured = benchmark.of_beam(beam)
+    rows = [["", "segments/s", "×", "median", "pieces/s", "ceiling", "share", "BLEU", "same", "batch"]]
+    for row in measured:
+        ceiling = benchmark.ceiling(row)
+        rows.append(
+            [
+                label_of(benchmark, row),
+                f"{row.speed:,.1f}",
+                times(row.speed, measured[0].speed),
+                f"{row.median:,.1f}",
+                f"{row.pieces_per_second:,.0f}",
+                "-" if ceiling is None else f"{ceiling:,.0f}",
+                percent(benchmark.share(row)),
+                f"{row.bleu:.2f}",
+                f"{row.same:.1%}",
+                f"{row.size:,}",
+            ]
+        )
+    needed = [
+        f"{giga(its[beam])} GFLOP a segment{f' of {name}' if len(benchmark.runs) > 1 else ''}"
+        for name, its in benchmark.operations.items()
+    ]
+    return f"beam {beam}, {', '.join(needed)}\n{aligned(rows)}"
+
+
+def _doubts(benchmark: DecodingBenchmark) -> list[str]:
+    """A line for each program whose model does not seem to be the same."""
+    first = {row.run: row for row in reversed(benchmark.rows)}
+    return [
+        f"note: {label_of(benchmark, row)} translates only {row.same:.1%} of the lines as "
+        f"{label_of(benchmark, first[row.run])} does, so its model may not be the same"
+        for row in benchmark.rows
+        if row.beam == 1 and not row.shortlist and row.same < AGREEMENT
+        if row.arithmetic == first[row.run].arithmetic == "float32"
+    ]

@@ -12,7 +12,7 @@ from mtkit import __version__
 from mtkit.benchmark.attention_report import hardware
 from mtkit.benchmark.machine import Rate
 from mtkit.errors import MtkitError
-from mtkit.files import inside, write_json, write_text, writing
+from mtkit.storage.files import inside, write_json, write_text, writing
 
 FORMAT = 1
 

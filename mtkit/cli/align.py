@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.translation.notes import note
+from mtkit.cli.translation import note
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment
@@ -45,9 +45,9 @@ def align(
     import torch
 
     from mtkit.decoding.translator import Translator
-    from mtkit.evaluation.alignment_plot import draw_alignment
-    from mtkit.files import check_outputs, inside
+    from mtkit.evaluation.plots import draw_alignment
     from mtkit.runs import find_run
+    from mtkit.storage.files import check_outputs, inside
 
     output = inside(Path(), "alignment.png") if output is None else output
     check_outputs([output])
@@ -70,11 +70,11 @@ def align(
 
 def _table(aligned: "Alignment") -> str:
     """A line for each piece of the translation."""
-    from mtkit import tables
+    from mtkit import terminal
 
     rows = [("piece", "source pieces and their weights")]
     for piece, row in zip(aligned.target, aligned.weights, strict=True):
         weights, places = row.topk(min(SHOWN, len(row)))
         pairs = zip(places.tolist(), weights.tolist(), strict=True)
         rows.append((piece, "  ".join(f"{aligned.source[at]} {weight:.2f}" for at, weight in pairs)))
-    return tables.aligned(rows, left=(0, 1))
+    return terminal.aligned(rows, left=(0, 1))

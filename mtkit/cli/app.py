@@ -74,7 +74,7 @@ def _mtkit(
     ] = False,
 ) -> None:
     """Train and evaluate translation models in which the attention mechanism is a choice."""
-    from mtkit.memory.kept import keep_freed_memory
+    from mtkit.memory import keep_freed_memory
 
     # PyTorch reads this when it is first imported: large tensors on the CPU get large pages. The C library maps each of
     # them anew, and to fault one in by pages of 4 KB takes longer than much of the arithmetic on it
@@ -130,7 +130,7 @@ def main() -> None:
 def _is_memory_full(error: Exception) -> bool:
     if not isinstance(error, MemoryError | RuntimeError):
         return False
-    from mtkit.memory.out_of_memory import gave_out
+    from mtkit.memory import gave_out
 
     return gave_out(error)
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.benchmarks.decode import decode
-from mtkit.cli.benchmarks.documents import documents
-from mtkit.cli.benchmarks.quiet import say_if_busy
-from mtkit.cli.benchmarks.train import train
+from mtkit.cli.benchmark_decode import decode
+from mtkit.cli.benchmark_documents import documents
+from mtkit.cli.benchmark_train import train
+from mtkit.cli.quiet import say_if_busy
 from mtkit.cli.values import MOST, parse_names, parse_numbers, parse_options
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def attention(
     from mtkit.benchmark.report import outputs
     from mtkit.cli.progress import steps
     from mtkit.device import find_device
-    from mtkit.files import write_json, write_text
+    from mtkit.storage.files import write_json, write_text
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -95,7 +95,7 @@ def attention(
 
 def _picture(measured: "Benchmark", path: Path) -> str:
     """Draws the picture where matplotlib is installed; gives the words that say where it is, or is not."""
-    from mtkit.benchmark.attention_plot import draw_benchmark
+    from mtkit.benchmark.attention_report import draw_benchmark
 
     try:
         draw_benchmark(measured, path)

@@ -8,7 +8,7 @@ import typer
 from mtkit.cli.values import parse_names, parse_options
 
 if TYPE_CHECKING:
-    from mtkit.comparison.folder import Folder
+    from mtkit.experiments.folder import Folder
 
 
 def compare(
@@ -59,12 +59,12 @@ def compare(
     from tqdm import tqdm
 
     from mtkit.cli.progress import latest
-    from mtkit.comparison.entries import entries
-    from mtkit.comparison.folder import Folder
-    from mtkit.comparison.process import compare as run
-    from mtkit.comparison.report import table
     from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
+    from mtkit.experiments.compare import compare as run
+    from mtkit.experiments.entries import entries
+    from mtkit.experiments.folder import Folder
+    from mtkit.experiments.report import table
 
     chosen = entries(settings, parse_names("--attention", attention), options)
     prepared = open_prepared(settings.data.folder)
@@ -92,10 +92,9 @@ def compare(
 
 def _write(folder: "Folder") -> str:
     """Writes table, JSON and pictures of what there is so far; gives the words that say where."""
-    from mtkit.comparison.plot import draw_comparison
-    from mtkit.comparison.report import as_object, markdown
-    from mtkit.comparison.scatter import draw_scatter
-    from mtkit.files import write_json, write_text
+    from mtkit.experiments.plots import draw_comparison, draw_scatter
+    from mtkit.experiments.report import as_object, markdown
+    from mtkit.storage.files import write_json, write_text
 
     settings, results = folder.settings(), folder.results()
     text, data, picture, speed = folder.outputs()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtkit.cli.translation.notes import note
+from mtkit.cli.translation import note
 from mtkit.errors import RecipeError
 
 _Files = tuple[Path, Path] | None
@@ -100,8 +100,8 @@ def prepare(
         ),
     }
     from mtkit.cli.progress import through
+    from mtkit.data.chunks import FilePart
     from mtkit.data.encode import usable_cores
-    from mtkit.data.lines.parts import FilePart
     from mtkit.data.prepare import prepare as prepare_data
     from mtkit.data.prepare import prepare_part
     from mtkit.data.report import summary

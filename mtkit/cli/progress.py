@@ -31,7 +31,7 @@ def counted(what: str | None, unit: str, total: int | None) -> Iterator[Callable
 
 
 def through(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
-    """Goes through `items` (`mtkit.data.progress.ProgressBar`)."""
+    """Goes through `items` (`mtkit.terminal.ProgressBar`)."""
     bar: Iterable[Any] = tqdm(items, what, total, delay=2, unit_scale=True, leave=False, disable=not watched())
     return bar
 

@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mtkit.recipe.head import Head
-    from mtkit.recipe_check import Checked
+    from mtkit.experiments.check import Checked
+    from mtkit.recipe.file import Head
 
 recipes = typer.Typer(invoke_without_command=True)
 
@@ -36,8 +36,7 @@ def _recipes(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from mtkit.recipe.file import read_settings, shipped_recipes
-    from mtkit.recipe.head import read_head
+    from mtkit.recipe.file import read_head, read_settings, shipped_recipes
 
     paths = shipped_recipes().values()
     typer.echo(_table([(read_head(path), read_settings(path).get("promises", [])) for path in paths]))
@@ -65,8 +64,8 @@ def schema() -> None:
       mtkit recipes schema > recipe-schema.json    # then, as the first line of mine.yaml:
                                                    # yaml-language-server: $schema=recipe-schema.json
     """
-    from mtkit.files import json_text
     from mtkit.recipe import Recipe
+    from mtkit.storage.files import json_text
 
     standard = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     typer.echo(json_text(standard | Recipe.model_json_schema(), indent=2, ensure_ascii=False))
@@ -109,7 +108,7 @@ def check(
 
     from mtkit.cli.progress import through
     from mtkit.data.encode import usable_cores
-    from mtkit.recipe_check import check as run_check
+    from mtkit.experiments.check import check as run_check
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -150,7 +149,7 @@ def _tell(checked: "Checked") -> None:
 
 def _table(recipes: "Sequence[tuple[Head, Sequence[str]]]") -> str:
     """A line for each recipe, and one more for each promise beyond the first."""
-    from mtkit.tables import aligned
+    from mtkit.terminal import aligned
 
     rows = [("name", "what it is", "promises", "reached")]
     for head, promises in recipes:

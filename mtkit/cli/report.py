@@ -38,9 +38,9 @@ def report(
     import torch
 
     from mtkit.cli.progress import through
-    from mtkit.files import check_outputs, inside, write_text
     from mtkit.reporting.page import report_page
     from mtkit.runs import find_run, named_run
+    from mtkit.storage.files import check_outputs, inside, write_text
 
     output = inside(Path(), "report.html") if output is None else output
     check_outputs([output])

@@ -83,14 +83,13 @@ def score(
       mtkit score --hypothesis out.de --reference test.de
     """
     from mtkit.cli.progress import through
-    from mtkit.data.readers.languages import with_languages
-    from mtkit.evaluation.report import side_object, sides_text
-    from mtkit.evaluation.side_scores import score_side
+    from mtkit.evaluation.report import score_side, side_object, sides_text
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
-    from mtkit.files import json_text
-    from mtkit.languages import languages_of
     from mtkit.recipe import load_recipe
+    from mtkit.storage.files import json_text
+    from mtkit.text.languages import languages_of
+    from mtkit.text.readers.facts import with_languages
 
     sides: list[tuple[str | None, list[Translated]]]
     if hypothesis or reference or source:

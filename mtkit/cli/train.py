@@ -156,7 +156,7 @@ def train(
 
 def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
     """Where what a recipe says of its data differs from how data was prepared."""
-    from mtkit.data.prepared.identity import prepared_by
+    from mtkit.data.prepared.place import prepared_by
     from mtkit.recipe import differences
 
     unnamed = {"source_language", "target_language"} - wanted.model_fields_set  # those that the text told

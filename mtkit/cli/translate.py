@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from mtkit.cli.translation.checks import (
+from mtkit.cli.translation import (
     check_alone,
     check_documents,
     check_options,
+    check_parts,
     check_set,
     check_standard_input,
     check_standard_output,
+    count,
+    folder_of,
+    given_settings,
+    heads_for,
+    is_live,
+    lexicon_for,
+    note,
+    own_part,
+    recipe_of,
+    text,
 )
-from mtkit.cli.translation.input import count, is_live, text
-from mtkit.cli.translation.lexicons import heads_for, lexicon_for
-from mtkit.cli.translation.notes import note
-from mtkit.cli.translation.parts import check_parts, own_part
-from mtkit.cli.translation.parts import join as join_parts
-from mtkit.cli.translation.settings import folder_of, given_settings, recipe_of
+from mtkit.cli.translation import join as join_parts
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
@@ -170,8 +176,8 @@ def translate(
 
     from mtkit.decoding.files import force_file, translate_file
     from mtkit.decoding.translator import Translator, joins_documents
-    from mtkit.files import check_outputs
     from mtkit.runs import find_runs
+    from mtkit.storage.files import check_outputs
 
     given = given_settings(
         method=method,
@@ -274,8 +280,8 @@ def _translate_sides(
     from mtkit.decoding.held_out import n_best_lines
     from mtkit.decoding.lines.notes import Notes
     from mtkit.decoding.links.lines import pharaoh
-    from mtkit.files import write_text
-    from mtkit.tables import shortened
+    from mtkit.storage.files import write_text
+    from mtkit.terminal import shortened
 
     for side in sides:
         if joined and side.documents is None:
@@ -332,8 +338,8 @@ def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]"
 
 def _named(translator: "Translator", name: str, languages: str | None, direction: str | None) -> "HeldOut":
     """A test set of sacrebleu as a side of the run's only direction, or the given one."""
-    from mtkit.data.readers.named_sets import read_test_set
     from mtkit.decoding.held_out import HeldOut
+    from mtkit.text.readers.named_sets import read_test_set
 
     way = translator.directions(direction, 1).names_of_lines()[0]
     found = read_test_set(name, languages or way)

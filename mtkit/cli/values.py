@@ -12,7 +12,7 @@ def parse_options(texts: list[str]) -> dict[str, Any]:
     """{"window_radius": 64} from ["window_radius=64"]; values are YAML scalars and lists. Raises: MtkitError."""
     import yaml
 
-    from mtkit.yaml_text import load_yaml
+    from mtkit.storage.yaml_text import load_yaml
 
     options: dict[str, Any] = {}
     for text in texts:

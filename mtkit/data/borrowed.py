@@ -8,13 +8,13 @@ from typing import Any
 
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, did_you_mean
-from mtkit.files import check_regular
-from mtkit.languages import languages_of
 from mtkit.recipe import make_recipe
 from mtkit.recipe.data import DataSettings, TokenizerSettings
 from mtkit.recipe.file import read_settings
 from mtkit.recipe.settings import RUNS
-from mtkit.stored import read_stored
+from mtkit.storage.files import check_regular
+from mtkit.storage.records import read_stored
+from mtkit.text.languages import languages_of
 
 OPTIONS = {
     "vocabulary": "--vocabulary",

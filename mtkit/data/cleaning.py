@@ -5,11 +5,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from mtkit.data.mixing import mixed
-from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.segments import Ragged
-from mtkit.data.tokenizer import UNK
 from mtkit.recipe.data import Cleaning
+from mtkit.terminal import ProgressBar, silent
+from mtkit.text.segments import Ragged, mixed
+from mtkit.text.tokenizer import UNK
 
 REASONS = {
     "empty": "with an empty side",

@@ -19,14 +19,14 @@ from typing import Self
 
 import numpy as np
 
+from mtkit.data.chunks import Chunk
 from mtkit.data.cleaning import pair_hashes
-from mtkit.data.lines.chunks import Chunk
-from mtkit.data.lines.sentences import sentences
-from mtkit.data.readers import first_suspicious
-from mtkit.data.segments import Ragged
-from mtkit.data.tokenizer import Tokenizer, Tokenizers
 from mtkit.errors import DataError
-from mtkit.languages import languages_of
+from mtkit.text.languages import languages_of
+from mtkit.text.readers import first_suspicious
+from mtkit.text.segments import Ragged
+from mtkit.text.sentences import sentences
+from mtkit.text.tokenizer import Tokenizer, Tokenizers
 
 _SAMPLE = 1_000
 """Pairs of a chunk whose sentences are counted: a share of them says enough, and takes less time."""

@@ -16,27 +16,24 @@ from typing import Any
 from mtkit import __version__
 from mtkit.data import shards
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
+from mtkit.data.builtin.corpus import corpus as builtin_corpus
+from mtkit.data.chunks import FilePart, SideText, all_parts
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
-from mtkit.data.grammar.corpus import corpus as builtin_corpus
-from mtkit.data.lines.chunks import SideText
-from mtkit.data.lines.parts import FilePart, all_parts
 from mtkit.data.prepared import open_prepared
-from mtkit.data.prepared.identity import Corpora, identified, measured, prepared_by
-from mtkit.data.prepared.place import check_contents, check_place
+from mtkit.data.prepared.place import Corpora, check_contents, check_place, identified, measured, prepared_by
 from mtkit.data.prepared.record import FORMAT, Record, read_record
-from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.readers import name_of
-from mtkit.data.readers.languages import with_languages
-from mtkit.data.readers.named_sets import with_named_sets
 from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter
-from mtkit.data.subword.sample import TextSample
-from mtkit.data.subword.training import make_tokenizers
+from mtkit.data.vocabulary import TextSample, make_tokenizers
 from mtkit.errors import DataError, DiffersError
-from mtkit.files import inside, json_text, locked, write_json, writing
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
+from mtkit.storage.files import inside, json_text, locked, write_json, writing
+from mtkit.terminal import ProgressBar, silent
+from mtkit.text.readers import name_of
+from mtkit.text.readers.facts import with_languages
+from mtkit.text.readers.named_sets import with_named_sets
 
 LEAST_PAIRS = 32
 """Usable training pairs below which there is nothing to learn from."""

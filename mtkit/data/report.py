@@ -7,8 +7,8 @@ from mtkit.data.cleaning import REASONS
 from mtkit.data.prepare import Report
 from mtkit.data.prepared import open_prepared
 from mtkit.data.sides import RARE
-from mtkit.languages import has_spaces, languages_of
-from mtkit.tables import aligned
+from mtkit.terminal import aligned
+from mtkit.text.languages import has_spaces, languages_of
 
 NOTABLE = 0.001
 """Share of byte or unknown pieces from which on a side is named, and of odd lines from which on they are warned of."""

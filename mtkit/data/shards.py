@@ -22,17 +22,16 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from mtkit.data.borrowed import vocabulary_of
+from mtkit.data.chunks import Chunk, FilePart, SideText
 from mtkit.data.encode import EncodedChunk, Encoder
-from mtkit.data.lines.chunks import Chunk, SideText
-from mtkit.data.lines.parts import FilePart
-from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.readers import name_of
-from mtkit.data.segments import Ragged, lists
 from mtkit.data.sides import SideAlignment
 from mtkit.errors import DataError, MtkitError
-from mtkit.files import inside, json_text, locked, write_json, writing
 from mtkit.recipe.data import DataSettings
-from mtkit.stored import Count, read_stored
+from mtkit.storage.files import inside, json_text, locked, write_json, writing
+from mtkit.storage.records import Count, read_stored
+from mtkit.terminal import ProgressBar, silent
+from mtkit.text.readers import name_of
+from mtkit.text.segments import Ragged, lists
 
 PAIRS = 1_000_000
 """Segment pairs of a shard, about: at most so many are encoded once more after a kill."""

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mtkit.data.chunks import Chunk
 from mtkit.data.cleaning import REASONS, Repeats, Seen, examine, left_out
 from mtkit.data.encode import EncodedChunk, sampled
-from mtkit.data.lines.chunks import Chunk
-from mtkit.data.lines.lengths import MOST_SENTENCES
-from mtkit.data.readers import name_of
-from mtkit.data.segments import Ragged, Segments, lists
-from mtkit.data.tokenizer import BREAK, UNK, Tokenizer, Tokenizers
+from mtkit.data.lengths import MOST_SENTENCES
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
+from mtkit.text.readers import name_of
+from mtkit.text.segments import Ragged, Segments, lists
+from mtkit.text.tokenizer import BREAK, UNK, Tokenizer, Tokenizers
 
 RARE = 10
 """Occurrences in training below which a piece is too rare to be learned well."""

@@ -9,14 +9,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
-from mtkit.decoding.batches import padded, plan, tasks_of
-from mtkit.decoding.engines.arithmetic import decoding_with
+from mtkit.decoding.engines.weights import decoding_with
 from mtkit.decoding.lines.segments import Directions, Segment, Source, is_blank
 from mtkit.decoding.side_by_side import at_once, side_by_side
+from mtkit.decoding.translate import padded, plan, tasks_of
 from mtkit.errors import DataError, MtkitError
-from mtkit.memory.out_of_memory import Halving
+from mtkit.memory import Halving
 from mtkit.model.network import Network, Weights
+from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
 
 ROLES = ("encoder", "decoder", "cross")
 

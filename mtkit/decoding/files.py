@@ -5,8 +5,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from mtkit.data.lines.parts import FilePart
-from mtkit.data.readers import Lines, Span
+from mtkit.data.chunks import FilePart
 from mtkit.decoding.held_out import n_best_lines
 from mtkit.decoding.lines.documents import parted_by_blank_lines
 from mtkit.decoding.lines.notes import Notes
@@ -19,7 +18,8 @@ from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.errors import DataError, MtkitError
-from mtkit.files import check_outputs, is_device
+from mtkit.storage.files import check_outputs, is_device
+from mtkit.text.readers import Lines, Span
 
 Text = Path | Iterable[str]
 """Lines: a file, .gz too, or what gives one after the other, without line ends."""

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
-from mtkit.data.tokenizer import EOS, Tokenizers
-from mtkit.decoding.batches import padded, plan, tasks_of
 from mtkit.decoding.engines.contract import Engine
 from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.side_by_side import at_once, side_by_side
-from mtkit.decoding.translate import OnProgress
+from mtkit.decoding.translate import OnProgress, padded, plan, tasks_of
 from mtkit.errors import DataError
-from mtkit.memory.out_of_memory import Halving
+from mtkit.memory import Halving
+from mtkit.text.tokenizer import EOS, Tokenizers
 
 
 def log_probs_of_lines(

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from mtkit.data.borrowed import vocabulary_of
 from mtkit.data.prepared import Prepared, Tokens, open_prepared
-from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.errors import DataError, MtkitError, RunError
-from mtkit.files import inside, write_tensors, writing
 from mtkit.runs import Run
-from mtkit.weights import read_tensors
+from mtkit.storage.files import inside, write_tensors, writing
+from mtkit.storage.weights import read_tensors
+from mtkit.terminal import ProgressBar, silent
+from mtkit.text.tokenizer import BREAK, EOS, PAD, Tokenizers
 
 FILE = "lexicon.safetensors"
 """Its name in a run's folder."""

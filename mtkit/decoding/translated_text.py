@@ -15,18 +15,18 @@ from itertools import islice
 from pathlib import Path
 
 from mtkit.data.borrowed import with_tokenizer
-from mtkit.data.progress import ProgressBar, silent
-from mtkit.data.readers import EMPTY_LINES, Lines, measure_file
-from mtkit.data.readers.languages import with_languages
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, RecipeError, RunError
-from mtkit.files import inside, json_text, write_json
-from mtkit.languages import languages_of
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.recipe.settings import run_folder_of
 from mtkit.runs import named_run
-from mtkit.stored import read_object
+from mtkit.storage.files import inside, json_text, write_json
+from mtkit.storage.records import read_object
+from mtkit.terminal import ProgressBar, silent
+from mtkit.text.languages import languages_of
+from mtkit.text.readers import EMPTY_LINES, Lines, measure_file
+from mtkit.text.readers.facts import with_languages
 
 
 def with_translations(

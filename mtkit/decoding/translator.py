@@ -8,30 +8,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from mtkit.data.tokenizer import Tokenizers
+from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
-from mtkit.decoding.engines.arithmetic import find_dtype
 from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2, with_lexicon
-from mtkit.decoding.engines.ensemble import Ensemble
-from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine
+from mtkit.decoding.engines.weights import find_dtype
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.held_out import HeldOut, Speed, files_of, save, timed
+from mtkit.decoding.held_out import HeldOut, Speed, files_of, save, timed, translate_side
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions
 from mtkit.decoding.links.heads import Heads
 from mtkit.decoding.links.lines import Links, link_lines
-from mtkit.decoding.sides import translate_side
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
-from mtkit.files import digest
 from mtkit.model.network import Model, Network
-from mtkit.model.products.int8 import check_int8
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.storage.files import digest
+from mtkit.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:
     from mtkit.decoding.engines.ctranslate2.engine import CTranslate2Engine

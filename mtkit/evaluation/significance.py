@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mtkit.data.progress import ProgressBar, silent
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.evaluation.scores import RESAMPLES, Score, with_intervals
 from mtkit.evaluation.statistics import Numbers, Statistics, seed, shuffle
+from mtkit.terminal import ProgressBar, silent
 
 TESTS = ("bootstrap", "randomisation")
 TRIALS = 10_000

@@ -3,6 +3,8 @@
 A corpus's BLEU, chrF, TER and exact match are functions of the sum of its segments' rows of sufficient statistics.
 sacrebleu's own resampling holds resamples x segments rows: 7 GB at 1,000 resamples of 100,000 segments. This module
 draws in blocks, with the same seed and order, so that its results are equal to sacrebleu's.
+
+Scores by source length, which show how an attention mechanism handles long segments.
 """
 
 import os
@@ -13,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.data.progress import ProgressBar, silent
+from mtkit.decoding.links.heads import words
+from mtkit.terminal import ProgressBar, silent
 
 Numbers = NDArray[np.float64]
 
@@ -176,3 +179,45 @@ def _blocks(times: int, segments: int, multiple: int) -> list[int]:
     """Return the number of draws in each block."""
     size = max(min(BLOCK // segments, DRAWS) // multiple, 1) * multiple
     return [min(size, times - begin) for begin in range(0, times, size)]
+
+
+UPPER = (10, 20, 30, 40, 60)
+"""Maximum words of each bucket; the last bucket has no maximum."""
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """Scores of one system on the segments with `least` to `most` source words."""
+
+    least: int
+    most: int | None
+    segments: int
+    scores: dict[str, float]
+    """Scores by metric, without intervals."""
+    length_ratio: float | None
+    """BLEU's length ratio: hypothesis tokens / reference tokens; None if the references have no tokens."""
+
+    @property
+    def name(self) -> str:
+        """Name of the bucket, as `11-20` or `over 60`."""
+        if self.most is None:
+            return f"over {self.least - 1}"
+        return f"{self.least}-{self.most}" if self.most > self.least else str(self.least)
+
+
+def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: Statistics) -> list[LengthRow]:
+    """Return a row for each bucket of UPPER that has segments; empty sources are a separate row.
+
+    `statistics` belong to the metrics to show. `bleu` gives the length ratio. Words are counted by
+    `mtkit.decoding.links.heads`: words between spaces, or characters in scripts without spaces.
+    """
+    lengths = np.array([len(words(source)) for source in sources])
+    rows = []
+    for least, most in [(0, 0), *zip([1, *(each + 1 for each in UPPER)], [*UPPER, None], strict=True)]:
+        in_bucket = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
+        if segments := int(in_bucket.sum()):
+            scores = {each.name: float(each.result(in_bucket).score) for each in statistics}
+            tokens = bleu.result(in_bucket)
+            ratio = tokens.sys_len / tokens.ref_len if tokens.ref_len else None
+            rows.append(LengthRow(least, most, segments, scores, ratio))
+    return rows

@@ -7,11 +7,11 @@ from typing import NamedTuple, NotRequired
 
 from typing_extensions import TypedDict
 
-from mtkit.data.readers import Lines
 from mtkit.errors import DataError, MtkitError, RunError, did_you_mean, shown
 from mtkit.evaluation.scores import check_counts
 from mtkit.runs import Run
-from mtkit.stored import read_stored, stored
+from mtkit.storage.records import read_stored, stored
+from mtkit.text.readers import Lines
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 
 import mtkit
-from mtkit.data.subword.model_file import ModelFile
-from mtkit.data.subword.renumbered import renumbered
-from mtkit.data.tokenizer import UNK
 from mtkit.errors import DataError, MtkitError, RunError
-from mtkit.files import write_json, write_text, writing
 from mtkit.interchange.marian.config import (
     Configuration,
     decoding_settings,
@@ -25,16 +21,19 @@ from mtkit.interchange.marian.config import (
     unheeded,
     without_probability,
 )
-from mtkit.interchange.marian.vocabulary import MARKS, Numbering, is_tag, number
+from mtkit.interchange.marian.vocabulary import MARKS, Numbering, is_tag, number, renumbered
 from mtkit.interchange.marian.weights import own_weights, positions_of
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.runs import FORMAT, Run
-from mtkit.stored import read_stored
+from mtkit.storage.files import write_json, write_text, writing
+from mtkit.storage.records import read_stored
+from mtkit.storage.weights import PICKLES, load_weights, read_tensors
+from mtkit.storage.yaml_text import dump_yaml
+from mtkit.text.model_file import ModelFile
+from mtkit.text.tokenizer import UNK
 from mtkit.training.checkpoint import write_checkpoint
-from mtkit.training.state.progress import Progress
-from mtkit.weights import PICKLES, load_weights, read_tensors
-from mtkit.yaml_text import dump_yaml
+from mtkit.training.progress import Progress
 
 VOCABULARY = dict[str, int]
 """Content of vocab.json: the id of each piece."""

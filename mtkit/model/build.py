@@ -8,10 +8,10 @@ from mtkit.attention import ROLES, mechanisms
 from mtkit.attention.registry import find
 from mtkit.attention.slots import SLOTS
 from mtkit.errors import RecipeError
-from mtkit.memory.allocation import available_bytes, too_large, weights_within_memory
+from mtkit.memory import available_bytes, too_large, weights_within_memory
 from mtkit.model.attentions import Choice, choose, describe, label
 from mtkit.model.network import Network
-from mtkit.model.recurrent.network import Recurrent
+from mtkit.model.recurrent import Recurrent
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings, Recipe
 

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from mtkit.attention import Attended, Attention, State
 from mtkit.errors import MtkitError
-from mtkit.model.feedforward import FeedForward
 from mtkit.model.network import Weights
-from mtkit.model.residual import Stream, residual
+from mtkit.model.sublayers import FeedForward, Stream, residual
 from mtkit.recipe import ModelSettings
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mtkit.attention import Attention
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
-from mtkit.model.residual import Stream
+from mtkit.model.sublayers import Stream
 
 
 @dataclass(frozen=True)

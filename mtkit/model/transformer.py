@@ -16,8 +16,8 @@ from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
 from mtkit.model.logits import Logits
 from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
-from mtkit.model.residual import closed, opened
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
+from mtkit.model.sublayers import closed, opened
 from mtkit.recipe import ModelSettings
 
 TOGETHER = 1024

@@ -1,15 +1,37 @@
-"""Find a recipe file by path or by the name of a shipped recipe, and read it."""
+"""Find a recipe file by path or by the name of a shipped recipe, and read it.
+
+The comment at the head of a recipe file: a description and the reached score.
+
+# Multi30k English-German: captions of photographs
+#
+#     mtkit recipes check multi30k-en-de
+#
+# reached: BLEU 37.42 on flickr2016 after 20 minutes on 2 CPU cores (nrefs:1|...)
+
+The first line is the description.
+
+Promises of a recipe: bounds on the scores of its test sides, as in
+
+promises:
+  - BLEU >= 37 on flickr2016 after 20 minutes
+  - TER <= 45 on flickr2016 after 75 minutes
+
+The score of the test side must be within the bound, after the given minutes of training if there are any.
+"""
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import AfterValidator, Field
 
 from mtkit.errors import RecipeError, cut_words, did_you_mean, shown
-from mtkit.yaml_text import load_yaml
+from mtkit.storage.yaml_text import load_yaml
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 """Folder of the recipes that come with mtkit."""
@@ -103,3 +125,75 @@ def _filled(given: Any, value_of: Callable[[str], str]) -> Any:
         columns = ("source", "target", "documents") if "file" in given or "dataset" in given else ()
         return {key: each if key in columns else _filled(each, value_of) for key, each in given.items()}
     return given
+
+
+_REACHED = "reached:"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a recipe: its description and the score that it reached."""
+
+    name: str
+    what: str
+    reached: str | None
+
+
+def read_head(path: Path) -> Head:
+    """Parse the head of a recipe file. Raises: RecipeError if the file cannot be read."""
+    comments = takewhile(lambda line: line.startswith("#"), read_text(path).split("\n"))
+    head = [line.removeprefix("#").strip() for line in comments]
+    reached = [line.removeprefix(_REACHED).strip() for line in head if line.startswith(_REACHED)]
+    return Head(path.stem, head[0].rstrip(".") if head else "", reached[0] if reached else None)
+
+
+EXAMPLE = "BLEU >= 37 on flickr2016 after 20 minutes"
+_FORM = r"(\w+) (>=|<=) (\d+(?:\.\d+)?) on ([\w.-]+)(?: after (\d+) minutes)?"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A bound on the score that a training with the recipe reaches."""
+
+    text: str
+    """The recipe's text: "BLEU >= 37 on flickr2016 after 20 minutes"."""
+    metric: str
+    side: str
+    """Name of a test side."""
+    bound: float
+    at_most: bool
+    """Whether lower is better."""
+    minutes: float | None
+    """Minutes of training; None for the recipe's own limits."""
+
+    def kept(self, score: float) -> bool:
+        """Return whether a score is within the bound."""
+        return score <= self.bound if self.at_most else score >= self.bound
+
+
+def promise(text: str) -> Promise:
+    """Parse a promise. Raises: ValueError if the text has another form."""
+    match = re.fullmatch(_FORM, text)
+    if match is None:
+        raise ValueError(f"cannot understand the promise {shown(text)}; write it as {EXAMPLE}")
+    metric, sign, bound, side, minutes = match.groups()
+    return Promise(text, metric, side, float(bound), sign == "<=", None if minutes is None else float(minutes))
+
+
+def due_after(promises: Sequence[Promise], minutes: float | None) -> list[Promise]:
+    """Return the promises that apply to a training of `minutes`; None means the recipe's own limits, and all apply.
+
+    These are the promises for at most `minutes`; if all are for more, the first promise.
+    """
+    if minutes is None:
+        return list(promises)
+    return [item for item in promises if (item.minutes or 0) <= minutes] or list(promises[:1])
+
+
+def _understood(text: str) -> str:
+    promise(text)
+    return text
+
+
+PromiseText = Annotated[str, AfterValidator(_understood), Field(json_schema_extra={"pattern": f"^{_FORM}$"})]
+"""The text of a promise in a recipe."""

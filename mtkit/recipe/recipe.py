@@ -2,6 +2,8 @@
 
 A value comes from the command line, else the recipe file, else the preset, else the default in the class. The docstring
 under a setting is its documentation, with the unit of a number.
+
+Settings that a new run inherits from the run in `training.init_from`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,16 +14,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from mtkit.errors import RecipeError, did_you_mean, shown
-from mtkit.numpy_values import as_python
-from mtkit.recipe.beginning import with_beginning
 from mtkit.recipe.data import DataSettings
 from mtkit.recipe.decoding import DecodingSettings
-from mtkit.recipe.file import find_recipe, read_settings, with_variables
-from mtkit.recipe.presets import PRESETS
-from mtkit.recipe.promises import PromiseText
-from mtkit.recipe.settings import PositiveInt, Seed, Settings
+from mtkit.recipe.file import PromiseText, find_recipe, read_settings, with_variables
+from mtkit.recipe.settings import PRESETS, PositiveInt, Seed, Settings, run_folder_of
 from mtkit.recipe.training import TrainingSettings
-from mtkit.stored import explain
+from mtkit.storage.records import as_python, explain
 
 Layers = Annotated[int, Field(gt=0, le=10_000)]
 Preset = Literal["tiny", "small", "base", "big"]
@@ -268,3 +266,31 @@ def _groups(annotation: Any) -> Iterator[Any]:
         yield annotation
     for each in get_args(annotation):
         yield from _groups(each)
+
+
+ROLES = ("name", "encoder", "decoder", "cross")
+
+
+def with_beginning(given: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
+    """Merge nested settings with the settings that they inherit from the run in `training.init_from`.
+
+    A run that resumes in the folder `begun` reads them from its own recipe.yaml and does not need the other run.
+    The model is inherited unless a preset is set, because otherwise the weights would not fit. The attention is
+    inherited if no mechanism is set. If there is no such run, the settings do not change.
+    """
+    settings, training = dict(given), given.get("training")
+    run_name = training.get("init_from") if isinstance(training, Mapping) else None
+    path = (begun or run_folder_of(Path(str(run_name)))) / "recipe.yaml"
+    if run_name is None or not path.is_file():
+        return settings  # the caller raises when it opens the run
+    model, attention = given.get("model") or {}, given.get("attention") or {}
+    options: Any = attention.get("options", {}) if isinstance(attention, Mapping) else None
+    if not all(isinstance(section, Mapping) for section in (model, attention, options)):
+        return settings  # make_recipe raises
+    inherited = read_settings(path)
+    if "preset" not in given:
+        settings["model"] = {**inherited.get("model", {}), **model}
+    if all(attention.get(role) is None for role in ROLES):
+        options = {**inherited.get("attention", {}).get("options", {}), **options}
+        settings["attention"] = {**inherited.get("attention", {}), "options": options}
+    return settings

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from mtkit.data.readers import Lines
-from mtkit.decoding.links.heads import Heads, heads_of
+from mtkit.decoding.links.heads import Heads, heads_of, words
 from mtkit.decoding.links.lines import pharaoh
-from mtkit.decoding.links.words import words
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
-from mtkit.evaluation.metrics import make_metric
+from mtkit.evaluation.scores import make_metric
 from mtkit.evaluation.systems import Translated, read_texts
-from mtkit.files import json_text
 from mtkit.runs import Run
-from mtkit.training.origins import imported_from
+from mtkit.storage.files import json_text
+from mtkit.text.readers import Lines
+from mtkit.training.folder import imported_from
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment

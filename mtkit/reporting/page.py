@@ -6,12 +6,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mtkit.data.progress import ProgressBar, silent
-from mtkit.decoding.links.words import begins, words
+from mtkit.decoding.links.heads import begins, words
 from mtkit.errors import RunError
-from mtkit.evaluation.curves import SHOWN, score_lines
-from mtkit.evaluation.report import is_many, matrix
-from mtkit.evaluation.side_scores import SideScores, score_side
+from mtkit.evaluation.plots import SHOWN, score_lines
+from mtkit.evaluation.report import SideScores, is_many, matrix, score_side
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import (
@@ -35,10 +33,11 @@ from mtkit.reporting.markup import (
     text,
 )
 from mtkit.runs import Run
-from mtkit.stored import read_object
+from mtkit.storage.records import read_object
+from mtkit.terminal import ProgressBar, silent
 from mtkit.training.checkpoint import read_progress
+from mtkit.training.progress import Progress
 from mtkit.training.report import read_metrics
-from mtkit.training.state.progress import Progress
 
 SURE = 0.05
 """Significance level: smaller p-values are marked."""

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mtkit import __version__
 from mtkit.serving.batcher import Batcher
 from mtkit.serving.desk import Desk, DetectBody, LookBody, TranslateBody
-from mtkit.serving.hosts import Hosts
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.limits import Hosts, ServingLimits
 from mtkit.serving.metrics import ServingMetrics
 from mtkit.serving.service import Service
 

@@ -13,9 +13,7 @@ import uvicorn
 
 from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
-from mtkit.serving.connections import BriefLog, Connection
-from mtkit.serving.hosts import Hosts
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.limits import BriefLog, Connection, Hosts, ServingLimits
 from mtkit.serving.service import Service, Strings, Unit
 
 SAME_SECONDS = 2.0

@@ -17,7 +17,7 @@ from mtkit.decoding.lines.splitting import split
 from mtkit.decoding.translate import hypotheses_of
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean
-from mtkit.languages import languages_of, seam
+from mtkit.text.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
 """Attention weights in an answer; a role of attention that would exceed it is left out."""

@@ -21,13 +21,13 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
 from mtkit.recipe.training import BestBy
 from mtkit.runs import BASE
-from mtkit.stored import Count, read_stored, stored
-from mtkit.training.optimization.averaging import mean_weights
-from mtkit.training.state.progress import LATER, Progress, rank
-from mtkit.weights import PICKLES, check_sum, read_tensors
+from mtkit.storage.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
+from mtkit.storage.records import Count, read_stored, stored
+from mtkit.storage.weights import PICKLES, check_sum, read_tensors
+from mtkit.training.optimization.optimizer import mean_weights
+from mtkit.training.progress import LATER, Progress, rank
 
 FORMAT = 1
 """Raised when the layout of a checkpoint changes so that older ones cannot be read."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from mtkit.data.batches import Batch, EpochPart, EpochPlan, make_batch, plan_epoch, prefetched
 from mtkit.data.documents import joined
 from mtkit.data.prepared import Prepared, Side
-from mtkit.data.readers import name_of
-from mtkit.data.subword.resegmentation import Resegmentation, strength_of
+from mtkit.data.resegmentation import Resegmentation, strength_of
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
+from mtkit.text.readers import name_of
 from mtkit.training.distributed.world import World
 
 DRAWN_TOGETHER = 1 << 19

@@ -1,4 +1,7 @@
-"""The run folder: made for a new run, checked against the settings when the same run goes on."""
+"""The origin of a run: its training data, the runs that it began with, and the model that it was imported from.
+
+The run folder: made for a new run, checked against the settings when the same run goes on.
+"""
 
 import json
 import platform
@@ -12,19 +15,47 @@ import torch
 
 import mtkit
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of
-from mtkit.data.lines.lengths import lengths_of
+from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
-from mtkit.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
 from mtkit.model.build import attention_packages
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
-from mtkit.runs import FORMAT, Run, is_begun
-from mtkit.stored import read_object
-from mtkit.training.origins import origin, origins
+from mtkit.runs import FORMAT, Origin, Run, is_begun
+from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
+from mtkit.storage.records import read_object
+from mtkit.storage.yaml_text import dump_yaml
 from mtkit.training.report import Say
-from mtkit.yaml_text import dump_yaml
+
+
+def imported_from(run: Run) -> str | None:
+    """The model of another library that the run was made of: its name on the hub, or its folder's name."""
+    place = run.about.get("imported_from")
+    return Path(place).name if place is not None and Path(place).is_absolute() else place
+
+
+def origins(run: Run) -> list[Origin]:
+    """The run whose weights the training began with, then the run that this one began with, and so on."""
+    named = run.about.get("init_from")
+    unknown = [Origin(run=named, imported_from=None, data=[])] if named else []
+    return run.about.get("origins", unknown)
+
+
+def origin(run: Run) -> Origin:
+    """The run as an origin of others."""
+    return Origin(run=run.folder.name, imported_from=imported_from(run), data=trained_on(run))
+
+
+def trained_on(run: Run) -> list[str]:
+    """Return the names of the training corpora and the pairs per direction, for people; empty if unknown."""
+    data = run.recipe.data
+    corpora = [corpus.label for corpus in data.train]
+    if not corpora and run.about.get("data") is not None:
+        corpora = [f"the built-in corpus of mtkit, seed {data.builtin.seed}"]
+    pairs = {way: sum(bin_.pairs for bin_ in its.bins) for way, its in (run.about.get("lengths") or {}).items()}
+    return [*corpora, *(f"{way}: {count:,} training pairs" for way, count in pairs.items())]
+
 
 _ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
 _LOOKS = (

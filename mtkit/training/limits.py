@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Self
 
 from mtkit.recipe import TrainingSettings
-from mtkit.training.state.progress import MEASURES, Progress
+from mtkit.training.progress import MEASURES, Progress
 
 
 @dataclass(frozen=True)

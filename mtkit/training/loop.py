@@ -10,14 +10,14 @@ import numpy as np
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
-from mtkit.evaluation.metrics import missing_tokenizer
-from mtkit.languages import languages_of
-from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
-from mtkit.model.adaptation.freezing import frozen_state, train_in_part, trained_names
+from mtkit.evaluation.scores import missing_tokenizer
+from mtkit.memory import GIVES_OUT, gave_out
+from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, beginning, is_begun
+from mtkit.text.languages import languages_of
 from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.distributed.world import World
@@ -25,10 +25,9 @@ from mtkit.training.feed import Feed, Work
 from mtkit.training.folder import alone_in, begin, open_folder
 from mtkit.training.limits import Interruption, Limits, Outcome
 from mtkit.training.optimization.choice import settle
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.optimization.schedule import build_schedule
+from mtkit.training.optimization.optimizer import Precision, build_schedule
+from mtkit.training.progress import Progress
 from mtkit.training.report import Interval, Metrics, ProgressLine, Say, heard_or_not
-from mtkit.training.state.progress import Progress
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
 

@@ -14,8 +14,8 @@ from tqdm import tqdm
 from typing_extensions import TypedDict
 
 from mtkit.errors import MtkitError, RunError
-from mtkit.files import inside, json_text, write_text
-from mtkit.stored import Count, read_stored_lines, stored
+from mtkit.storage.files import inside, json_text, write_text
+from mtkit.storage.records import Count, read_stored_lines, stored
 from mtkit.terminal import watched
 
 Say = Callable[[str], None]
@@ -78,7 +78,7 @@ class Metrics:
     def draw(self) -> None:
         """Draw the curves anew, where matplotlib is installed."""
         if importlib.util.find_spec("matplotlib") is not None:
-            from mtkit.evaluation.curves import draw_curves
+            from mtkit.evaluation.plots import draw_curves
 
             draw_curves(read_metrics(self._path), self._curves)
 

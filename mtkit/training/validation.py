@@ -20,25 +20,23 @@ from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
-from mtkit.evaluation.metrics import installed_tokenizer
-from mtkit.evaluation.scores import Score, doubt, score_corpus
-from mtkit.files import json_text
-from mtkit.languages import languages_of
-from mtkit.memory.out_of_memory import Halving
-from mtkit.memory.peak import peak_bytes
-from mtkit.model.adaptation.lora import merged_in_place
+from mtkit.evaluation.scores import Score, doubt, installed_tokenizer, score_corpus
+from mtkit.memory import Halving, peak_bytes
+from mtkit.model.adaptation import merged_in_place
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.recipe.training import BestBy
 from mtkit.runs import Run
-from mtkit.tables import shortened
+from mtkit.storage.files import json_text
+from mtkit.terminal import shortened
+from mtkit.text.languages import languages_of
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Inputs
 from mtkit.training.limits import Interruption
 from mtkit.training.loss import batch_loss
 from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.progress import Progress
 from mtkit.training.report import Say
-from mtkit.training.state.progress import Progress
 
 
 class _InterruptedError(Exception):

@@ -9,8 +9,7 @@ import torch
 from mtkit.attention import build, mechanisms
 from mtkit.benchmark import attention, attention_work
 from mtkit.benchmark.attention import METRICS, Benchmark, Setting, default_names, fit_exponent, measure_attention
-from mtkit.benchmark.attention_plot import draw_benchmark
-from mtkit.benchmark.attention_report import as_object, readable, table
+from mtkit.benchmark.attention_report import as_object, draw_benchmark, readable, table
 from mtkit.benchmark.attention_work import without_projections
 from mtkit.errors import MtkitError
 

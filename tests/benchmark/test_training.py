@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from mtkit.benchmark import machine
-from mtkit.benchmark.training import TURN, OwnTrainer, Plan, Trained, TrainingBenchmark, measure_training
-from mtkit.benchmark.training_report import as_object, bars, table
+from mtkit.benchmark.training import (
+    TURN,
+    OwnTrainer,
+    Plan,
+    Trained,
+    TrainingBenchmark,
+    as_object,
+    bars,
+    measure_training,
+    table,
+)
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe

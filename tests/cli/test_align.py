@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from mtkit.cli.align import _table
 from mtkit.cli.app import app
-from mtkit.data.tokenizer import EOS
 from mtkit.decoding.alignment import Alignment
 from mtkit.decoding.translate import Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
-from mtkit.evaluation import alignment_plot
+from mtkit.evaluation import plots
+from mtkit.text.tokenizer import EOS
 from tests.decoding.trained import make_run
 
 
@@ -105,10 +105,10 @@ def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: 
     """The cells of each map are the weights of its head, under its name; layers without weights have no row."""
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
-    monkeypatch.setattr(alignment_plot, "_save", lambda figure, path: drawn.append(figure) or True)
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure) or True)
     cross, encoder = torch.rand(2, 3, 2), torch.rand(1, 2, 2)
     aligned = Alignment(["犬", "</s>"], ["the", "dog", "</s>"], {"encoder": [encoder], "cross": [None, cross]})
-    assert alignment_plot.draw_attention(aligned, tmp_path / "map.png")
+    assert plots.draw_attention(aligned, tmp_path / "map.png")
     maps = {axes.get_xlabel(): axes for axes in drawn[0].axes if axes.images}
     assert list(maps) == ["cross, layer 2, head 1", "cross, layer 2, head 2", "encoder, layer 1, head 1"]
     for head in range(2):
@@ -116,6 +116,4 @@ def test_a_row_of_maps_is_a_layer_that_has_weights(tmp_path: Path, monkeypatch: 
         torch.testing.assert_close(torch.tensor(axes.images[0].get_array(), dtype=torch.float32), cross[head])
     assert [each.get_text() for each in axes.get_yticklabels()] == aligned.target
     with pytest.raises(MtkitError, match="too large"):
-        alignment_plot.draw_attention(
-            Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path
-        )
+        plots.draw_attention(Alignment(["a"] * 999, ["b"] * 999, {"cross": [torch.rand(8, 999, 999)]}), tmp_path)

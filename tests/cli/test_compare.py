@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.cli.compare import compare
-from mtkit.comparison.folder import Folder
 from mtkit.data.prepare import prepare
 from mtkit.errors import DataError, MtkitError
+from mtkit.experiments.folder import Folder
 from mtkit.recipe.data import DataSettings
-from tests.comparison.results import result
+from tests.experiments.results import result
 
 OPTIONS = {
     "attention", "recipe", "data", "out", "attention-option", "max-updates", "max-minutes", "batch-tokens", "seed",
@@ -63,7 +63,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Any:
         number: int | None = chosen["signal"]
         return number
 
-    monkeypatch.setattr("mtkit.comparison.process.compare", record)
+    monkeypatch.setattr("mtkit.experiments.compare.compare", record)
     return chosen
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import Attended, Attention, Inputs, Site, mechanisms
-from mtkit.attention.engines.heads import feature_attention
+from mtkit.attention.bases import feature_attention
 from mtkit.attention.registry import Mechanism
 from tests.contract.cases import Case, each, steps
 from tests.contract.counting import Count, count, exponent

@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mtkit.attention import ROLES, Attended, build, mechanisms
-from mtkit.attention.engines.heads.head_attention import HeadAttention
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.registry import Mechanism
 from mtkit.attention.slots import SLOTS, Slot
 from mtkit.errors import MtkitError

@@ -91,7 +91,7 @@ def test_options_of_slots_are_checked_alike(slot: str, value: dict[str, Any]) ->
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which the largest sizes do not fit."""
-    monkeypatch.setattr("mtkit.memory.allocation.machine_bytes", lambda: 2.0**24)
+    monkeypatch.setattr("mtkit.memory.machine_bytes", lambda: 2.0**24)
 
 
 def extremes(kind: type, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:

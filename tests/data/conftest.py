@@ -8,6 +8,7 @@ import pytest
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe.data import Corpus, DataSettings, Grammar, TokenizerSettings
+from tests.text.conftest import trained  # noqa: F401  (a fixture of these tests too)
 
 WritePair = Callable[[str, bytes, bytes], Corpus]
 

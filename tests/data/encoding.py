@@ -9,11 +9,11 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+from mtkit.data.chunks import chunks
 from mtkit.data.encode import encode_chunk
-from mtkit.data.lines.chunks import chunks
-from mtkit.data.readers import read_corpus
-from mtkit.data.tokenizer import Tokenizers
 from mtkit.recipe.data import Corpus
+from mtkit.text.readers import read_corpus
+from mtkit.text.tokenizer import Tokenizers
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from mtkit.data.cleaning import REASONS, Repeats, Seen, examine, left_out, pair_hashes
-from mtkit.data.mixing import mixed
-from mtkit.data.tokenizer import UNK
 from mtkit.recipe.data import Cleaning
-from tests.data.test_segments import ragged
+from mtkit.text.segments import mixed
+from mtkit.text.tokenizer import UNK
+from tests.text.test_segments import ragged
 
 Pairs = list[tuple[list[int], list[int]]]
 

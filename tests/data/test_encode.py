@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mtkit.data import encode
+from mtkit.data.chunks import chunks
 from mtkit.data.encode import Encoder, encode_chunk, sampled
-from mtkit.data.lines.chunks import chunks
-from mtkit.data.readers import SegmentPair
-from mtkit.data.tokenizer import Tokenizers, train_tokenizer
 from mtkit.recipe.data import TokenizerSettings
+from mtkit.text.readers import SegmentPair
+from mtkit.text.tokenizer import Tokenizers, train_tokenizer
 
 PAIRS = [SegmentPair(line, f"two dogs {line}", f"zwei Hunde {line}") for line in range(1, 24)]
 
@@ -49,7 +49,7 @@ def test_sides_that_stop_matching_are_found_with_the_line(folder: Path) -> None:
 
 
 def test_several_processes_give_what_one_gives_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 2)
+    monkeypatch.setattr("mtkit.data.chunks._PAIRS", 2)
     results = []
     for workers in (1, 2):
         with Encoder(folder, workers) as encoder:
@@ -65,8 +65,8 @@ WAITS = """
 import sys, time
 from pathlib import Path
 from mtkit.data.encode import Encoder
-from mtkit.data.lines.chunks import chunks
-from mtkit.data.readers import SegmentPair
+from mtkit.data.chunks import chunks
+from mtkit.text.readers import SegmentPair
 
 with Encoder(Path(sys.argv[1]), 2) as encoder:
     list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de")))
@@ -93,8 +93,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from mtkit.data.encode import Encoder
-from mtkit.data.lines.chunks import chunks
-from mtkit.data.readers import SegmentPair
+from mtkit.data.chunks import chunks
+from mtkit.text.readers import SegmentPair
 from mtkit.errors import DataError
 
 DIE = '''
@@ -136,8 +136,8 @@ INTERRUPTED = """
 import os, sys
 from pathlib import Path
 from mtkit.data.encode import Encoder
-from mtkit.data.lines.chunks import chunks
-from mtkit.data.readers import SegmentPair
+from mtkit.data.chunks import chunks
+from mtkit.text.readers import SegmentPair
 
 if __name__ == "__main__":
     os.environ["SLOW"] = "1"

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import pytest
 
+from mtkit.data import chunks
 from mtkit.data import prepare as module
-from mtkit.data.lines import chunks
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data.readers import read_corpus
 from mtkit.data.report import summary
-from mtkit.data.tokenizer import Tokenizer, train_tokenizer
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
+from mtkit.text.readers import read_corpus
+from mtkit.text.tokenizer import Tokenizer, train_tokenizer
 from tests.data.conftest import WritePair
 
 SOURCE = b"".join(b"the %d dogs see a house\n" % number for number in range(60))
@@ -279,9 +279,9 @@ def test_tokenizers_of_large_corpora_are_trained_on_a_sample(
         seen.append(len(list(lines)))
         return train_tokenizer(path, lines, *rest)
 
-    monkeypatch.setattr("mtkit.data.subword.training.train_tokenizer", train)
-    monkeypatch.setattr("mtkit.data.subword.sample._BYTES", 10_000)
-    monkeypatch.setattr("mtkit.data.subword.sample._BLOCK", 500)
+    monkeypatch.setattr("mtkit.data.vocabulary.train_tokenizer", train)
+    monkeypatch.setattr("mtkit.data.vocabulary._BYTES", 10_000)
+    monkeypatch.setattr("mtkit.data.vocabulary._BLOCK", 500)
     prepare(settings)
     assert 50 < seen[0] < 400  # of 800 lines, some 40,000 bytes
 
@@ -294,8 +294,8 @@ def test_training_text_is_read_once_besides_what_trains_the_tokenizer(
 ) -> None:
     """A streamed data set is a download each time, and a vocabulary too large for the text takes several attempts."""
     monkeypatch.setattr("mtkit.data.shards.PAIRS", shards)
-    monkeypatch.setattr("mtkit.data.subword.sample._BYTES", 1_000)
-    monkeypatch.setattr("mtkit.data.subword.sample._BLOCK", 100)
+    monkeypatch.setattr("mtkit.data.vocabulary._BYTES", 1_000)
+    monkeypatch.setattr("mtkit.data.vocabulary._BLOCK", 100)
     if not plain:
         pairs = [pair for corpus in settings.train for pair in read_corpus(corpus)]
         table = tmp_path / "train.jsonl"
@@ -310,8 +310,8 @@ def test_training_text_is_read_once_besides_what_trains_the_tokenizer(
         readings.append(corpus)
         return read_corpus(corpus, *rest, **others)
 
-    for reader in ("readers.facts", "subword.sample", "lines.chunks"):
-        monkeypatch.setattr(f"mtkit.data.{reader}.read_corpus", counted)
+    for reader in ("text.readers.facts", "data.vocabulary", "data.chunks"):
+        monkeypatch.setattr(f"mtkit.{reader}.read_corpus", counted)
     record = prepare(settings).record
     assert record["vocabulary"]["source"] < settings.tokenizer.vocabulary // 8 * 8
     once = [*settings.train]

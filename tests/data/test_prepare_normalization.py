@@ -9,10 +9,10 @@ import sentencepiece
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.data.report import summary
-from mtkit.data.subword.folding import Folding
-from mtkit.data.tokenizer import EOS, Tokenizers
-from mtkit.files import write_json
 from mtkit.recipe.data import DataSettings
+from mtkit.storage.files import write_json
+from mtkit.text.characters import Folding
+from mtkit.text.tokenizer import EOS, Tokenizers
 
 CHINESE, ENGLISH = "他说：“{}只狗，好！”（第２页…）", "He said: “{} dogs, ﬁne!” (page ２…)"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from mtkit.data.chunks import FilePart
 from mtkit.data.encode import Encoder
-from mtkit.data.lines.parts import FilePart
 from mtkit.data.prepare import prepare, prepare_part
 from mtkit.data.prepared import open_prepared
-from mtkit.data.readers import corpora
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, TokenizerSettings
+from mtkit.text.readers import corpora
 from tests.damage import check_damages
 from tests.data.conftest import WritePair
 
@@ -38,7 +38,7 @@ def text(kind: str) -> tuple[bytes, bytes]:
 
 @pytest.fixture
 def settings(write_pair: WritePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
-    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 10)
+    monkeypatch.setattr("mtkit.data.chunks._PAIRS", 10)
     first, second = (write_pair(f"train{kind}", *text(kind)) for kind in ("a", "b"))
     documents = second.model_copy(update={"documents": "empty-lines"})
     return DataSettings(
@@ -86,7 +86,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from mtkit.data import encode, prepare, shards
-from mtkit.data.lines import chunks
+from mtkit.data import chunks
 from mtkit.recipe.data import DataSettings
 chunks._PAIRS, shards.PAIRS = 10, 100
 own, made = encode.encode_chunk, 0
@@ -161,7 +161,7 @@ def test_parts_join_to_what_one_prepare_writes(
 def test_more_parts_than_chunks_join_too(
     settings: DataSettings, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 200)
+    monkeypatch.setattr("mtkit.data.chunks._PAIRS", 200)
     other = elsewhere(settings, "many")
     # chunks of 200, 30, 200 and 30 pairs, as they begin in fifths of 460
     assert [prepare_part(other, FilePart(number, 5))[1] for number in range(1, 6)] == [200, 0, 230, 0, 30]
@@ -288,7 +288,7 @@ def test_joining_text_that_has_grown_is_refused(settings: DataSettings) -> None:
 
 
 def test_a_part_reads_its_own_share(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.data.readers.text._BUFFER", 512)
+    monkeypatch.setattr("mtkit.text.readers.text._BUFFER", 512)
     prepare(settings.model_copy(update={"folder": settings.folder.with_name("lender")}))
     plain = settings.model_copy(
         update={"train": settings.train[:1], "tokenizer_from": settings.folder.with_name("lender")}
@@ -300,8 +300,8 @@ def test_a_part_reads_its_own_share(settings: DataSettings, monkeypatch: pytest.
             read.append(pair.line)
             yield pair
 
-    for module in ("readers.facts", "subword.sample", "lines.chunks"):
-        monkeypatch.setattr(f"mtkit.data.{module}.read_corpus", counted)
+    for module in ("text.readers.facts", "data.vocabulary", "data.chunks"):
+        monkeypatch.setattr(f"mtkit.{module}.read_corpus", counted)
     assert [prepare_part(plain, FilePart(number, 3))[1] for number in (2, 3, 1)] == [80, 70, 80]
     assert read == [*range(81, 161), *range(161, 231), *range(1, 81)]
 

@@ -10,14 +10,14 @@ import pytest
 
 from mtkit.data import prepare as module
 from mtkit.data.documents import joined
-from mtkit.data.lines.lengths import lengths_of
+from mtkit.data.lengths import lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
 from mtkit.data.sides import Count, total
-from mtkit.data.tokenizer import BREAK
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
+from mtkit.text.tokenizer import BREAK
 
 ENGLISH = [f"the {number} dogs see a house" for number in range(60)]
 GERMAN = [f"die {number} Hunde sehen ein Haus" for number in range(60)]
@@ -144,7 +144,7 @@ def test_segments_of_a_document_are_joined_for_training_only(several: DataSettin
 
 
 def test_several_processes_write_the_same_files(several: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 9)
+    monkeypatch.setattr("mtkit.data.chunks._PAIRS", 9)
     monkeypatch.setattr(module, "_ALONE", 0)
     other = several.model_copy(update={"folder": several.folder.with_name("other")})
     prepare(several, workers=1)
@@ -219,7 +219,7 @@ def _peak(folder: Path, pairs: int) -> int:
 def test_a_document_may_lie_in_several_chunks(several: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for pairs in (10_000, 4):
-        monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", pairs)
+        monkeypatch.setattr("mtkit.data.chunks._PAIRS", pairs)
         folder = several.folder.with_name(f"chunks-of-{pairs}")
         prepare(DataSettings.model_validate({**several.model_dump(), "folder": folder, "documents": {"pieces": 60}}))
         documents = open_prepared(folder).train.documents

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtkit.data.tokenizer import BREAK, EOS, PAD, UNK
 from mtkit.model.logits import Logits
+from mtkit.text.tokenizer import BREAK, EOS, PAD, UNK
 
 
 class Echo(nn.Module):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.data.tokenizer import BOS, EOS
 from mtkit.decoding.alignment import ROLES, align, forced_weights
 from mtkit.errors import DataError, MtkitError
 from mtkit.runs import Run
+from mtkit.text.tokenizer import BOS, EOS
 from tests.decoding.trained import make_run
 
 

@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import EOS, Tokenizers
-from mtkit.decoding.batches import padded
-from mtkit.decoding.engines.likelihood import forced_log_probs
-from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.model_engine import ModelEngine, forced_log_probs
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.translate import translate_lines
+from mtkit.decoding.translate import padded, translate_lines
 from mtkit.errors import DataError
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import EOS, Tokenizers
 from tests.decoding.trained import make_run, sentences, three_threads
 
 

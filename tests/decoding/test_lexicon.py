@@ -15,10 +15,8 @@ from torch import Tensor
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data.tokenizer import BREAK, EOS, PAD, Tokenizers
 from mtkit.decoding import lexicon as module
-from mtkit.decoding.engines.ensemble import Ensemble
-from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
+from mtkit.decoding.engines.model_engine import SEARCHES, Ensemble, ModelEngine
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import (
     FILE,
@@ -35,6 +33,7 @@ from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings, make_recipe
+from mtkit.text.tokenizer import BREAK, EOS, PAD, Tokenizers
 from tests.decoding.tiny import batch_of, random_sources
 from tests.decoding.trained import Trained, make_run, sentences
 

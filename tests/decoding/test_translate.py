@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.search.contract import StoppedError
@@ -16,6 +15,7 @@ from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import EOS, Tokenizers
 from tests.decoding.tiny import TinyModel
 from tests.decoding.trained import LONGEST, make_run, sentences, three_threads
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.data.lines.lengths import lengths_of
-from mtkit.data.tokenizer import PAD
+from mtkit.data.lengths import lengths_of
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
@@ -15,6 +14,7 @@ from mtkit.decoding.translator import Translator, document_pieces
 from mtkit.errors import MtkitError, RunError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.text.tokenizer import PAD
 from tests.decoding.trained import Trained, make_run, sentences, three_threads
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.decoding.search import SourceBatch
 from mtkit.model.logits import Logits
+from mtkit.text.tokenizer import BOS, EOS, PAD
 
 FIRST_WORD = EOS + 1
 

@@ -5,11 +5,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from mtkit.evaluation.by_length import LengthRow
-from mtkit.evaluation.report import as_objects, side_object, side_text, sides_text, table
+from mtkit.evaluation.report import SideScores, as_objects, side_object, side_text, sides_text, table
 from mtkit.evaluation.scores import Score
-from mtkit.evaluation.side_scores import SideScores
 from mtkit.evaluation.significance import Comparison, Difference
+from mtkit.evaluation.statistics import LengthRow
 from mtkit.evaluation.systems import Translated
 
 BLEU, TER = Score("BLEU", 31.4159, "nrefs:1|case:mixed", 30.0, 33.333), Score("TER", 150.0, "nrefs:1", 145.5, 155.5)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mtkit.evaluation import statistics
-from mtkit.evaluation.metrics import ALL_METRICS
-from mtkit.evaluation.scores import named_metrics, score_corpus
+from mtkit.evaluation.scores import ALL_METRICS, named_metrics, score_corpus
 from mtkit.evaluation.statistics import Statistics, gather, resample, shuffle
 
 

@@ -8,10 +8,10 @@ import torch
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
-from mtkit.data.tokenizer import EOS
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run
+from mtkit.text.tokenizer import EOS
 from mtkit.training.checkpoint import write_checkpoint
 from tests.interchange.text import ENGLISH, OTHERS, sentences
 

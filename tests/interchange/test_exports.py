@@ -10,14 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
-from mtkit.data.tokenizer import EOS
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
+from mtkit.interchange import agreement
 from mtkit.interchange.exports import export_run
 from mtkit.interchange.imports import import_marian
-from mtkit.interchange.outward import agreement
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.text.tokenizer import EOS
 from tests.interchange.ours import make_run
 from tests.interchange.text import SOURCES
 

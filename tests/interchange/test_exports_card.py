@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mtkit.decoding.translator import Translator
+from mtkit.interchange import agreement
 from mtkit.interchange.exports import export_run
 from mtkit.interchange.imports import import_marian
-from mtkit.interchange.outward import agreement
 from mtkit.runs import Run
 from tests.interchange.ours import make_run
 from tests.interchange.text import SOURCES

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.data.tokenizer import EOS
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange.imports import import_marian
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.text.tokenizer import EOS
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from mtkit.data.tokenizer import EOS, PAD
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
-from mtkit.interchange.hub import find_folder
+from mtkit.interchange.exports import find_folder
 from mtkit.interchange.imports import import_marian
 from mtkit.interchange.marian.vocabulary import NEVER
+from mtkit.text.tokenizer import EOS, PAD
 
 transformers = pytest.importorskip("transformers")
 

@@ -50,9 +50,9 @@ def test_all_weights_count_together_before_they_are_filled(monkeypatch: pytest.M
         return sum(each.nbytes for each in build_model(recipe, source_vocabulary=9, target_vocabulary=9).parameters())
 
     size = build()
-    monkeypatch.setattr("mtkit.memory.allocation.available_bytes", lambda: size)
+    monkeypatch.setattr("mtkit.memory.available_bytes", lambda: size)
     assert build() == size, "tied weights count once"
-    monkeypatch.setattr("mtkit.memory.allocation.available_bytes", lambda: size - 1)
+    monkeypatch.setattr("mtkit.memory.available_bytes", lambda: size - 1)
     with pytest.raises(MtkitError, match=r"are available here: lower model\.d_model"):
         build()
     monkeypatch.setattr(nn.Embedding, "reset_parameters", lambda self: torch.empty(1 << 50))

@@ -10,7 +10,7 @@ from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
 from mtkit.model.layers import Context, Passing
 from mtkit.model.network import Output
-from mtkit.model.residual import closed, opened
+from mtkit.model.sublayers import closed, opened
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
 

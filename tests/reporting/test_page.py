@@ -17,7 +17,7 @@ from mtkit.reporting.contents import differing, differing_settings, shown_segmen
 from mtkit.reporting.markup import attention_table, line_chart, tag
 from mtkit.runs import Run
 from mtkit.training.checkpoint import FORMAT
-from mtkit.training.state.progress import Progress
+from mtkit.training.progress import Progress
 from tests.decoding.trained import make_run
 
 VOID = {"meta", "link"}

@@ -9,8 +9,7 @@ from typing import Any
 import uvicorn
 
 from mtkit.serving.app import make_app
-from mtkit.serving.connections import Connection
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.limits import Connection, ServingLimits
 
 
 @contextmanager

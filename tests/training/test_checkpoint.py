@@ -8,14 +8,14 @@ from torch import nn
 
 from mtkit.errors import MtkitError, RunError
 from mtkit.recipe.training import BestBy
+from mtkit.storage.weights import load_weights
 from mtkit.training.checkpoint import (
     Checkpoints,
     read_progress,
     read_state,
     verified_tensors,
 )
-from mtkit.training.state.progress import Progress
-from mtkit.weights import load_weights
+from mtkit.training.progress import Progress
 from tests.damage import check_damages
 
 

@@ -8,7 +8,7 @@ from mtkit.attention.contract import Site
 from mtkit.attention.heads.guided import Guided
 from mtkit.recipe import TrainingSettings
 from mtkit.training.limits import ENDLESS, Interruption, Limits
-from mtkit.training.state.progress import Progress
+from mtkit.training.progress import Progress
 
 
 def limits(**settings: object) -> Limits:

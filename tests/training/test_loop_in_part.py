@@ -16,13 +16,13 @@ from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translator import Translator
 from mtkit.errors import RecipeError, RunError
 from mtkit.evaluation.scores import score_corpus
-from mtkit.model.adaptation.lora import adapt
+from mtkit.model.adaptation import adapt
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, load_recipe
 from mtkit.runs import Run
+from mtkit.storage.weights import load_weights, read_tensors
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.report import read_metrics
-from mtkit.weights import load_weights, read_tensors
 from tests.training.conftest import run, tiny
 from tests.training.test_loop import assert_same_numbers
 

@@ -5,7 +5,7 @@ import torch
 from mtkit.training.distributed.world import World
 from mtkit.training.loss import Baseline
 from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.state.progress import Progress
+from mtkit.training.progress import Progress
 from mtkit.training.update import Updater
 from tests.training.conftest import tiny
 from tests.training.test_update import CPU, StandIn

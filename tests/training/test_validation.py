@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.data.lines.lengths import lengths_of
+from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.translate import translate_lines

@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.compressed._hamming import HammingClusters, cluster_means
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.blocks.block_layout import rows_at
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import spread
+from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.dot_product import spread
 from mtkit.attention.options import Within
 from mtkit.attention.recomputed import as_first
 

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.engines.softmax.dropout import seeded_dropout
-from mtkit.attention.engines.sums.recurrence import Part, recur
+from mtkit.attention.kernels.dot_product import seeded_dropout, widened
+from mtkit.attention.kernels.recurrence import Part, recur
 
 BLOCK = 16
 CHUNK = 256

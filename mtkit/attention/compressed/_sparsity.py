@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.blocks.block_layout import rows_at
-from mtkit.attention.engines.softmax.dot_product import scores_of, spread
 from mtkit.attention.hashing import hashed
+from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.dot_product import scores_of, spread
 
 CHUNK = 64
 """Queries whose samples are held at a time."""

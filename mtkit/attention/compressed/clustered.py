@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtkit.attention.compressed._clustered_queries import Bits, ClusteredQueries, Iterations, of_members
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import attend
+from mtkit.attention.kernels.dot_product import attend
 from mtkit.attention.options import Positive
 
 

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.compressed._clustered_queries import Bits, ClusteredQueries, Iterations, of_members
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.chunks import attend_to_chosen
-from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, weighted
+from mtkit.attention.kernels.chunks import attend_to_chosen
+from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, weighted
 from mtkit.attention.options import Positive
 from mtkit.attention.recomputed import as_first, choosing_once
 

@@ -27,15 +27,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mtkit.attention.bases.caches import add_rows, append, picked, prefix_means, start_cache, start_sums, written
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.compressed._sparsity import Samples, earlier_larger, spikiness
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.block_layout import rows_at
-from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
-from mtkit.attention.engines.cache.step_cache import append, picked, start_cache, written
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend, attend_step, spread, widened
-from mtkit.attention.engines.softmax.fused import fused_attention
 from mtkit.attention.hashing import random_key
+from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.dot_product import attend, attend_step, spread, widened
+from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.options import Positive
 from mtkit.attention.recomputed import as_first
 

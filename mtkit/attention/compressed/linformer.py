@@ -17,9 +17,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, widened
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, widened
 from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
 

@@ -19,13 +19,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, written
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.compressed._spans import (
+    Pool,
+    Spans,
+    append_row,
+    convolution,
+    pooled,
+    spans_seen,
+    spans_valid,
+    start_spans,
+)
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.spans import Pool, Spans, convolution, pooled, spans_seen, spans_valid
-from mtkit.attention.engines.cache.open_span import append_row, start_spans
-from mtkit.attention.engines.cache.step_cache import append, written
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, spread
-from mtkit.attention.engines.softmax.fused import fused_attention
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, spread
+from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.options import OneOf, Positive
 
 FIRST = ("token", "null")

@@ -20,16 +20,25 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.caches import written
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.head_groups import by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.compressed._spans import (
+    Pool,
+    Spans,
+    append_row,
+    kept_spans,
+    mean,
+    pooled,
+    span_lists,
+    spans_valid,
+    start_spans,
+)
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.listed import attend_listed
-from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.blocks.spans import Pool, Spans, mean, pooled, span_lists, spans_valid
-from mtkit.attention.engines.cache.open_span import append_row, kept_spans, start_spans
-from mtkit.attention.engines.cache.step_cache import written
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.head_groups import by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
-from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, scores_of, spread, weighted, widened
+from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, scores_of, spread, weighted, widened
+from mtkit.attention.kernels.listed import attend_listed
+from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer, refused
 from mtkit.device import to_device
 

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.compressed._prefix_points import read_points
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend, attend_step, safe_softmax, scores_of
-from mtkit.attention.engines.softmax.running_softmax import add_keys, start_softmax
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, scores_of
+from mtkit.attention.kernels.running_softmax import add_keys, start_softmax
 from mtkit.attention.options import Positive, refused
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._sorted_blocks import (
     LEAST,
     block_means,
@@ -13,9 +14,8 @@ from mtkit.attention.content._sorted_blocks import (
     sums_to_blocks,
 )
 from mtkit.attention.contract import ROLES, Site, State
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import scores_of, spread, widened
 from mtkit.attention.hashing import hashed, random_key
+from mtkit.attention.kernels.dot_product import scores_of, spread, widened
 from mtkit.attention.options import root_of_length
 from mtkit.errors import MtkitError
 

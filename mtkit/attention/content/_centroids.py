@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.recomputed import as_first
 
 SMOOTHING = 1e-5

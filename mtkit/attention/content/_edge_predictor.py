@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.content._edge_run import LstmRun, drawn, drawn_in_turn
-from mtkit.attention.engines.blocks.block_layout import rows_at
 from mtkit.attention.hashing import hashed
+from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.recomputed import as_first, choosing_once
 
 CHUNK = 64

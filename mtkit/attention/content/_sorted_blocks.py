@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.softmax.dot_product import safe_softmax, weighted, widened
+from mtkit.attention.kernels.dot_product import safe_softmax, weighted, widened
 
 HIDDEN = -1e30
 """Log of what is not there: finite, so that sums of nothing but such entries have no NaN."""

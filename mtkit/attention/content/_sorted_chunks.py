@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.engines.blocks.windowed_rows import FAR, stream_rows
+from mtkit.attention.kernels.windowed_rows import FAR, stream_rows
 
 STEP = 2.0**50
 """Chunk numbers are multiples of it: the square of their distance is 0, or beyond any score."""

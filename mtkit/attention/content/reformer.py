@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, start_cache, written
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._sorted_chunks import sorted_chunks
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.windowed_rows import SHORTEST, attend_layouts
-from mtkit.attention.engines.cache.step_cache import append, start_cache, written
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import safe_softmax, widened
 from mtkit.attention.hashing import random_key
+from mtkit.attention.kernels.dot_product import safe_softmax, widened
+from mtkit.attention.kernels.windowed_rows import SHORTEST, attend_layouts
 from mtkit.attention.options import Null, Positive, Within, refused
 from mtkit.attention.recomputed import as_first
 from mtkit.device import to_device

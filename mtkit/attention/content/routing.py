@@ -26,21 +26,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, picked
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.head_groups import HeadGroup, PatternGroup
 from mtkit.attention.content._centroids import Centroids
+from mtkit.attention.content._member_lists import enlist, enlisted, start_lists
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.block_layout import rows_at
-from mtkit.attention.engines.blocks.chunks import (
+from mtkit.attention.kernels.chunks import (
     attend_chosen_to_chosen,
     attend_in_chunks,
     attend_to_chosen,
+    rows_at,
 )
-from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.cache.member_lists import enlist, enlisted, start_lists
-from mtkit.attention.engines.cache.step_cache import append, picked
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.head_groups import HeadGroup, PatternGroup
-from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax, spread, widened
-from mtkit.attention.engines.softmax.gathered import others_first
+from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, spread, widened
+from mtkit.attention.kernels.gathered import others_first
+from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import LossWeight, Natural, Null, OneOf, Positive, Share, refused
 from mtkit.attention.recomputed import as_first
 from mtkit.attention.slots import OWN_VECTORS

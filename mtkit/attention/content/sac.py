@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, start_cache, written
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.block_layout import rows_at
-from mtkit.attention.engines.cache.step_cache import append, start_cache, written
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import by_hypotheses, safe_softmax, scores_of, spread, weighted
 from mtkit.attention.hashing import hashed, random_key
+from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.dot_product import by_hypotheses, safe_softmax, scores_of, spread, weighted
 from mtkit.attention.options import LossWeight, OneOf, Positive, Within
 
 MOST_KEYS = 64

@@ -21,13 +21,13 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 
+from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
 from mtkit.attention.content._sorted_blocks import block_rows, sorted_rows
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.chunks import attend_beside
-from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
-from mtkit.attention.engines.cache.step_cache import append, start_cache, written
-from mtkit.attention.engines.softmax.dot_product import attend_step, spread
+from mtkit.attention.kernels.chunks import attend_beside
+from mtkit.attention.kernels.dot_product import attend_step, spread
+from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.options import Null, OneOf, Positive, Within
 
 

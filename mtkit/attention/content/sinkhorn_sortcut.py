@@ -18,9 +18,9 @@ from torch import Tensor
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
 from mtkit.attention.content._sorted_blocks import sorted_rows
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.chunks import attend_beside
-from mtkit.attention.engines.blocks.sparse import dense_attend
-from mtkit.attention.engines.softmax.dot_product import attend_step
+from mtkit.attention.kernels.chunks import attend_beside
+from mtkit.attention.kernels.dot_product import attend_step
+from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Null, OneOf, Positive, Within
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.slots import Positions
 
 

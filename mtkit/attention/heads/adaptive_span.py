@@ -18,12 +18,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.head_groups import PatternGroup, by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
-from mtkit.attention.engines.softmax.dot_product import outputs_of, scores_of
 from mtkit.attention.heads._span_ramp import SpanRamp
+from mtkit.attention.kernels.dot_product import outputs_of, scores_of
+from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import LossWeight, OneOf, Positive, Share, Within
 from mtkit.attention.slots import Positions
 

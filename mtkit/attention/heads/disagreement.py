@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.options import LossWeight, SomeOf, parts
 from mtkit.attention.slots import Regularizer
 

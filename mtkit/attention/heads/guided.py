@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.options import CountsOf, LossWeight, Natural, Null, OneOf, counts, refused
 from mtkit.attention.slots import Regularizer
 

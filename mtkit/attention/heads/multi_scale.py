@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.head_groups import by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.heads.head_groups import by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import ListOf, Natural, Null, Within, numbers, of_head, refused
 
 Widths = Annotated[str | Sequence[int], ListOf(Within(0), "tokens seen on each side, from narrow to wide")]

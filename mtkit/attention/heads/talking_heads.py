@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import widened
 from mtkit.attention.heads._head_numbers import HeadNumbers
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.options import Null, Positive
 from mtkit.errors import MtkitError
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
-from mtkit.attention.engines.heads.feature_attention import FeatureAttention
-from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.engines.sums.feature_sums import Keys
 from mtkit.attention.hashing import hashed, random_key
+from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.options import OneOf, Positive, Within
 from mtkit.device import to_device
 

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import spread, widened
-from mtkit.attention.engines.sums.feature_sums import elu1
-from mtkit.attention.engines.sums.prefix_products import prefix_products, triangle_products
-from mtkit.attention.engines.sums.recurrence import Part, recur
+from mtkit.attention.kernels.dot_product import spread, widened
+from mtkit.attention.kernels.feature_sums import elu1
+from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.options import OneOf, Positive, refused
 from mtkit.attention.slots import OWN_VECTORS
 

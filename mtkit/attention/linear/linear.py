@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
+from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.heads.feature_attention import FeatureAttention
-from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.engines.sums.feature_sums import FEATURE_MAPS, Keys
+from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.feature_sums import FEATURE_MAPS, Keys
 from mtkit.attention.options import OneOf, Positive, Within
 
 

@@ -19,11 +19,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
-from mtkit.attention.engines.heads.feature_attention import FeatureAttention
-from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.engines.sums.feature_sums import Keys
 from mtkit.attention.hashing import random_key
+from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.options import Natural, Null, OneOf, Positive
 
 

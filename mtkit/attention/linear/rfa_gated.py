@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import widened
-from mtkit.attention.engines.sums.feature_sums import Gates
+from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.feature_sums import Gates
 from mtkit.attention.linear._random_features import FEATURE_MAPS, RandomFeatureAttention
 from mtkit.attention.options import OneOf, Positive, Within
 

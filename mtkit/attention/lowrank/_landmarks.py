@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend, safe_softmax, scores_of, spread, widened
+from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, widened
 
 
 class Means(NamedTuple):

@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.bases.head_groups import PatternGroup, together
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.head_groups import PatternGroup, together
-from mtkit.attention.engines.softmax.dot_product import attend_step, safe_softmax
+from mtkit.attention.kernels.dot_product import attend_step, safe_softmax
+from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, Null, Positive, refused
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.lowrank._landmarks import LandmarkAttention
 from mtkit.attention.options import Positive, Within, refused
 

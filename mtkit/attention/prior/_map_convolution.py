@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import by_hypotheses, widened
+from mtkit.attention.kernels.dot_product import by_hypotheses, widened
 from mtkit.attention.options import refused
 from mtkit.errors import MtkitError
 

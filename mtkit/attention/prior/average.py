@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import add_rows, prefix_means, start_sums
 from mtkit.attention.contract import Attended, Attention, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.cache.running_sums import add_rows, prefix_means, start_sums
 from mtkit.attention.options import Null, Positive
 
 

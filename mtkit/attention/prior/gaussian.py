@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 from mtkit.attention.options import Within
 
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
 from mtkit.attention.options import Positive
 from mtkit.errors import MtkitError
 

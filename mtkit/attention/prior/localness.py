@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.caches import prefix_means
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.cache.running_sums import prefix_means
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import spread, widened
+from mtkit.attention.kernels.dot_product import spread, widened
 from mtkit.attention.options import Natural, Null, OneOf, Positive, refused
 
 WINDOWS = ("query", "layer", "fixed")

@@ -8,9 +8,9 @@ Cost: O(T S) time and memory: the carried scores rule out the fused kernel. A st
 
 from torch import Tensor
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
 
 
 class RealFormer(ScoreAttention):

@@ -17,9 +17,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import scores_of, widened
+from mtkit.attention.kernels.dot_product import scores_of, widened
 from mtkit.attention.options import Null, OneOf, Positive, SomeOf, parts, refused
 from mtkit.attention.prior._synthetic_scores import (
     DenseScores,

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.blocks.windowed_rows import scores_at_once
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import widened
+from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.windowed_rows import scores_at_once
 from mtkit.attention.options import Null, Positive
 from mtkit.attention.slots import Projection
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.head_groups import HeadGroup
+from mtkit.attention.bases.score_attention import Pairs
 from mtkit.attention.contract import Attended, Inputs, packing
-from mtkit.attention.engines.cache.cached_softmax import attend_cached, pays, takes
-from mtkit.attention.engines.heads.head_groups import HeadGroup
-from mtkit.attention.engines.heads.score_attention import Pairs
-from mtkit.attention.engines.heads.shared_past import SharedPast
-from mtkit.attention.engines.softmax.dot_product import attend, is_plain, safe_softmax
+from mtkit.attention.kernels.cached_softmax import attend_cached, pays, takes
+from mtkit.attention.kernels.dot_product import attend, is_plain, safe_softmax
+from mtkit.attention.scoring._shared_past import SharedPast
 
 
 class Full(SharedPast):

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.heads.score_attention import Pairs, ScoreAttention
-from mtkit.attention.engines.softmax.dot_product import scores_of, spread, widened
+from mtkit.attention.kernels.dot_product import scores_of, spread, widened
 from mtkit.attention.options import OneOf, refused
 from mtkit.attention.positions import Rotary
 from mtkit.attention.slots import OWN_VECTORS

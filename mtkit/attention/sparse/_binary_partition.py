@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.engines.blocks.listed import Lists, smallest_type
+from mtkit.attention.kernels.listed import Lists, smallest_type
 
 Number = TypeVar("Number", int, Tensor)
 BLOCK = 32

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, written
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.cache.step_cache import append, written
-from mtkit.attention.engines.heads.line_attention import LineAttention
 from mtkit.attention.options import Null, OneOf, Positive, root_of_length
+from mtkit.attention.sparse._line_attention import LineAttention
 
 COMBINE = ("sequential", "sum")
 CAUSAL = ("shift", "quadrant")

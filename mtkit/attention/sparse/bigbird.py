@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.head_groups import PatternGroup, by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention, lengths_of
 from mtkit.attention.contract import ROLES, Attended, Inputs, Site, packing
-from mtkit.attention.engines.blocks.pattern import Blocks, Columns, Pattern, Rows
-from mtkit.attention.engines.blocks.random_pattern import LastBlocks, LastRows, RandomBlocks
-from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
-from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
-from mtkit.attention.engines.heads.node_update import NodeUpdate
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention, lengths_of
 from mtkit.attention.hashing import random_key
+from mtkit.attention.kernels.pattern import Blocks, Columns, Pattern, Rows
+from mtkit.attention.kernels.random_pattern import LastBlocks, LastRows, RandomBlocks
+from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.options import Natural, OneOf, Positive, refused
+from mtkit.attention.sparse._node_update import NodeUpdate
 from mtkit.errors import MtkitError
 
 FORMS = ("itc", "etc")

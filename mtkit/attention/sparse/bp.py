@@ -20,12 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, start_cache
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.listed import LabelScores, attend_listed
-from mtkit.attention.engines.cache.step_cache import append, start_cache
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.node_update import NodeUpdate
-from mtkit.attention.engines.softmax.dot_product import (
+from mtkit.attention.kernels.dot_product import (
     attend_step,
     safe_softmax,
     scores_of,
@@ -34,7 +32,8 @@ from mtkit.attention.engines.softmax.dot_product import (
     weighted,
     widened,
 )
-from mtkit.attention.engines.softmax.fused import fused_attention
+from mtkit.attention.kernels.fused import fused_attention
+from mtkit.attention.kernels.listed import LabelScores, attend_listed
 from mtkit.attention.options import Natural, OneOf, Positive
 from mtkit.attention.sparse._binary_partition import (
     count,
@@ -47,6 +46,7 @@ from mtkit.attention.sparse._binary_partition import (
     token_lists,
     top,
 )
+from mtkit.attention.sparse._node_update import NodeUpdate
 from mtkit.device import to_device
 
 MEMORIES = ("carry", "local")

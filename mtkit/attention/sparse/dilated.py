@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.head_groups import by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.pattern import Band
-from mtkit.attention.engines.heads.head_groups import by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, PositiveByHead, of_head
 
 

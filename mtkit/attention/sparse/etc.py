@@ -20,13 +20,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.engines.blocks.listed import LabelScores, Lists, attend_listed, smallest_type
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.heads.node_update import NodeUpdate
-from mtkit.attention.engines.softmax.dot_product import safe_softmax, spread, weighted
-from mtkit.attention.engines.softmax.joining import attend_part, join_parts
+from mtkit.attention.kernels.dot_product import safe_softmax, spread, weighted
+from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed, smallest_type
+from mtkit.attention.kernels.running_softmax import attend_part, join_parts
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
+from mtkit.attention.sparse._node_update import NodeUpdate
 from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
 

@@ -20,11 +20,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mtkit.attention.bases.head_groups import by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.pattern import Band, Columns, Rows
-from mtkit.attention.engines.heads.head_groups import by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
-from mtkit.attention.engines.softmax.dot_product import (
+from mtkit.attention.kernels.dot_product import (
     attend,
     attend_step,
     safe_softmax,
@@ -32,7 +31,8 @@ from mtkit.attention.engines.softmax.dot_product import (
     spread,
     weighted,
 )
-from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
+from mtkit.attention.kernels.pattern import Band, Columns, Rows
+from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.options import Null, OneOf, PositiveByLayer, of_layer, refused
 from mtkit.errors import MtkitError
 

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
+from mtkit.attention.bases.head_groups import by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.grid_pattern import Grid
-from mtkit.attention.engines.heads.head_groups import by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
+from mtkit.attention.kernels.grid import Grid
 from mtkit.attention.options import ListOf, Positive, Within, numbers
 
 ROWS_AND_COLUMNS = "rows and columns"

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.caches import append, start_cache, written
+from mtkit.attention.bases.head_groups import by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.pattern import Band, Columns, Pattern, Rows
-from mtkit.attention.engines.blocks.sparse import dense_attend, visible_pairs
-from mtkit.attention.engines.cache.step_cache import append, start_cache, written
-from mtkit.attention.engines.heads.head_groups import by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention
-from mtkit.attention.engines.softmax.dot_product import attend, attend_step, scores_of, weighted
+from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weighted
+from mtkit.attention.kernels.pattern import Band, Columns, Pattern, Rows
+from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.options import NaturalByLayer, Null, PositiveByLayer, of_layer
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")

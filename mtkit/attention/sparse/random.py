@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.caches import picked
+from mtkit.attention.bases.head_groups import PatternGroup, by_head
+from mtkit.attention.bases.pattern_attention import PatternAttention, lengths_of
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
-from mtkit.attention.engines.blocks.pattern import Blocks, Pattern
-from mtkit.attention.engines.blocks.random_pattern import Random
-from mtkit.attention.engines.cache.step_cache import picked
-from mtkit.attention.engines.heads.head_groups import PatternGroup, by_head
-from mtkit.attention.engines.heads.pattern_attention import PatternAttention, lengths_of
-from mtkit.attention.engines.softmax.dot_product import attend_step
 from mtkit.attention.hashing import random_key
+from mtkit.attention.kernels.dot_product import attend_step
+from mtkit.attention.kernels.pattern import Blocks, Pattern
+from mtkit.attention.kernels.random_pattern import Random
 from mtkit.attention.options import Positive
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.engines.blocks.pattern import Blocks, Comb
+from mtkit.attention.kernels.pattern import Blocks, Comb
 from mtkit.attention.options import Null, OneOf, Positive, root_of_length
 from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
 

@@ -1,4 +1,6 @@
-"""Star-Transformer: a ring, in which every token sees its two neighbours, around a relay that reads all tokens.
+"""Softmax of each query over a few keys of its own, without a matrix product.
+
+Star-Transformer: a ring, in which every token sees its two neighbours, around a relay that reads all tokens.
 
 Paper: Guo, Qiu, Liu, Shao, Xue and Zhang, "Star-Transformer", NAACL 2019, arXiv 1902.09113, section 3.
 carry (the paper's): the relay goes from layer to layer. It reads itself and the tokens with projections of its own,
@@ -13,22 +15,39 @@ Cost: O(T). A step costs O(1) and keeps one token and the relay's sums.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.engines.blocks.block_layout import rows_at
-from mtkit.attention.engines.blocks.sparse import dense_attend
-from mtkit.attention.engines.heads.head_attention import HeadAttention
-from mtkit.attention.engines.softmax.dot_product import attend, scores_of, spread
-from mtkit.attention.engines.softmax.few_keys import Key, attend_few
-from mtkit.attention.engines.softmax.running_softmax import add_keys, read_prefixes, start_softmax
+from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, widened
+from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
+from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Null, OneOf, refused
 from mtkit.errors import MtkitError
+
+Key = tuple[Tensor, Tensor, Tensor | None]
+"""One key for each query: keys (B, G, T or 1, K), values (B, G', T or 1, V), and whether it is seen, (B or 1, T)."""
+
+
+def attend_few(q: Tensor, keys: Sequence[Key], *, scale: float, dropout: float = 0.0) -> Tensor:
+    """The heads' outputs (B, H, T, V) of queries (B, H, T, K); one that sees no key gets zero."""
+    heads = q.shape[1]
+    scores = torch.stack([(widened(q) * spread(k, heads)).sum(-1) for k, _, _ in keys], dim=-1) * scale
+    seen = [scores.new_ones(1, 1, dtype=torch.bool) if each is None else each for _, _, each in keys]
+    visible = torch.stack(torch.broadcast_tensors(*seen), dim=-1).unsqueeze(1)  # (B or 1, 1, T, keys)
+    weights = safe_softmax(scores, visible)
+    dropped = (F.dropout(weights, dropout) if dropout else weights).type_as(keys[0][1])
+    output, *others = [each * spread(v, heads) for each, (_, v, _) in zip(dropped.split(1, dim=-1), keys, strict=True)]
+    for other in others:
+        output = output + other
+    return output
+
 
 MEMORIES, RINGS, RELAYS = ("local", "carry"), ("closed", "open"), ("learned", "mean")
 

@@ -9,15 +9,14 @@ import ctranslate2
 import torch
 
 from mtkit.benchmark.decoding import Decoded
-from mtkit.data.tokenizer import EOS
-from mtkit.decoding.engines.ctranslate2.conversion import convert, piece, token, vocabulary_map
-from mtkit.decoding.engines.ctranslate2.possible import not_held
+from mtkit.decoding.engines.ctranslate2.conversion import convert, not_held, piece, token, vocabulary_map
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.text.tokenizer import EOS
 
 ARITHMETICS = {"cpu": ("float32", "int8"), "cuda": ("float16", "int8_float16")}
 """What it is measured in, by device."""

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
 from mtkit.benchmark.decoding import Decoded
-from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.batches import padded
 from mtkit.decoding.engines.weights import Weights, check_plain
 from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.translate import padded
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, ModelSettings
 from mtkit.runs import Run
+from mtkit.text.tokenizer import BOS, EOS, PAD
 
 ARITHMETICS = {"cpu": ("float32",), "cuda": ("float32", "bfloat16")}
 """What it is measured in, by device."""

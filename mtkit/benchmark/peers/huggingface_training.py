@@ -9,12 +9,12 @@ from transformers import MarianConfig, MarianMTModel
 
 from mtkit.data.batches import Batch
 from mtkit.data.prepared import Prepared
-from mtkit.data.tokenizer import BOS, EOS, PAD
 from mtkit.errors import MtkitError, shown
 from mtkit.recipe import Recipe
+from mtkit.text.tokenizer import BOS, EOS, PAD
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Work
-from mtkit.training.optimization.schedule import build_schedule
+from mtkit.training.optimization.optimizer import build_schedule
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 """Precisions of Hugging Face's trainer: float32, or autocast to the others."""

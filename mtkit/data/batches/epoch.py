@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mtkit.data.batches import windows
-from mtkit.data.batches.sorting import buckets_of, edges_to, in_order, sizes_of, widths_of
+from mtkit.data.batches.batch import buckets_of, edges_to, in_order, sizes_of, widths_of
 from mtkit.data.prepared import Side
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtkit.data.batches.sorting import buckets_of, edges_to, sizes_of, widths_of
+from mtkit.data.batches.batch import buckets_of, edges_to, sizes_of, widths_of
 from mtkit.data.prepared import Side
 
 WINDOW = 1_500_000

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from mtkit.data.prepared.record import AGAIN
-from mtkit.data.segments import Ragged
-from mtkit.data.tokenizer import PAD
 from mtkit.errors import DataError
+from mtkit.text.segments import Ragged
+from mtkit.text.tokenizer import PAD
 
 
 class MappedFile:

@@ -24,10 +24,10 @@ from pydantic import ValidationError
 
 from mtkit.data.prepared.columns import Column, Mapped, MappedFile, Texts, Tokens
 from mtkit.data.prepared.record import AGAIN, Record, read_record
-from mtkit.data.tokenizer import Tokenizers
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
-from mtkit.stored import explain
+from mtkit.storage.records import explain
+from mtkit.text.tokenizer import Tokenizers
 
 _STRETCH = 1 << 20
 """Rows of a column that are looked at together."""

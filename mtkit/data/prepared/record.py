@@ -7,8 +7,8 @@ from pydantic import StringConstraints
 from typing_extensions import TypedDict
 
 from mtkit.errors import DataError
-from mtkit.files import check_regular
-from mtkit.stored import Count, read_stored, stored
+from mtkit.storage.files import check_regular
+from mtkit.storage.records import Count, read_stored, stored
 
 FORMAT = 3
 """Raised when the layout of the folder changes so that older ones cannot be read."""
@@ -80,7 +80,7 @@ class SideCounts(Counts):
 
 @stored
 class Input(TypedDict):
-    """What was read, and what was put right in it; see `mtkit.data.readers.facts`."""
+    """What was read, and what was put right in it; see `mtkit.text.readers.facts`."""
 
     sha256: str
     carriage_returns: NotRequired[int]

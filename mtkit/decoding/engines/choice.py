@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mtkit.decoding.engines.ctranslate2.possible import why_not
+from mtkit.decoding.engines.ctranslate2.conversion import why_not
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.errors import MtkitError, did_you_mean, shown
@@ -44,9 +44,9 @@ def on_ctranslate2(
     """The engine that decodes with CTranslate2 what `own` would, and its name; converts the model where needed."""
     from ctranslate2 import __version__
 
+    from mtkit.decoding.engines.ctranslate2.conversion import converted
     from mtkit.decoding.engines.ctranslate2.engine import CTranslate2Engine
-    from mtkit.decoding.engines.ctranslate2.kept import converted
-    from mtkit.decoding.engines.ensemble import networks_of
+    from mtkit.decoding.engines.model_engine import networks_of
 
     (network,) = networks_of(own.model)
     return CTranslate2Engine(own, converted(run, checkpoint, network, say=say)), f"ctranslate2 {__version__}"

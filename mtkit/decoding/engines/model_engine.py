@@ -1,26 +1,32 @@
-"""mtkit's own engine: the searches of mtkit over a model or an ensemble."""
+"""mtkit's own engine: the searches of mtkit over a model or an ensemble.
 
-from collections.abc import Callable, Iterator
+An ensemble: several models that translate as one, by the mean of their probabilities at each step.
+
+The likelihood of given translations under a model, with all pieces in one pass.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mtkit.decoding.engines.arithmetic import decoding_with
-from mtkit.decoding.engines.likelihood import forced_log_probs
+from mtkit.decoding.engines.weights import decoding_with
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.beam import beam_search
-from mtkit.decoding.search.greedy import greedy_search
-from mtkit.decoding.search.sampling import sample
+from mtkit.decoding.search.walk import greedy_search, sample
 from mtkit.decoding.side_by_side import MOST
 from mtkit.errors import MtkitError
-from mtkit.model.network import Model
+from mtkit.model.logits import Logits
+from mtkit.model.network import Model, Network
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BOS, EOS, PAD
 
 SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
 
@@ -92,8 +98,8 @@ class ModelEngine:
         with decoding_with(self.model, self.dtype) as device:
             if self.workers is not None:
                 # once here, not once in each process; only they need compiled loops
-                import mtkit.compiled.continuations
-                import mtkit.compiled.step_attention  # noqa: F401
+                import mtkit.attention.kernels.cpu.continuations
+                import mtkit.attention.kernels.cpu.step_attention  # noqa: F401
 
                 self.workers.start(partial(_answer, self.model, self.dtype))
             yield device
@@ -127,3 +133,90 @@ def _answer(
         batch = replace(batch, stopped=stopped)
     with decoding_with(model, dtype):
         return SEARCHES[settings.method](model, batch, settings)
+
+
+class Ensemble(nn.Module):
+    """One model for every search, made of models with the same pieces on both sides, of any size and attention."""
+
+    def __init__(self, networks: Sequence[Network]) -> None:
+        super().__init__()
+        self._networks = nn.ModuleList(cast(Sequence[nn.Module], networks))
+        self.has_weights = all(each.has_weights for each in networks)
+        self.longest_source = _least(each.longest_source for each in networks)
+        self.longest_target = _least(each.longest_target for each in networks)
+
+    @property
+    def networks(self) -> list[Network]:
+        """The networks of the ensemble."""
+        return [cast(Network, each) for each in self._networks]
+
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> list[Any]:
+        """The encodings of source (B, S), source_valid (B, S) and task (B,) by each model."""
+        return [each.encode(source, source_valid, task=task) for each in self.networks]
+
+    def start(self, encoded: list[Any], *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
+        """The states of all models as one state, which `mtkit.attention.reorder` accepts."""
+        pairs = zip(self.networks, encoded, strict=True)
+        states = [each.start(one, hypotheses=hypotheses, pieces=pieces) for each, one in pairs]
+        return {str(number): state for number, state in enumerate(states)}
+
+    def step(
+        self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
+    ) -> tuple[Logits, dict[str, Any], Tensor | None]:
+        """Logarithms of the mean probabilities (B, N, V) of the piece after `token` (B, N), and the next state.
+
+        With `need_weights`, also the mean of the models' attention to the source, (B, N, S).
+        """
+        log_probs, after, weights = [], {}, []
+        for number, each in enumerate(self.networks):
+            logits, after[str(number)], one = each.step(token, state[str(number)], need_weights=need_weights)
+            log_probs.append(logits.whole().log_softmax(-1))
+            if one is not None:
+                weights.append(one)
+        return Logits.known(mean_of(log_probs)), after, torch.stack(weights).mean(0) if weights else None
+
+
+def mean_of(log_probs: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of probabilities, from their logarithms, which have the same shape."""
+    if len(log_probs) == 1:
+        return log_probs[0]
+    return torch.stack(list(log_probs)).logsumexp(0) - math.log(len(log_probs))
+
+
+def networks_of(model: Model) -> list[Network]:
+    """The networks of a model: those of an ensemble, or the model itself."""
+    return model.networks if isinstance(model, Ensemble) else [cast(Network, model)]
+
+
+def _least(limits: Any) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+ROWS = 1024
+"""Positions whose logits over the vocabulary are in memory at the same time, for each batch that is worked on."""
+
+
+def forced_log_probs(model: Model, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
+    """The log-probability of each target, EOS included, given its source: (B,) float32.
+
+    source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,).
+    """
+    valid = target != PAD
+    log_probs = torch.zeros(target.shape, device=target.device)
+    log_probs[valid] = mean_of([_of_network(each, source, target, valid, task) for each in networks_of(model)])
+    return log_probs.sum(1)
+
+
+def _of_network(network: Network, source: Tensor, target: Tensor, valid: Tensor, task: Tensor | None) -> Tensor:
+    """The log-probability of each real piece of the targets, (M,), those before it given."""
+    begin = torch.full_like(target[:, :1], BOS)
+    target_in = torch.cat([begin, target[:, :-1].masked_fill(target[:, :-1] == EOS, PAD)], 1)
+    output = network.forward(source, target_in, source_valid=source != PAD, target_valid=valid, task=task)
+    parts = zip(output.hidden[valid].split(ROWS), target[valid].split(ROWS), strict=True)
+    return torch.cat([_log_probs(network.logits(part), pieces) for part, pieces in parts])
+
+
+def _log_probs(logits: Tensor, pieces: Tensor) -> Tensor:
+    """The log-probabilities (M,) of pieces (M,) under logits (M, V)."""
+    logits = logits.float()
+    return logits.gather(1, pieces[:, None]).squeeze(1) - logits.logsumexp(1)

@@ -7,8 +7,8 @@ from itertools import accumulate, groupby
 from operator import ne
 
 from mtkit.data.prepared import Prepared
-from mtkit.data.tokenizer import BREAK, EOS, Tokenizer
 from mtkit.decoding.lines.segments import Segment, Source
+from mtkit.text.tokenizer import BREAK, EOS, Tokenizer
 
 
 @dataclass(frozen=True)

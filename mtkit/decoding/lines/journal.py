@@ -14,7 +14,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from mtkit.decoding.lines.notes import Notes
-from mtkit.files import json_text
+from mtkit.storage.files import json_text
 
 
 @dataclass(frozen=True)

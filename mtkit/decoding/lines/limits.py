@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mtkit.data.lines.lengths import Lengths
-from mtkit.data.tokenizer import BREAK
+from mtkit.data.lengths import Lengths
 from mtkit.runs import Run
+from mtkit.text.tokenizer import BREAK
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, cast
 
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.stream import Item, Together, Work, to_file, to_stream
-from mtkit.files import is_device, writing
+from mtkit.storage.files import is_device, writing
 
 
 def write_lines(

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 from typing_extensions import TypedDict
 
-from mtkit.data.lines.parts import FilePart, all_parts
-from mtkit.data.readers import Span, next_line, open_file
+from mtkit.data.chunks import FilePart, all_parts
 from mtkit.errors import DataError, MtkitError
-from mtkit.files import json_text, packed, write_json, writing
-from mtkit.stored import Count, read_stored
+from mtkit.storage.files import json_text, packed, write_json, writing
+from mtkit.storage.records import Count, read_stored
+from mtkit.text.readers import Span, next_line, open_file
 
 _BLOCK = 1 << 20
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from mtkit.data.tokenizer import EOS, Tokenizer
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.splitting import parted, split
 from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.languages import languages_of
+from mtkit.text.languages import languages_of
+from mtkit.text.tokenizer import EOS, Tokenizer
 
 UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
 """Unicode's categories of white space, controls and format marks, as zero-width spaces and byte order marks."""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from mtkit.data.lines.sentences import sentences
-from mtkit.languages import listed
+from mtkit.text.languages import listed
+from mtkit.text.sentences import sentences
 
 Count = Callable[[Sequence[str]], list[int]]
 """The pieces of each text."""

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from mtkit.decoding.lines.journal import Finished, Journal, is_journal
 from mtkit.decoding.lines.notes import Notes
 from mtkit.errors import MtkitError
-from mtkit.files import UNFINISHED, finish, inside, locked, packed
+from mtkit.storage.files import UNFINISHED, finish, inside, locked, packed
 
 CHUNK = 10_000
 """Items worked on together, at most; what is lost by a kill."""

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtkit.data.tokenizer import BREAK, EOS, Tokenizers
 from mtkit.decoding.alignment import Layers, over_segments
 from mtkit.decoding.lines.documents import Documents, joined
 from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.segments import Directions, Segment, Source
-from mtkit.decoding.links.heads import Heads
-from mtkit.decoding.links.words import begins, shares
+from mtkit.decoding.links.heads import Heads, begins, shares
 from mtkit.decoding.translate import Translation
 from mtkit.model.network import Network
+from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
 
 ALIKE = 1e-6
 """Share of the largest weight by which a weight may be less and still count as equal."""

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import close_gaps, reorder
-from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.search.continuations import best_continuations
+from mtkit.decoding.search.choices import best_continuations, coverage_penalty, forbid_repeats, normalised
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
-from mtkit.decoding.search.ngrams import forbid_repeats
-from mtkit.decoding.search.penalties import coverage_penalty, normalised
 from mtkit.model.logits import Logits
 from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BOS, EOS, PAD
 
 
 def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:

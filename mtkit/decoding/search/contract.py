@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import EOS, PAD
 from mtkit.model.network import Model
+from mtkit.text.tokenizer import EOS, PAD
 
 NEVER_GENERATED = EOS
 """Pieces below this id, PAD, UNK and BOS, are never generated."""

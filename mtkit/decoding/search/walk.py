@@ -1,4 +1,11 @@
-"""Decoding without branches: each step extends every hypothesis by one chosen piece."""
+"""Random numbers as functions of their purpose, independent of the time and the order of the draws.
+
+Decoding without branches: each step extends every hypothesis by one chosen piece.
+
+Greedy decoding: the most likely piece at each step.
+
+Sampling of translations from the distribution of the model, or from its most likely part.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,13 +14,46 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import close_gaps
-from mtkit.data.tokenizer import BOS, EOS, PAD
-from mtkit.decoding.search.continuations import Forbid
+from mtkit.decoding.search.choices import Forbid, best, best_continuations, forbid_repeats, log_probs_of, normalised
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
-from mtkit.decoding.search.ngrams import forbid_repeats
-from mtkit.decoding.search.penalties import normalised
 from mtkit.model.logits import Logits
 from mtkit.model.network import Model
+from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BOS, EOS, PAD
+
+# SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the constants as signed 64-bit integers, whose products wrap around
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+FIRST = 0xBF58476D1CE4E5B9 - 2**64
+SECOND = 0x94D049BB133111EB - 2**64
+
+
+def uniform(seed: int, keys: Tensor, hypotheses: int, step: int) -> Tensor:
+    """Uniform numbers in [0, 1), (B, N) float64: functions of the seed, the segment's key, the hypothesis and the step.
+
+    keys (B,) int64, one per segment.
+    """
+    hypothesis = torch.arange(hypotheses, device=keys.device)
+    mixed = _mix(keys[:, None] ^ _mix(torch.full_like(keys, _signed(seed)))[:, None])
+    mixed = _mix(_mix(mixed ^ hypothesis) ^ step)  # (B, N)
+    return _shift(mixed, 11).double() * 2.0**-53
+
+
+def _mix(number: Tensor) -> Tensor:
+    number = number + GAMMA
+    number = (number ^ _shift(number, 30)) * FIRST
+    number = (number ^ _shift(number, 27)) * SECOND
+    return number ^ _shift(number, 31)
+
+
+def _shift(number: Tensor, bits: int) -> Tensor:
+    """Shift right, filling with zeros."""
+    return (number >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    """The 64-bit integer with the same last 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
+
 
 Choose = Callable[[Logits, Tensor, int, Tensor | None, Forbid | None], tuple[Tensor, Tensor]]
 """(logits (B', N, V), segments (B',), step, and as `log_probs_of` takes them which end, and what forbids) to the chosen
@@ -55,3 +95,75 @@ def walk(
             rows, token, done = rows[running], token[running], done[running]
     lengths = (pieces != PAD).sum(-1)
     return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, length_penalty)).ranked()
+
+
+def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """One hypothesis per segment; among equally likely pieces, the one with the lowest id is taken."""
+
+    def choose(
+        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+    ) -> tuple[Tensor, Tensor]:
+        log_prob, _, piece = best_continuations(logits, torch.zeros(len(rows), 1, device=rows.device), 1, ends, forbid)
+        return piece, log_prob
+
+    return walk(
+        model,
+        batch,
+        choose,
+        hypotheses=1,
+        length_penalty=settings.length_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )
+
+
+def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """`settings.n_best` independent draws per segment, the likeliest first.
+
+    The draws of a segment depend on the seed and its key, not on its batch, except where `batch.pieces` restricts them.
+    """
+
+    def choose(
+        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = log_probs_of(logits, ends, forbid)
+        draws = uniform(settings.seed, batch.keys[rows], log_probs.shape[1], step)
+        flat = draw(
+            log_probs.flatten(0, 1),
+            draws.flatten(),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+        )
+        token = flat.view(log_probs.shape[:2])
+        return token, log_probs.gather(-1, token[..., None]).squeeze(-1)
+
+    return walk(
+        model,
+        batch,
+        choose,
+        hypotheses=settings.n_best,
+        length_penalty=settings.length_penalty,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )
+
+
+def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """The pieces (M,) at which the cumulative probability exceeds the uniform numbers (M,) in [0, 1).
+
+    logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), and among
+    these the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751).
+    """
+    ids: Tensor | None = None
+    if 0 < top_k < logits.shape[-1]:
+        logits, ids = best(logits, top_k)
+    elif top_p < 1.0:
+        logits, ids = best(logits, logits.shape[-1])
+    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+    probabilities = scaled.softmax(-1)
+    cumulated = probabilities.cumsum(-1)
+    total = cumulated[:, -1:]
+    if top_p < 1.0:
+        kept = (cumulated - probabilities < top_p).sum(-1, keepdim=True)
+        total = cumulated.gather(-1, kept.clamp(min=1) - 1)
+    chosen = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True).clamp(max=logits.shape[-1] - 1)
+    return (chosen if ids is None else ids.gather(-1, chosen)).squeeze(-1)

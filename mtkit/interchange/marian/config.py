@@ -7,9 +7,9 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.files import check_regular
 from mtkit.recipe.decoding import MOST_HYPOTHESES
-from mtkit.stored import Count, read_stored, stored
+from mtkit.storage.files import check_regular
+from mtkit.storage.records import Count, read_stored, stored
 
 ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
 """mtkit's names of Hugging Face's activations."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mtkit.errors import RunError
-from mtkit.memory.out_of_memory import GIVES_OUT, gave_out
+from mtkit.memory import GIVES_OUT, gave_out
 from mtkit.training.distributed.world import World
 
 OVERLAPPED = ("cuda",)

@@ -13,7 +13,7 @@ from time import monotonic
 
 import torch
 
-from mtkit.memory.peak import forget_peak
+from mtkit.memory import forget_peak
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, is_begun

@@ -1,7 +1,17 @@
-"""The optimiser and the arithmetic it is fed by: precision, loss scaling, clipping, and a step that can be refused."""
+"""The learning rate of each update: warm-up, then a decay, then a cooldown where one is wanted.
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+noam is Vaswani et al. (2017), section 5.3: f d^-1/2 min(s^-1/2, s w^-3/2) for update s = 1, 2, ... and w warm-up
+updates; with its peak f (d w)^-1/2 it is the same curve as inverse-sqrt. The cosine is Loshchilov and Hutter's (2017),
+one half period down to 0. The cooldown is the linear one of Zhai et al. (2022).
+
+Averages of weights: a moving one during training, and one of the last checkpoints at its end.
+
+The optimiser and the arithmetic it is fed by: precision, loss scaling, clipping, and a step that can be refused.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -9,10 +19,104 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mtkit.device import autocast
-from mtkit.errors import RunError
+from mtkit.errors import RecipeError, RunError
 from mtkit.recipe import TrainingSettings
 from mtkit.training.distributed.split import split_like
 from mtkit.training.optimization.muon import Muon, matrices_of
+
+Schedule = Callable[[int, float], float]
+"""The rate of update 1, 2, ..., given the share of training done before it, 0 to 1 (by updates, or by time)."""
+
+
+def build_schedule(settings: TrainingSettings, d_model: int) -> Schedule:
+    """The schedule of a recipe. Raises: RecipeError where it needs to know when training ends and nothing says so."""
+    ends = any(limit is not None for limit in (settings.max_updates, settings.max_epochs, settings.max_minutes))
+    if not ends and (settings.schedule == "cosine" or settings.cooldown > 0):
+        what = "schedule = cosine" if settings.schedule == "cosine" else f"cooldown = {settings.cooldown}"
+        raise RecipeError(f"training.{what} needs a limit of training: set max_updates, max_epochs or max_minutes")
+    warmup, peak = settings.warmup_updates, settings.peak_rate
+    if settings.schedule == "noam":
+        peak *= (d_model * max(warmup, 1)) ** -0.5
+    begin = 1.0 - settings.cooldown
+
+    def rate(update: int, done: float) -> float:
+        value = peak * min(1.0, update / max(warmup, 1))
+        if settings.schedule == "cosine":
+            value *= _half_cosine(update, done, warmup)
+        else:
+            value *= math.sqrt(max(warmup, 1) / max(update, warmup, 1))
+        if settings.cooldown > 0:
+            value *= min(1.0, (1.0 - done) / settings.cooldown) if done > begin else 1.0
+        return max(value, 0.0)
+
+    return rate
+
+
+def _half_cosine(update: int, done: float, warmup: int) -> float:
+    """1 at the end of the warm-up, 0 at the end of training."""
+    if update <= warmup:
+        return 1.0
+    # the share that the warm-up took, from the pace so far: exact when training is counted in updates
+    start = min(done * warmup / max(update - 1, 1), 1.0)
+    return 0.5 * (1.0 + math.cos(math.pi * min((done - start) / max(1.0 - start, 1e-9), 1.0)))
+
+
+class MovingAverage:
+    """The exponential moving average of a model's trained parameters (Polyak and Juditsky, 1992).
+
+    Early on the decay is (1 + u) / (10 + u) at update u where that is less, so that the random start is forgotten.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._decay = decay
+        self._named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self.weights = {name: parameter.detach().clone() for name, parameter in self._named.items()}
+
+    @torch.no_grad()
+    def follow(self, update: int) -> None:
+        """Move towards the parameters after an update; one pass over them."""
+        decay = min(self._decay, (1 + update) / (10 + update))
+        parameters = [parameter.detach() for parameter in self._named.values()]
+        torch._foreach_lerp_(list(self.weights.values()), parameters, 1.0 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model computes with the averaged weights inside the block; nothing is copied where weights are whole."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self._named.items():
+            averaged = self.weights[name]
+            if isinstance(parameter, DTensor) and isinstance(
+                averaged, DTensor
+            ):  # a part, which stays where it is: whole weights are gathered from there
+                here, there = parameter.to_local().detach(), averaged.to_local()
+                before = here.clone()
+                here.copy_(there)
+                there.copy_(before)
+            else:
+                self.weights[name] = parameter.data
+                parameter.data = averaged
+
+
+def mean_weights(checkpoints: Iterable[Mapping[str, Tensor]], parameters: Collection[str]) -> dict[str, Tensor]:
+    """The mean over checkpoints of each tensor that `parameters` names, summed in float64; others are the last one's.
+
+    The mean of what is no parameter, as of numbers drawn at random, may be none of its kind. One checkpoint is in
+    memory at a time.
+    """
+    total: dict[str, Tensor] = {}
+    last: Mapping[str, Tensor] = {}
+    count = 0
+    for count, last in enumerate(checkpoints, 1):  # noqa: B007
+        for name in parameters:
+            total[name] = total[name] + last[name] if name in total else last[name].double()
+    return {name: (total[name] / count).to(last[name].dtype) if name in total else last[name] for name in last}
+
 
 LEAST_SCALE = 2.0**-10
 """Loss scale of float16 below which overflows are not the scale's fault."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.attention import build, reorder
 from mtkit.errors import MtkitError
-from mtkit.model.adaptation.lora import AdaptedLinear
+from mtkit.model.adaptation import AdaptedLinear
 from mtkit.recipe.training import LoraSettings
 
 

@@ -15,9 +15,9 @@ from mtkit.errors import MtkitError
 from mtkit.model.attentions import build_stack, choose
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings
+from mtkit.storage.weights import load_weights
 from mtkit.training.checkpoint import verified_tensors, write_checkpoint
 from mtkit.training.loss import Baseline
-from mtkit.weights import load_weights
 from tests.contract.cases import valid_mask
 from tests.contract.counting import count
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtkit.attention.content._sorted_chunks import SortedChunks, sorted_chunks
-from mtkit.attention.engines.blocks.windowed_rows import NOTHING_SEEN, stream_rows
+from mtkit.attention.kernels.windowed_rows import NOTHING_SEEN, stream_rows
 
 LENGTH, ROUNDS = 23, 3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtkit.attention import build
-from mtkit.attention.engines.softmax.dot_product import attend
+from mtkit.attention.kernels.dot_product import attend
 
 
 def make(role: str = "encoder", **arguments: Any) -> Any:

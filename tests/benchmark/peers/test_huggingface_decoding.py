@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.text.tokenizer import BOS, EOS, PAD
 from tests.decoding.engines.plain import recipe_of, shifted_model
 
 pytestmark = pytest.mark.peer

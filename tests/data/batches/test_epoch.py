@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mtkit.data.batches import Batch, EpochPart, make_batch, plan, plan_epoch, prefetched
-from mtkit.data.batches.sorting import edges_to, in_order
+from mtkit.data.batches.batch import edges_to, in_order
 from mtkit.data.prepared import Prepared, Side, Tokens
-from mtkit.data.tokenizer import BOS, EOS, PAD
+from mtkit.text.tokenizer import BOS, EOS, PAD
 
 
 def side_of(source: np.ndarray, target: np.ndarray) -> Side:

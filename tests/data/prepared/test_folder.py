@@ -14,12 +14,12 @@ from mtkit.data.prepare import Report, prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.prepared.columns import Mapped
 from mtkit.data.prepared.folder import _all_below
-from mtkit.data.readers import Lines
 from mtkit.data.report import summary
-from mtkit.data.tokenizer import BOS, EOS, PAD, Tokenizers
 from mtkit.decoding.lines.documents import source_budget
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
+from mtkit.text.readers import Lines
+from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
 from tests.damage import check_damages
 
 
@@ -38,7 +38,7 @@ def test_tokens_are_those_of_the_text(builtin: Prepared) -> None:
 
 
 def test_many_record_batches_read_as_one(builtin: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.data.lines.chunks._PAIRS", 7)
+    monkeypatch.setattr("mtkit.data.chunks._PAIRS", 7)
     settings = builtin.settings.model_copy(update={"folder": tmp_path / "data"})
     prepare(settings)
     other = open_prepared(tmp_path / "data")

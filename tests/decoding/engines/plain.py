@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from mtkit.data.tokenizer import BOS, EOS
 from mtkit.model.build import build_model
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
+from mtkit.text.tokenizer import BOS, EOS
 from tests.decoding.tiny import random_sources
 
 V = 40

@@ -8,7 +8,7 @@ import torch
 
 from mtkit.decoding.engines import choice
 from mtkit.decoding.engines.choice import takes_ctranslate2
-from mtkit.decoding.engines.ctranslate2 import possible
+from mtkit.decoding.engines.ctranslate2 import conversion
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -29,7 +29,7 @@ def taken(
 
 
 def test_where_it_is_not_installed_auto_is_mtkit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(possible, "find_spec", lambda name: None)
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
     assert not taken("auto", [run])
     with pytest.raises(MtkitError, match=r"not possible: the package is not installed .*mtkit\[ctranslate2\]"):
         taken("ctranslate2", [run])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import PAD, Tokenizers
 from mtkit.decoding.engines.contract import Engine
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, timed
@@ -18,6 +17,7 @@ from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import PAD, Tokenizers
 from tests.decoding.trained import make_run, sentences
 
 

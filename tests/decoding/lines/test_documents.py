@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mtkit.data.lines.lengths import PERCENTILES, Bin, Lengths
-from mtkit.data.tokenizer import BREAK, EOS, Tokenizers
+from mtkit.data.lengths import PERCENTILES, Bin, Lengths
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lines.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
@@ -15,6 +14,7 @@ from mtkit.decoding.lines.segments import Directions, Source
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
 from tests.decoding.echo import Echo
 from tests.decoding.trained import Trained, make_run, sentences
 

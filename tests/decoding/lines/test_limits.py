@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.data.lines.lengths import MOST_SENTENCES, PERCENTILES, ROOM, Bin, Lengths, lengths_of
+from mtkit.data.lengths import MOST_SENTENCES, PERCENTILES, ROOM, Bin, Lengths, lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.data.tokenizer import BREAK, EOS
-from mtkit.decoding.engines.ensemble import Ensemble
-from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine
 from mtkit.decoding.lines.limits import TrainedOn, Usual
 from mtkit.decoding.translate import translate_lines
 from mtkit.model.logits import Logits
 from mtkit.recipe import DecodingSettings, make_recipe
+from mtkit.text.tokenizer import BREAK, EOS
 from tests.decoding.echo import Echo
 from tests.decoding.trained import make_run, sentences
 

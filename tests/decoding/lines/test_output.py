@@ -11,7 +11,7 @@ import pytest
 from mtkit.decoding.lines.notes import Listed, Notes
 from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.stream import Item
-from mtkit.files import write_text
+from mtkit.storage.files import write_text
 
 
 def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:

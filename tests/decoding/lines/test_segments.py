@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.lines.segments import Directions, Source
@@ -12,6 +11,7 @@ from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from mtkit.text.tokenizer import EOS, Tokenizers
 from tests.decoding.echo import Echo
 from tests.decoding.trained import LONGEST, make_run, sentences
 

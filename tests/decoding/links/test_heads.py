@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.tokenizer import EOS
 from mtkit.decoding import alignment
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities
 from mtkit.decoding.links.heads import FILE, Heads, best_heads, heads_for
 from mtkit.errors import RunError
+from mtkit.text.tokenizer import EOS
 from tests.decoding.trained import Trained, make_run
 
 

@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.data.tokenizer import EOS, Tokenizers
 from mtkit.decoding import alignment
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.lines import stream
 from mtkit.decoding.lines.documents import Documents
 from mtkit.decoding.lines.segments import Source
-from mtkit.decoding.links.heads import Heads
+from mtkit.decoding.links.heads import Heads, words
 from mtkit.decoding.links.lines import link_lines, pharaoh
-from mtkit.decoding.links.words import words
 from mtkit.decoding.translate import BLANK, Translation
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import EOS, Tokenizers
 from tests.decoding.trained import Trained, make_run, sentences
 
 GREEDY = DecodingSettings(method="greedy")

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from mtkit.attention import mechanisms
 from mtkit.data.batches import Batch, blank_batch
 from mtkit.data.prepared import Prepared
-from mtkit.data.tokenizer import BOS
 from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe, merged
+from mtkit.text.tokenizer import BOS
 from mtkit.training.checkpoint import verified_tensors
 from mtkit.training.distributed.world import World
 from mtkit.training.feed import Work

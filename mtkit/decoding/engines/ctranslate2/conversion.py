@@ -1,11 +1,24 @@
-"""The very weights of a model in CTranslate2's format; pieces are named by their numbers.
+"""What CTranslate2 can do as mtkit does it: the first reason against it, by its name in recipe or command.
+
+The very weights of a model in CTranslate2's format; pieces are named by their numbers.
 
 Absolute positions are written as explicit encodings. The format has one number of key-value heads for all attentions of
 a side; where they differ in it, keys and values are repeated for each head that reads them.
+
+The converted model of a checkpoint, kept in the run's folder and made where it is missing.
+
+ctranslate2/<checkpoint>-<key>/  CTranslate2's files; the key is a hash of the weights, the settings and the conversion
+ctranslate2/<checkpoint>-<key>/sha256.json  their checksums; a model whose files do not match them is converted anew
 """
 
-from collections.abc import Sequence
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,10 +29,77 @@ from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, Transform
 from torch import Tensor, nn
 
 from mtkit.attention.positions import BASE, Rotary
-from mtkit.data.tokenizer import BREAK, PAD
-from mtkit.decoding.engines.weights import Weights
+from mtkit.decoding.engines.weights import GROUPED, Weights, unlike_plain
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.errors import MtkitError
+from mtkit.model.build import choose_attention
 from mtkit.model.network import Network
+from mtkit.recipe import DecodingSettings, Recipe
+from mtkit.runs import Run
+from mtkit.storage.files import digest, inside, write_json, writing
+from mtkit.storage.records import read_object
+from mtkit.text.tokenizer import BREAK, PAD
+
+COMPUTE_TYPES = {
+    None: "float32",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int8: "int8",
+}
+"""CTranslate2's name of each number type; None stands for float32."""
+
+
+def why_not(
+    runs: Sequence[Run], settings: DecodingSettings, dtype: torch.dtype | None, device: torch.device
+) -> str | None:
+    """The first reason why CTranslate2 cannot decode these runs so; None: it can."""
+    if find_spec("ctranslate2") is None:
+        return "the package is not installed (pip install 'mtkit[ctranslate2]')"
+    if len(runs) > 1:
+        return "several runs form an ensemble, and it decodes single models"
+    part = not_held(runs[0].recipe)
+    if part is not None:
+        return f"its format has no {part}"
+    return _of_settings(settings) or _of_arithmetic(dtype, device)
+
+
+def not_held(recipe: Recipe) -> str | None:
+    """The first part of the model that its format does not hold, as a recipe names it; None: it holds all."""
+    part = unlike_plain(recipe, besides=(*GROUPED, "rotary"))
+    if part is None and recipe.model.positions != "none":
+        for role, (first, *_) in choose_attention(recipe).items():
+            # it leaves out the absolute positions of a side whose first layer has rotary ones
+            if first.options.get("positions"):
+                return f"model.positions {recipe.model.positions} beside the rotary positions of {role} attention"
+    return part
+
+
+def _of_settings(settings: DecodingSettings) -> str | None:
+    if settings.method == "sample":
+        return "decoding.method = sample: its random numbers are others, and not repeatable"
+    if settings.coverage_penalty:
+        return f"decoding.coverage_penalty = {settings.coverage_penalty}: it does not tell the penalty from the score"
+    if settings.no_repeat_ngram:
+        return (
+            f"decoding.no_repeat_ngram = {settings.no_repeat_ngram}: "
+            "it divides the probability of forbidden pieces among the others"
+        )
+    return None
+
+
+def _of_arithmetic(dtype: torch.dtype | None, device: torch.device) -> str | None:
+    import ctranslate2
+
+    if device.type == "cuda" and not ctranslate2.get_cuda_device_count():
+        return "it finds no CUDA device"
+    if device.type not in ("cpu", "cuda"):
+        return f"it has no device {device.type}"
+    name = COMPUTE_TYPES[dtype]
+    if name not in ctranslate2.get_supported_compute_types(device.type):
+        return f"it has no {name} on this {device.type.upper()}"
+    return None
+
 
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU} | dict.fromkeys(("swish", "swiglu"), Activation.SWISH)
 
@@ -158,3 +238,76 @@ def _linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
 
 def _norm(spec: Any, norm: nn.LayerNorm) -> None:
     spec.gamma, spec.beta = norm.weight.detach().float().cpu().numpy(), norm.bias.detach().float().cpu().numpy()
+
+
+FOLDER = "ctranslate2"
+"""Its name in a run's folder."""
+
+CHECKSUMS = "sha256.json"
+
+VERSION = 1
+"""Of the conversion; a model converted by another is converted anew."""
+
+_CONVERSION = re.compile(r"(average|update-[0-9]+)-[0-9a-f]{16}")
+"""Name of the folder of a converted checkpoint."""
+
+Files = dict[str, bytes]
+"""The content of each file of a converted model, by its name."""
+
+
+def converted(
+    run: Run, checkpoint: str, model: Network, *, say: Callable[[str], object] = lambda message: None
+) -> Files:
+    """The model of this checkpoint in CTranslate2's format, from the run's folder or written there.
+
+    What was converted from other weights of the checkpoint, or from checkpoints that are gone, is removed. `say` gets a
+    message where the folder cannot be written or its files are damaged.
+    """
+    key = hashlib.sha256(f"{VERSION} {digest(run.weights(checkpoint))} {model.settings.model_dump_json()}".encode())
+    name = f"{checkpoint}-{key.hexdigest()[:16]}"
+    folder = run.folder / FOLDER / name
+    with suppress(OSError):  # it is not there, or another process removes it, for which it is stale
+        files = _read(folder)
+        record = read_object(folder / CHECKSUMS)
+        files.pop(CHECKSUMS, None)
+        if _checksums(files) == record:
+            return files
+        if (folder / CHECKSUMS).exists():  # earlier versions wrote none
+            say(f"{folder} is damaged; the model is converted again")
+    with TemporaryDirectory() as elsewhere:
+        made = Path(elsewhere) / "model"
+        convert(model, made)
+        files = _read(made)
+    try:
+        folder = inside(run.folder, FOLDER, name)
+        with writing(folder) as temporary:
+            temporary.mkdir()
+            for name, content in files.items():
+                (temporary / name).write_bytes(content)
+            write_json(temporary / CHECKSUMS, _checksums(files))
+        _remove_stale(run, checkpoint, folder, {*files, CHECKSUMS})
+    except MtkitError as error:
+        say(f"{error}; the model will be converted again next time")
+    return files
+
+
+def _read(folder: Path) -> Files:
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    if "model.bin" not in files:
+        raise FileNotFoundError(folder)
+    return files
+
+
+def _checksums(files: Files) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def _remove_stale(run: Run, checkpoint: str, kept: Path, names: set[str]) -> None:
+    """Removes folders that are named as other conversions are and hold only files of these names."""
+    for other in kept.parent.iterdir():
+        if other == kept or other.is_symlink() or not (found := _CONVERSION.fullmatch(other.name)):
+            continue
+        stale = found[1] == checkpoint or not (run.folder / "checkpoints" / found[1]).is_dir()
+        with suppress(OSError):  # it is no folder, or another process removes it too
+            if stale and {each.name for each in other.iterdir()} <= names:
+                shutil.rmtree(other)

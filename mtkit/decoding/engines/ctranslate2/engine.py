@@ -22,17 +22,15 @@ import ctranslate2
 import torch
 from torch import Tensor
 
-from mtkit.data.tokenizer import EOS, PAD
-from mtkit.decoding.engines.ctranslate2.conversion import piece, token, vocabulary_map
-from mtkit.decoding.engines.ctranslate2.kept import Files
-from mtkit.decoding.engines.ctranslate2.possible import COMPUTE_TYPES
+from mtkit.decoding.engines.ctranslate2.conversion import COMPUTE_TYPES, Files, piece, token, vocabulary_map
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, SourceBatch
+from mtkit.decoding.search.choices import normalised
 from mtkit.decoding.search.contract import NEVER_GENERATED
-from mtkit.decoding.search.penalties import normalised
 from mtkit.decoding.side_by_side import at_once
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import EOS, PAD
 
 LEAST_PENALTY = 1e-6
 """Exponent in place of 0: it changes a score by less than float32 rounds off."""

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.data.tokenizer import BOS, BREAK, EOS
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.text.tokenizer import BOS, BREAK, EOS
 from tests.decoding.engines.plain import V, recipe_of, shifted_model
 
 pytestmark = pytest.mark.peer

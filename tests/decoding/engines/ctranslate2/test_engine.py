@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from mtkit.data.tokenizer import EOS, PAD
-from mtkit.decoding.batches import padded
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.contract import StoppedError
+from mtkit.decoding.translate import padded
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import EOS, PAD
 from tests.decoding.engines.plain import V, recipe_of, reversing_model, sources_of
 from tests.decoding.tiny import batch_of
 from tests.decoding.trained import three_threads

@@ -1,0 +1,100 @@
+"""Preallocated caches for decoding, written in place and grown by half, so that few steps copy the cache.
+
+The growth is small because beam search copies whole caches when it moves hypotheses, unused capacity included.
+
+Tensors are (B, N, heads, capacity, width), of which `count` tokens have been written.
+
+Sums over the tokens so far, which replace a cache of the tokens in decoding.
+"""
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import State
+from mtkit.attention.kernels.dot_product import widened
+
+FIRST_CAPACITY = 8
+
+
+def start_cache(batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
+    """An empty cache: a tensor of (heads, width) per name, with the type and device of `like`."""
+    tensors = {
+        name: like.new_zeros(batch_size, hypotheses, heads, FIRST_CAPACITY, width)
+        for name, (heads, width) in shapes.items()
+    }
+    return {**tensors, "count": 0}
+
+
+def append(state: State, *, window: int | None = None, first: int = 0, **rows: Tensor) -> State:
+    """The cache with one more token: rows (B, N, heads, width) by name; the first rows may start it.
+
+    With `window`, the cache keeps the `first` tokens, and the rest as a ring: each later token overwrites the one
+    `window` positions before it, so that the capacity stays at first + window.
+    """
+    count = state["count"]
+    place = ring_place(count, window, first)
+    grown = dict(state)
+    for name, row in rows.items():
+        cache = state[name] if name in state else row.new_zeros(*row.shape[:3], FIRST_CAPACITY, row.shape[3])
+        capacity = cache.shape[3]
+        if place >= capacity:
+            room = capacity + max(capacity // 2, FIRST_CAPACITY)
+            room = room if window is None else min(room, first + window)
+            wider = row.new_zeros(*cache.shape[:3], room, cache.shape[4])
+            wider[:, :, :, :capacity] = cache
+            cache = wider
+        elif cache.dtype != row.dtype:
+            cache = cache.to(row.dtype)  # the first step under autocast shows the actual type of the keys
+        cache[:, :, :, place] = row
+        grown[name] = cache
+    grown["count"] = count + 1
+    return grown
+
+
+def ring_place(position: int, window: int | None, first: int = 0) -> int:
+    """The place at which the token of that position is written."""
+    return position if window is None or position < first else first + (position - first) % window
+
+
+def written(state: State, name: str, *, window: int | None = None, first: int = 0) -> Tensor:
+    """The rows written under `name`, (B, N, heads, length, width); those of a ring in the order of its places."""
+    length = state["count"] if window is None else min(state["count"], first + window)
+    cache: Tensor = state[name]
+    return cache[:, :, :, :length]
+
+
+def picked(cache: Tensor, place: Tensor) -> Tensor:
+    """Rows of a cache (B, N, G, capacity, K) at places (L,), the same for all heads: (B, N, G, L, K).
+
+    Where heads differ, places are (B or 1, h, L) or (B, N, h, L), those of h heads in G groups of neighbours, and rows
+    are (B, N, h, L, K).
+    """
+    if place.dim() == 1:
+        return cache.index_select(3, place)
+    place = place if place.dim() == 4 else place.unsqueeze(1)
+    heads = place.shape[2]
+    segment, hypothesis, head = (torch.arange(n, device=place.device) for n in (*cache.shape[:2], heads))
+    group = head * cache.shape[2] // heads
+    return cache[segment[:, None, None, None], hypothesis[:, None, None], group[:, None], place]
+
+
+def prefix_means(x: Tensor) -> Tensor:
+    """Means (..., T, X) of x over each prefix, in float32 at least; padding on the right reaches no real position."""
+    count = torch.arange(1, x.shape[-2] + 1, device=x.device).unsqueeze(-1)  # (T, 1)
+    return widened(x).cumsum(-2) / count
+
+
+def start_sums(*names: str) -> State:
+    """Sums over no tokens, by name, and their "count"; the given rows state shapes and type."""
+    return {**dict.fromkeys(names, 0.0), "count": 0}
+
+
+def add_rows(state: State, **rows: Tensor) -> State:
+    """The sums with the rows (B, N, ...) of one more token added, by name, in place and in float32 at least.
+
+    The state keeps sums, not means, because a mean updated in place drifts.
+    """
+    after = {**state, "count": state["count"] + 1}
+    for name, row in rows.items():
+        after[name] = state[name].add_(row) if state["count"] else widened(row).clone()
+    return after

@@ -1,0 +1,164 @@
+"""The base of attention over projected heads: projections, slots and cache shapes, without an equation."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mtkit.attention.contract import Attention, Site
+from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.registry import fill
+from mtkit.attention.slots import Merge, Positions, Projection, Regularizer, Slot
+from mtkit.errors import MtkitError
+
+
+class HeadAttention(Attention):
+    """Attention over projected heads: the projections, the slots and their weights; a mechanism adds its equation.
+
+    The weights are `q_proj`, `k_proj`, `v_proj`, `out_proj`, and those of the filled slots.
+    """
+
+    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
+        "positions": None,
+        "projection": None,
+        "merge": None,
+        "regularizer": None,
+    }
+
+    def __init__(self, site: Site, projection: Projection | None = None) -> None:
+        """`projection` is given by a mechanism that has its own and does not take that slot."""
+        super().__init__(site)
+        self.projection: Projection = projection or fill("projection", site) or Projection(site)
+        queries, keys, values = self.projection.widths
+        memory_width = site.memory_width or site.d_model
+        self.q_proj = nn.Linear(site.d_model, queries)
+        self.k_proj = nn.Linear(memory_width, keys)
+        self.v_proj = nn.Linear(memory_width, values)
+        self.out_proj = nn.Linear(self.projection.joined_width, site.d_model)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        self.projection.initialize(self.q_proj, self.k_proj)
+        widths = self.projection.key_width, self.projection.value_width
+        self.positions: Positions | None = fill("positions", site, *widths)
+        self.merge: Merge | None = fill("merge", site, self.projection.value_width)
+        self.regularizer: Regularizer | None = fill("regularizer", site)
+        if self.regularizer is not None:
+            self.learns_by_steps = False
+        if self.regularizer is not None and self.regularizer.needs_weights and not self.weights:
+            raise MtkitError("this regularizer reads attention weights, of which the mechanism it is set on has none")
+
+    @property
+    def scale(self) -> float:
+        """The factor of the scores."""
+        return self.projection.scale
+
+    @property
+    def dropout(self) -> float:
+        """The dropout rate of attention weights; 0 outside training."""
+        return self.site.dropout if self.training else 0.0
+
+    @property
+    def cache_shapes(self) -> dict[str, tuple[int, int]]:
+        """The (heads, width) of the keys and values that a cache holds per token."""
+        p = self.projection
+        return {"keys": (p.key_heads, p.key_width), "values": (p.value_heads, p.value_width)}
+
+    def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
+        """(B, T, D) to (B, H, T, K), rotated for `position` (T,), 0 to T - 1 if None."""
+        return self._rotated(self.projection.queries(self.q_proj(query)), position)
+
+    def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, S, D) to keys (B, G, S, K), rotated as the queries are, and values (B, G, S, V)."""
+        k, v = self.projected(memory, self.k_proj, self.v_proj)
+        return self._rotated(self.projection.keys(k), position), self.projection.values(v)
+
+    def queries_keys_values(self, tokens: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`queries` and `keys_values` of the same tokens."""
+        q, k, v = self.projected(tokens, self.q_proj, self.k_proj, self.v_proj)
+        q, k = (self._rotated(x, position) for x in (self.projection.queries(q), self.projection.keys(k)))
+        return q, k, self.projection.values(v)
+
+    def exact_queries_keys_values(
+        self, tokens: Tensor, position: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`queries_keys_values`, queries and keys in float32 at least: for choices that rounding must not change."""
+        v = self.projection.values(self.v_proj(tokens))
+        with torch.autocast(tokens.device.type, enabled=False):
+            tokens = tokens.type_as(self.q_proj.weight)
+            q, k = self.queries(tokens, position), self._rotated(self.projection.keys(self.k_proj(tokens)), position)
+        return widened(q), widened(k), v
+
+    def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
+        """The outputs (..., width) of the maps for the same tokens (..., D).
+
+        On a GPU, whose kernels are short beside the time to start them, and in decoding (`mtkit.model.context`), one
+        product computes all of them.
+        """
+        if tokens.device.type != "cuda" or len(maps) == 1 or any(type(each) is not nn.Linear for each in maps):
+            return [each(tokens) for each in maps]
+        weight, bias = torch.cat([each.weight for each in maps]), torch.cat([each.bias for each in maps])
+        return F.linear(tokens, weight, bias).split([each.out_features for each in maps], dim=-1)
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""
+        output: Tensor = self.out_proj(self.merged(heads))
+        return output
+
+    def merged(self, heads: Tensor) -> Tensor:
+        """One vector (B, T, H*V) from the outputs of the heads (B, H, T, V)."""
+        merged: Tensor = self.merge(heads) if self.merge is not None else heads.transpose(1, 2).flatten(2)
+        return merged
+
+    def losses(
+        self,
+        heads: Tensor,
+        values: Tensor,
+        weights: Tensor | None,
+        query_valid: Tensor | None,
+        memory_valid: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The losses of the regularizer; none outside training. In the self roles the memory is the query."""
+        if self.regularizer is None or not self.training:
+            return {}
+        value_valid = memory_valid if self.site.role == "cross" else query_valid
+        result: dict[str, Tensor] = self.regularizer(heads, values, weights, query_valid, value_valid, visible)
+        return result
+
+    @property
+    def regularizes_weights(self) -> bool:
+        """Whether this call must compute attention weights for the regularizer."""
+        return self.training and self.regularizer is not None and self.regularizer.needs_weights
+
+    @property
+    def weighed_heads(self) -> range:
+        """The heads whose weights the regularizer reads."""
+        count = self.regularizer.weighed_heads if self.regularizer is not None else 0
+        return range(self.site.heads if count is None else count)
+
+    def after_update(self, update: int, total_updates: int) -> None:
+        """Calls `after_update` of the slots; an override calls this as well."""
+        for part in self.children():
+            if isinstance(part, Slot):
+                part.after_update(update, total_updates)
+
+    def adopt(self, full_state: Mapping[str, Tensor]) -> None:
+        """Take over the projections of `full`, converted by the projection where shapes differ."""
+        super().adopt(self.projection.adopted(full_state, self.state_dict()))
+
+    def adopt_copies(self, full_state: Mapping[str, Tensor], firsts: Mapping[str, str]) -> None:
+        """Second projections, by name, become copies of their firsts where the state has none of their shape."""
+        for name, first in firsts.items():
+            own, given = getattr(self, name), full_state.get(f"{name}.weight")
+            if given is None or given.shape != own.weight.shape:
+                own.load_state_dict(getattr(self, first).state_dict())
+
+    def _rotated(self, x: Tensor, position: Tensor | None) -> Tensor:
+        if self.positions is None:
+            return x
+        if position is None:
+            position = torch.arange(x.shape[-2], device=x.device)
+        return self.positions.rotate(x, position)

@@ -1,0 +1,215 @@
+"""The base of softmax attention over all pairs of queries and keys: a mechanism states only how it differs.
+
+Forward, start, step, weights, losses and slots are inherited. A step calls the same methods as a whole sequence, on
+`Pairs` of the same layout, so that a mechanism writes its equation once. It may override, in order of computation:
+
+- `columns`: the tensors kept per key, in a forward pass and in the cache (default: keys and values);
+- `scores`: the scores of all pairs (default: scaled products);
+- `logits`: the scores with a bias, a mix over heads, or a sum with the carry (default: the scores);
+- `weighed`: the weights (default: the softmax of the logits over visible keys);
+- `mixed`: the weights as applied to the values, before dropout (default: the weights).
+
+How mechanisms of the literature are stated:
+
+- additive: a `projection` of its own width; `scores` of some queries at a time, which the backward pass computes anew,
+  so that no (T, S, width) tensor is held;
+- nadaraya-watson: the norms of the keys as a column, with which `scores` are products less half a norm;
+- localness: `logits` add a bias by the distance of `key_position` from a centre that `q` predicts; the number of
+  visible keys and their mean come from `visible` and `keys`;
+- gaussian: `logits` add a table by distance, picked by `query_position` and `key_position`;
+- synthesizer: `columns` are values alone and `queries` the tokens, after `del self.k_proj`; `scores` (1, H, T, S), by
+  `query_position`, serve all segments (a step counts in the cross role too);
+- lazy: the first layer of a block carries what it `weighed`; those above return the carry from `weighed`, have no
+  q_proj and k_proj, and values alone as `columns`;
+- talking-heads: `logits` mix the scores over heads, `mixed` the weights; a `projection` sets their numbers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.bases.caches import append, written
+from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.contract import Attended, Beginning, Inputs, State
+from mtkit.attention.kernels.dot_product import by_hypotheses, outputs_of, scores_of, weights_of
+
+
+class Pairs(NamedTuple):
+    """Queries and the keys they may see: (B, T) and (B, S) in a forward pass.
+
+    A step has the same layout. In the decoder role each of the B*N hypotheses is a segment with one query, so that B
+    stands for B*N and T for 1; in the cross role, and where hypotheses share their past (`shared_past`), the N
+    hypotheses are the queries of their segment.
+    """
+
+    q: Tensor
+    """(B, H, T, K), or whatever `queries` makes of the tokens, (B, ..., T, width)."""
+    columns: Mapping[str, Tensor]
+    """(B, G, S, width) by name; G divides H."""
+    query_position: Tensor
+    """(T,), or (1,) for all queries of a step."""
+    key_position: Tensor
+    """(S,); those of a shared past repeat."""
+    valid: Tensor | None = None
+    """Which keys are real, (B, S), or which of a shared past each query sees, (B, T, S); None: all."""
+    causal: bool = False
+    """Whether queries see the keys up to their own position alone. False in a step: there are no later keys."""
+    task: Tensor | None = None
+    """(B,) in a forward pass, as given."""
+    state: State | None = None
+    """The state that a step returns, which a mechanism may write what it keeps into; None in a forward pass."""
+    hypotheses: int = 1
+    """N of a step."""
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, G, S, K)."""
+        return self.columns["keys"]
+
+    @property
+    def values(self) -> Tensor:
+        """(B, G, S, V)."""
+        return self.columns["values"]
+
+    @property
+    def visible(self) -> Tensor | None:
+        """Which keys each query may see, broadcastable to (B, H, T, S), or None where it may see all."""
+        if self.causal:
+            return self.query_position.unsqueeze(-1) >= self.key_position
+        if self.valid is None or self.valid.dim() == 3:
+            return self.valid if self.valid is None else self.valid.unsqueeze(1)
+        return self.valid[:, None, None]
+
+
+class ScoreAttention(HeadAttention):
+    """Softmax attention over scores of all pairs; its state is the columns of all tokens so far, or of the source."""
+
+    turned: ClassVar[bool] = True
+    """Whether the state holds keys of the source as (B, G, K, S), as which products of a few queries take half the
+    time."""
+
+    def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
+        """The columns of memory (B, S, D) at position (S,): (B, G, S, width) by name, "values" among them."""
+        keys, values = self.keys_values(memory, position)
+        return {"keys": keys, "values": values}
+
+    def scores(self, pairs: Pairs) -> Tensor:
+        """(B, H, T, S), scaled."""
+        return scores_of(pairs.q, pairs.keys, self.scale)
+
+    def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
+        """The logits of the softmax, before the bias of positions, and the carry of the layer.
+
+        `carry` is that of the layer below, None in the first layer of a run.
+        """
+        return self.scores(pairs), None
+
+    def weighed(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
+        """The weights, zero where keys are hidden, and the carry of the layer."""
+        logits, carried = self.logits(pairs, carry)
+        return self.softmax(logits, pairs), carried
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """The weights under which values are summed, before dropout; `Attended.weights` are unchanged."""
+        return weights
+
+    def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
+        """The heads' outputs (B, H, T, V), the weights (B, H, T, S), which may be None unless needed, and the carry."""
+        weights, carried = self.weighed(pairs, carry)
+        # scores by position may be the same for segments and hypotheses; dropout is drawn for each
+        weights = weights.expand(len(pairs.values), -1, pairs.q.shape[2], -1)
+        return self.outputs(self.mixed(weights), pairs), weights, carried
+
+    def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
+        """The weights of the `weighed_heads` alone, where that is cheaper than weights from `attended`, or None."""
+        return None
+
+    def shown(self, pairs: Pairs) -> Tensor | None:
+        """Which keys each query may see besides padding and the future, (T, S), or None where that is all."""
+        return None
+
+    def softmax(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """The weights from logits and positions, in float32 at least."""
+        shown, visible = self.shown(pairs), pairs.visible
+        return weights_of(
+            logits,
+            pairs.q,
+            scale=self.scale,
+            visible=visible if shown is None else shown if visible is None else shown & visible,
+            positions=self.positions,
+            query_position=pairs.query_position,
+            key_position=pairs.key_position,
+        )
+
+    def outputs(self, weights: Tensor, pairs: Pairs) -> Tensor:
+        """The heads' outputs (B, H, T, V): values, and those of positions, summed under weights after dropout."""
+        return outputs_of(
+            weights,
+            pairs.values,
+            positions=self.positions,
+            query_position=pairs.query_position,
+            key_position=pairs.key_position,
+            dropout=self.dropout if pairs.state is None else 0.0,
+        )
+
+    def pairs(
+        self, query: Tensor, memory: Tensor | None = None, valid: Tensor | None = None, task: Tensor | None = None
+    ) -> Pairs:
+        """All pairs of a forward pass; valid (B, S) of the keys, which in the self roles are the queries."""
+        q, columns = self.queries(query), self.columns(query if memory is None else memory)
+        query_position = torch.arange(query.shape[1], device=query.device)
+        key_position = torch.arange(columns["values"].shape[2], device=query.device)
+        return Pairs(q, columns, query_position, key_position, valid, self.site.causal, task)
+
+    def attend(self, inputs: Inputs) -> Attended:
+        """Sums of the values under the weights of all pairs."""
+        need_weights = inputs.need_weights
+        pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid, inputs.task)
+        carry = inputs.carry if self.site.layer else None
+        read = self.weights_to_regularize(pairs) if self.regularizes_weights and not need_weights else None
+        weighing = need_weights or (self.regularizes_weights and read is None)
+        heads, weights, carried = self.attended(pairs, carry, weighing)
+        weighed = weights if read is None else read
+        losses = self.losses(heads, pairs.values, weighed, inputs.query_valid, inputs.memory_valid, self.shown(pairs))
+        return Attended(self.joined(heads), carried, weights if need_weights else None, losses)
+
+    def begin(self, inputs: Beginning) -> tuple[State, Any]:
+        """An empty cache; in the cross role the columns of the source, shared by all hypotheses."""
+        if inputs.memory is None:
+            return {"count": 0}, None
+        # contiguous with heads first, as the products of each step would copy them otherwise
+        columns = {name: self._turned(name, x).contiguous() for name, x in self.columns(inputs.memory).items()}
+        return {"shared": {**columns, "valid": inputs.memory_valid}, "count": 0}, None
+
+    def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
+        """The same for the newest token of each hypothesis; O(t), O(S) in the cross role."""
+        pairs, state = self.newest(inputs.query, state)
+        carry = inputs.carry if self.site.layer else None
+        heads, weights, carried = self.attended(pairs, carry, inputs.need_weights)
+        heads = by_hypotheses(heads, pairs.hypotheses)
+        weights = None if weights is None or not inputs.need_weights else by_hypotheses(weights, pairs.hypotheses)
+        return Attended(self.joined(heads), carried, weights), state
+
+    def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
+        """The pairs of a step with query (B, N, D), and their state: the one given with the newest tokens added."""
+        count, hypotheses = state["count"], query.shape[1]
+        here = torch.full((1,), count, device=query.device)
+        if self.site.role == "cross":
+            shared = state["shared"]
+            q, valid = self.queries(query), shared["valid"]
+            columns = {name: self._turned(name, x) for name, x in shared.items() if name != "valid"}
+            state = {**state, "count": count + 1}
+        else:
+            token, valid = query.flatten(0, 1).unsqueeze(1), None  # (B*N, 1, D): a segment of one token each
+            q, columns = self.queries(token, here), self.columns(token, here)
+            rows = {name: x.squeeze(2).unflatten(0, query.shape[:2]) for name, x in columns.items()}
+            state = append(state, **rows)
+            columns = {name: written(state, name).flatten(0, 1) for name in rows}
+        key_position = torch.arange(columns["values"].shape[2], device=query.device)
+        return Pairs(q, columns, here, key_position, valid, state=state, hypotheses=hypotheses), state
+
+    def _turned(self, name: str, x: Tensor) -> Tensor:
+        """The columns (B, G, S, width) of the source as the state holds them, or the other way round."""
+        return x.transpose(-1, -2) if self.turned and name == "keys" else x

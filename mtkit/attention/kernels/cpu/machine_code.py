@@ -1,0 +1,170 @@
+"""The decorators of loops, and of what loops call.
+
+Exponential function, in operations that compilers vectorise.
+
+Quantisation of rows to bytes with one scale (unit) per row, and its inverse, for int8 products.
+"""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, int32, int64, njit, void
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+Floats = NDArray[np.float32]
+
+HOW: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",  # a division by zero gives infinity
+    # sums may be made in any order, which vector units need; NaN and infinity keep their meaning
+    "fastmath": {"nsz", "contract", "reassoc"},
+}
+
+
+def compiled(
+    types: str, *, in_any_order: bool = True
+) -> Callable[[Callable[Arguments, None]], Callable[Arguments, None]]:
+    """A decorator of loops over NumPy arrays, which write their results into arguments.
+
+    `types` are those of the arguments in numba's words: float32[:, ::1] is a matrix whose rows are whole and one after
+    another, float32[:, :] any matrix. Sums and products are made in the order of the code unless `in_any_order`.
+    """
+    how = HOW if in_any_order else HOW | {"fastmath": {"nsz", "contract"}}
+
+    def decorated(loop: Callable[Arguments, None]) -> Callable[Arguments, None]:
+        try:
+            code: Callable[Arguments, None] = njit(f"void({types})", cache=True, **how)(loop)
+        except (RuntimeError, OSError):  # no folder can be written in which to keep it, or the disk is full
+            code = njit(f"void({types})", **how)(loop)
+        return code
+
+    return decorated
+
+
+def part(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function that loops call, compiled with them.
+
+    What numba keeps of a loop lasts until the loop's own file changes: after a change here, remove `__pycache__`.
+    """
+    code: Callable[Arguments, Result] = njit(**HOW)(function)
+    return code
+
+
+CACHE_LINE = 64
+"""Bytes that the processor reads at a time."""
+
+
+def _request(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
+    """A function that asks for the cache line of a number in a matrix."""
+    address, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
+
+    def request(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        whole = context.make_array(rows)(context, builder, args[0])
+        strides = cgutils.unpack_tuple(builder, whole.strides, 2)
+        steps = [builder.mul(count, stride) for count, stride in zip(args[1:], strides, strict=True)]
+        place = builder.add(builder.ptrtoint(whole.data, address), builder.add(*steps))
+        form = ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        prefetch = cgutils.get_or_insert_function(builder.module, form, "llvm.prefetch.p0")
+        how = number(0), number(3), number(1)  # to read it, into all levels of the cache, as data
+        builder.call(prefetch, [builder.inttoptr(place, line), *how])
+        return context.get_dummy_value()
+
+    return void(rows, int64, int64), request
+
+
+_ask_for: Callable[[Floats, int, int], None] = intrinsic(_request)
+
+
+@part
+def ask_for(rows: Floats, row: int) -> None:
+    """Has a row (K,) of a matrix brought into the cache, so that who reads it a little later need not wait for it."""
+    for column in range(0, rows.shape[1], CACHE_LINE // 4):
+        _ask_for(rows, row, column)
+
+
+def _cast(given: Any, wanted: Any, form: ir.Type) -> Any:
+    """A function of one number that gives the same 32 bits as a number of another type."""
+
+    def cast(context: Any, x: Any) -> Any:
+        return wanted(given), lambda context, builder, signature, args: builder.bitcast(args[0], form)
+
+    return intrinsic(cast)
+
+
+bits_of: Callable[[np.float32], np.int32] = _cast(float32, int32, ir.IntType(32))
+"""The bits of a float32 as an int32."""
+
+of_bits: Callable[[np.int32], np.float32] = _cast(int32, float32, ir.FloatType())
+"""The float32 that has the bits of an int32."""
+
+
+LOG2_E = np.float32(1.4426950408889634)
+LEAST_POWER = np.float32(-126)
+"""Exponent of the least normal float32; smaller exponents are raised to it."""
+
+EXPONENT_BITS, EXPONENT_OF_ONE = np.int32(23), np.int32(127)
+"""Position of the exponent's lowest bit in a float32, and the biased exponent of 1."""
+
+# 2^f for f from -0.5 to 0.5 is 1 + f times a polynomial of degree 5, interpolated at Chebyshev nodes
+C6, C5, C4, C3, C2, C1, C0 = (
+    np.float32(each)
+    for each in (1.54531629e-4, 1.33908634e-3, 9.61808256e-3, 5.55035711e-2, 2.40226508e-1, 6.93147188e-1, 1.0)
+)
+
+
+@part
+def exponential(x: np.float32) -> np.float32:
+    """Return exp(x) for x <= 0, with a relative error of at most 2e-7 + 1e-7 |x|."""
+    exponent = max(x * LOG2_E, LEAST_POWER)
+    whole = np.int32(exponent - np.float32(0.5))  # the nearest integer, as conversion truncates towards zero
+    f = exponent - np.float32(whole)
+    power = of_bits(np.int32((whole + EXPONENT_OF_ONE) << EXPONENT_BITS))
+    return ((((((C6 * f + C5) * f + C4) * f + C3) * f + C2) * f + C1) * f + C0) * power
+
+
+LARGEST = np.float32(127)
+"""Largest rounded number."""
+
+ZERO = 128
+"""Byte that represents 0."""
+
+LEAST_UNIT = np.float32(1e-32)
+"""Unit of a row of zeros."""
+
+WHOLE = np.float32(3 << 22 | ZERO)
+"""Added to a float32, it leaves no bits for a fraction (1.5 * 2^23): the lowest bits are the integer plus ZERO."""
+
+
+@compiled("float32[:, ::1], uint8[:, ::1], float32[::1]")
+def round_rows(rows: Floats, whole: NDArray[np.uint8], units: Floats) -> None:
+    """Write rows (M, I) to whole (M or more, I) as bytes, divided by units (M,) that map each row's largest to 127.
+
+    Halves are rounded to even. A row with NaN or infinity has a NaN or infinite unit; its bytes are undefined.
+    """
+    count, width = rows.shape
+    for i in range(count):
+        largest = np.int32(0)
+        for j in range(width):  # bits of non-negative floats compare like the numbers, with NaN above infinity
+            largest = max(largest, np.int32(bits_of(rows[i, j]) & np.int32(0x7FFFFFFF)))
+        unit = of_bits(largest) / LARGEST
+        unit = LEAST_UNIT if unit < LEAST_UNIT else unit
+        units[i] = unit
+        for j in range(width):
+            whole[i, j] = np.uint8(bits_of(rows[i, j] / unit + WHOLE))
+
+
+@compiled("float32[:, ::1], float32[::1], float32[::1], float32[:, ::1]")
+def scale_rows(sums: Floats, units: Floats, bias: Floats, out: Floats) -> None:
+    """Write sums (M, O) * units (M,) + bias (O,) to out (M, O), which may be the same array as sums."""
+    count, width = out.shape
+    for i in range(count):
+        unit = units[i]
+        for j in range(width):
+            out[i, j] = sums[i, j] * unit + bias[j]

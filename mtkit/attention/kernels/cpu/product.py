@@ -1,0 +1,189 @@
+"""Products with prepared weights: the contract, in the type of the weights, by oneDNN and in tiles on the CPU."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mtkit.attention.kernels.cpu.tiled import Bfloat16Tiles, Float32Tiles, tiles_pay
+from mtkit.attention.kernels.fused import has_low_products
+
+
+class Product(Protocol):
+    """x (..., I) to x W^T + b (..., O)."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def of(self, rows: Tensor) -> "Product":
+        """The product with these rows (K,) of W and b alone."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The product in the type of the weights."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., I) to (..., O)."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def of(self, rows: Tensor) -> "Plain":
+        """The product with these rows (K,) of W and b alone."""
+        return Plain(self.weight[rows], None if self.bias is None else self.bias[rows])
+
+
+class Float32:
+    """The product in float32 by oneDNN, with weights in its own layout; a row's result does not depend on others."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight.float(), None if bias is None else bias.float()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., I) to (..., O)."""
+        rows = x.reshape(-1, x.shape[-1])
+        wider = in_few_counts(rows, torch.float32)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(wider, self._packed, self._bias, "none", [], "")
+        return found[: rows.shape[0]].view(*x.shape[:-1], self._weight.shape[0])
+
+    def of(self, rows: Tensor) -> "Float32":
+        """The product with these rows (K,) of W and b alone."""
+        return Float32(self._weight[rows], None if self._bias is None else self._bias[rows])
+
+
+class Tiled:
+    """The product in float32 in tiles; of many rows that threads share, by PyTorch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._plain = Plain(weight.float(), None if bias is None else bias.float())
+        self._tiles = Float32Tiles(self._plain.weight, self._plain.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., I) to (..., O)."""
+        if not tiles_pay(x.numel() // max(x.shape[-1], 1)):
+            return self._plain(x)
+        return in_blocks(self._tiles, x, len(self._plain.weight))
+
+    def of(self, rows: Tensor) -> "Tiled":
+        """The product with these rows (K,) of W and b alone."""
+        some = self._plain.of(rows)
+        return Tiled(some.weight, some.bias)
+
+
+class Low:
+    """The product in bfloat16 on the CPU, with float32 in and out; sums are in float32.
+
+    Tiles multiply any number of rows where the processor has them: their results are not rounded, PyTorch's are, and a
+    row's result must not depend on the number of rows beside it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight.bfloat16(), bias
+        self._tiles = Bfloat16Tiles.where_possible(self._weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., I) to (..., O)."""
+        return in_blocks(self._multiply if self._tiles is None else self._tiles, x, len(self._weight))
+
+    @cached_property
+    def _multiply(self) -> Callable[[Tensor, Tensor | None], Tensor]:
+        """The product of rows (M, I) by PyTorch, whose results are rounded to bfloat16 before they are float32."""
+        with torch.inference_mode(False):  # it may be asked for inside, and serves outside as well
+            bias = None if self._bias is None else self._bias.bfloat16()
+            packed = torch.ops.mkldnn._reorder_linear_weight(self._weight) if has_low_products() else None
+
+        def multiply(rows: Tensor, out: Tensor | None) -> Tensor:
+            wider = in_few_counts(rows, torch.bfloat16)
+            if packed is None:
+                low = nn.functional.linear(wider, self._weight, bias)
+            else:
+                low = torch.ops.mkldnn._linear_pointwise(wider, packed, bias, "none", [], "")
+            low = low[: rows.shape[0]]
+            return low.float() if out is None else out.copy_(low)
+
+        return multiply
+
+    def of(self, rows: Tensor) -> "Low":
+        """The product with these rows (K,) of W and b alone."""
+        return Low(self._weight[rows], None if self._bias is None else self._bias[rows])
+
+
+BLOCK = 1024
+"""Rows that are multiplied at a time, at most, so that what lies between two passes over them stays in the cache."""
+
+LEAST = 16
+"""Row counts are multiples of this: the rows of a tile of AMX, which takes as long for fewer."""
+
+
+def in_blocks(multiply: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, outputs: int) -> Tensor:
+    """The product (..., O) of x (..., I) in float32, from that of up to `BLOCK` rows at a time; `outputs` is O.
+
+    `multiply` gets the rows and where to write their product, so that the parts are not joined by one more pass over
+    all of them; None where there is one part alone: it may lie anywhere.
+    """
+    *before, width = x.shape
+    rows = x.reshape(-1, width)
+    if rows.shape[0] <= BLOCK:
+        whole = multiply(rows, None)
+    else:
+        whole = x.new_empty(rows.shape[0], outputs, dtype=torch.float32)
+        for part, out in zip(rows.split(BLOCK), whole.split(BLOCK), strict=True):
+            multiply(part, out)
+    return whole.view(*before, outputs)
+
+
+def few_counts(count: int) -> int:
+    """A number of rows, rounded up to a multiple of an eighth of its octave.
+
+    oneDNN compiles a kernel for each number of rows that it has not yet seen, which takes as long as dozens of
+    products, and a search that drops finished segments comes to hundreds of numbers.
+    """
+    step = max(LEAST, 1 << max(count.bit_length() - 4, 0))
+    return -(-count // step) * step
+
+
+def in_few_counts(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows (M, I) in another type, and rows of no meaning behind them, `few_counts` of M in all."""
+    count, width = rows.shape
+    wanted = few_counts(count)
+    if count == wanted:
+        return rows.to(dtype)
+    wider = rows.new_empty(wanted, width, dtype=dtype)
+    wider[:count] = rows
+    return wider
+
+
+@cache
+def packs_float32() -> bool:
+    """Whether oneDNN multiplies faster in float32 than the library behind PyTorch's own products.
+
+    On an AMD EPYC with AVX-512, MKL reaches the rate of half as wide units, and oneDNN is 2.3 times as fast.
+    """
+    capable = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
+    return capable and torch.backends.mkldnn.is_available() and _vendor() == "AuthenticAMD"
+
+
+@cache
+def tiles_float32() -> bool:
+    """Whether tiles multiply faster in float32 than PyTorch, which was measured with AVX2 alone: there a few rows are
+    multiplied twice as fast as by MKL, many as fast."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return False
+    from mtkit.attention.kernels.cpu.tiles import FLOATS, has
+
+    return has(FLOATS)
+
+
+def _vendor() -> str:
+    """Of the processor, as it names itself; empty where that is not known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # other systems than Linux
+        return platform.processor().rpartition(", ")[2]
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")

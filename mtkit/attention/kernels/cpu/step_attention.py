@@ -1,0 +1,149 @@
+"""Softmax of a few queries over rows of a cache."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtkit.attention.kernels.cpu.machine_code import Floats, ask_for, compiled, exponential, part
+
+Places = NDArray[np.int64]
+Steps = tuple[int, int, int, int]
+
+BLOCK = 32
+"""Weights that are computed at a time: a loop of a length that is known is vectorised whole."""
+
+TOGETHER = 4
+"""Rows that are read at a time, each with sums of its own, so that none waits for another."""
+
+
+@part
+def listed(seen: NDArray[np.bool_], place: Places) -> int:
+    """Writes the places that are seen, the first of them again behind them, and gives their number."""
+    count = 0
+    for j in range(len(seen)):
+        place[count] = j
+        count += int(seen[j])
+    place[count : count + TOGETHER - 1] = place[0]
+    return count
+
+
+@part
+def write_scores(
+    query: Floats,
+    keys: Floats,
+    first: int,
+    step: int,
+    place: Places,
+    count: int,
+    scores: Floats,
+    later: Floats,
+    later_first: int,
+    later_step: int,
+) -> None:
+    """Writes the products of the query with `count` rows, and of no meaning up to a multiple of `TOGETHER`.
+
+    The same rows of what is read `later` are asked for on the way.
+    """
+    for c in range(0, count, TOGETHER):
+        for j in range(TOGETHER):
+            ask_for(later, later_first + place[c + j] * later_step)
+        one, two = keys[first + place[c] * step], keys[first + place[c + 1] * step]
+        three, four = keys[first + place[c + 2] * step], keys[first + place[c + 3] * step]
+        s1, s2, s3, s4 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for k in range(len(query)):
+            s1 += query[k] * one[k]
+            s2 += query[k] * two[k]
+            s3 += query[k] * three[k]
+            s4 += query[k] * four[k]
+        scores[c], scores[c + 1], scores[c + 2], scores[c + 3] = s1, s2, s3, s4
+
+
+@part
+def write_exponentials(scores: Floats, count: int) -> np.float32:
+    """Replaces scores by their exponentials below the largest, of those behind `count` by nearly 0, and gives the sum.
+
+    The sum is NaN where a softmax is: with NaN or infinity among the scores, or minus infinity alone.
+    """
+    largest, together, total = np.float32(-np.inf), np.float32(0), np.float32(0)
+    for c in range(count):
+        largest = max(largest, scores[c])
+        together += scores[c]
+    if count > 0 and not (together < np.inf and largest > -np.inf):
+        return np.float32(np.nan)
+    scores[count : -(-count // BLOCK) * BLOCK] = -np.inf
+    for block in range(0, count, BLOCK):
+        some = scores[block : block + BLOCK]  # its places are seen not to count from the end, which would be a branch
+        for c in range(BLOCK):
+            some[c] = exponential(some[c] - largest)
+            total += some[c]
+    return max(total, np.float32(1))  # the largest alone adds 1; only a sum of nothing is below
+
+
+@part
+def write_sum(
+    weight: Floats,
+    values: Floats,
+    first: int,
+    step: int,
+    place: Places,
+    count: int,
+    total: Floats,
+    later: Floats,
+    later_first: int,
+    later_step: int,
+) -> None:
+    """Writes the sum of `count` rows under their weights to total (V,); asks for what is read `later`."""
+    total[:] = 0
+    for c in range(0, count, TOGETHER):
+        for j in range(TOGETHER):
+            ask_for(later, later_first + place[c + j] * later_step)
+        one, two = values[first + place[c] * step], values[first + place[c + 1] * step]
+        three, four = values[first + place[c + 2] * step], values[first + place[c + 3] * step]
+        w1, w2, w3, w4 = weight[c], weight[c + 1], weight[c + 2], weight[c + 3]
+        for v in range(len(total)):
+            total[v] += w1 * one[v] + w2 * two[v] + w3 * three[v] + w4 * four[v]
+
+
+@compiled(
+    "float32[:, ::1], UniTuple(int64, 4), float32[:, ::1], UniTuple(int64, 4), float32[:, ::1], UniTuple(int64, 4), "
+    "int64, int64, boolean[:, :, :, :], float32, float32[:, :, :, ::1]"
+)
+def attend_rows(
+    queries: Floats,
+    query_steps: Steps,
+    keys: Floats,
+    key_steps: Steps,
+    values: Floats,
+    value_steps: Steps,
+    key_groups: int,
+    value_groups: int,
+    seen: NDArray[np.bool_],
+    scale: np.float32,
+    out: Floats,
+) -> None:
+    """Writes the outputs (B, N, H, V) of queries, keys and values, whose rows are in matrices (R, K) and (R', V).
+
+    `steps` say how many rows further the next of B, N, G and L is; the groups G divide H. seen (B, N, H, L). A query
+    reads the rows that it sees, and no others; one that sees none gets zero.
+    """
+    batch, hypotheses, heads, length = seen.shape
+    room = -(-length // BLOCK) * BLOCK
+    place, weight = np.empty(room, np.int64), np.empty(room, np.float32)
+    query, total = np.empty(queries.shape[1], np.float32), np.empty(out.shape[3], np.float32)
+    same_in_all_heads = seen.strides[2] == 0
+    for row in range(batch * hypotheses):
+        b, n = row // hypotheses, row % hypotheses
+        count = 0
+        for h in range(heads):
+            if h == 0 or not same_in_all_heads:
+                count = listed(seen[b, n, h], place)
+            asks = queries[b * query_steps[0] + n * query_steps[1] + h * query_steps[2]]
+            for k in range(len(query)):
+                query[k] = asks[k] * scale
+            first = b * key_steps[0] + n * key_steps[1] + h * key_groups // heads * key_steps[2]
+            below = b * value_steps[0] + n * value_steps[1] + h * value_groups // heads * value_steps[2]
+            write_scores(query, keys, first, key_steps[3], place, count, weight, values, below, value_steps[3])
+            normaliser = write_exponentials(weight, count)
+            after = first + key_steps[2]  # the next head's keys, in most layouts
+            write_sum(weight, values, below, value_steps[3], place, count, total, keys, after, key_steps[3])
+            for v in range(len(total)):
+                out[b, n, h, v] = total[v] / normaliser

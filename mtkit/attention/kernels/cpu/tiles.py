@@ -1,0 +1,282 @@
+"""Tiles of a product: a few rows by 16 or 64 outputs, whose sums stay in the processor's registers.
+
+Numba has no vectors of its own, and the instructions that multiply bytes or numbers in bfloat16 have no operator. So
+this loop alone is written in the instructions of LLVM, which compiles it with the loops that call it.
+
+Tiled matrix products in float32.
+
+Tiled matrix products of float32 rows, which are first rounded to bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import config, int64, void
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from mtkit.attention.kernels.cpu.machine_code import Floats, compiled, part, round_rows
+
+MOST_ROWS = 6
+"""Rows of a tile: their sums take 24 of 32 registers of 512 bits, and the weights 4; 12 of 16 of 256 bits, and 2."""
+
+Numbers = NDArray[Any]
+Sums = Callable[[Numbers, Numbers, Numbers, int, int, int], None]
+Add = Callable[[Any, Any, Any, Any], Any]
+"""(builder, a register of sums, one of numbers, one of weights): the sums with the products added, in LLVM's words."""
+
+WORD = ir.IntType(32)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Adds the products of numbers of 32 bits or fewer to sums of 32 bits: to each those of the numbers at its place.
+
+    It is one instruction of the processor, or the few that stand for it.
+    """
+
+    features: tuple[str, ...]
+    """Of the processor that has it, in LLVM's words."""
+    lanes: int
+    """Sums in a register."""
+    registers: int
+    """Of the sums of a row in a tile."""
+    together: int
+    """Numbers in 32 bits."""
+    sums: ir.Type
+    """The type of a sum."""
+    add: Add
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a tile."""
+        return self.lanes * self.registers
+
+
+def _call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    form = ir.FunctionType(result, [each.type for each in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, form, name), args)
+
+
+def _named(name: str) -> Add:
+    """One instruction of the processor."""
+    return lambda builder, total, numbers, weights: _call(builder, name, total.type, total, numbers, weights)
+
+
+def _add_pairs(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
+    """Products of bytes are summed by twos in 16 bits, which hold 2 * 255 * 63, then these by twos in 32."""
+    small, middle = ir.VectorType(ir.IntType(8), 32), ir.VectorType(ir.IntType(16), 16)
+    both = [builder.bitcast(each, small) for each in (numbers, weights)]
+    twos = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", middle, *both)
+    return builder.add(total, _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, twos, middle([1] * 16)))
+
+
+def _add_floats(builder: Any, total: Any, numbers: Any, weights: Any) -> Any:
+    """Products and sums are rounded once."""
+    both = [builder.bitcast(each, total.type) for each in (numbers, weights)]
+    return _call(builder, f"llvm.fma.v{total.type.count}f32", total.type, *both, total)
+
+
+VNNI = Instruction(("avx512vnni",), 16, 4, 4, WORD, _named("llvm.x86.avx512.vpdpbusd.512"))
+"""Unsigned bytes times signed ones, in registers of 512 bits."""
+
+PAIRS = Instruction(("avx2",), 8, 2, 4, WORD, _add_pairs)
+"""The same in registers of 256 bits, for weights of seven bits."""
+
+BFLOAT16 = Instruction(("avx512bf16",), 16, 4, 2, ir.FloatType(), _named("llvm.x86.avx512bf16.dpbf16ps.512"))
+"""Numbers in bfloat16; sums are in float32."""
+
+FLOATS = Instruction(("avx2", "fma"), 8, 2, 1, ir.FloatType(), _add_floats)
+"""Numbers in float32."""
+
+
+AMX = ("amx-tile", "amx-bf16")
+"""What a processor has, in LLVM's words, that multiplies numbers in bfloat16 in tile registers (`amx_products`)."""
+
+
+def has(instruction: Instruction) -> bool:
+    """Whether loops are compiled for a processor that has the instruction."""
+    return _has_all(instruction.features)
+
+
+@cache
+def has_amx() -> bool:
+    """Whether loops are compiled for a processor with AMX, and the system lets this process use it."""
+    return _has_all(AMX) and torch.cpu._init_amx()
+
+
+def _has_all(wanted: Sequence[str]) -> bool:
+    chosen = config.CPU_NAME is not None or config.CPU_FEATURES is not None  # by who set NUMBA_CPU_NAME
+    features = binding.get_host_cpu_features()
+    return not chosen and all(features.get(feature) for feature in wanted)
+
+
+BYTES = VNNI if has(VNNI) else PAIRS
+"""How this processor multiplies bytes, where it `has` it."""
+
+
+def laid_out(weights: torch.Tensor, instruction: Instruction) -> torch.Tensor:
+    """Weights (O, I) as tiles read them, P outputs and `together` T: (O / P, I / T, P, T), with zeros at the ends."""
+    outputs, inputs = weights.shape
+    tile, together = instruction.outputs, instruction.together
+    blocks, steps = -(-outputs // tile), -(-inputs // together)
+    whole = weights.new_zeros(blocks * tile, steps * together)
+    whole[:outputs, :inputs] = weights
+    return whole.view(blocks, tile, steps, together).transpose(1, 2).contiguous()
+
+
+def sums_by(instruction: Instruction) -> Sums:
+    """A function for loops: (numbers (M, I), weights as `laid_out`, sums (R, P), the first row, R, the block).
+
+    It writes the sums of products of 1 to `MOST_ROWS` rows with the weights of a block. All are whole in memory;
+    numbers behind the last input meet weights of zero, and may be anything finite.
+    """
+    one, two, three, four, five, six = (_tile(rows, instruction) for rows in range(1, MOST_ROWS + 1))
+
+    @part
+    def write_sums(numbers: Numbers, weights: Numbers, sums: Numbers, first: int, rows: int, block: int) -> None:
+        if rows == 6:
+            six(numbers, weights, sums, first, block)
+        elif rows == 5:
+            five(numbers, weights, sums, first, block)
+        elif rows == 4:
+            four(numbers, weights, sums, first, block)
+        elif rows == 3:
+            three(numbers, weights, sums, first, block)
+        elif rows == 2:
+            two(numbers, weights, sums, first, block)
+        else:
+            one(numbers, weights, sums, first, block)
+
+    return write_sums
+
+
+def products_by(instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, Numbers], None]:
+    """A function for loops whose sums are in float32: (numbers (M, I), weights as `laid_out`, added (O,), out (M, O)).
+
+    It writes the product, plus what is `added`.
+    """
+    write_sums, size = sums_by(instruction), instruction.outputs
+
+    @part
+    def write_products(numbers: Numbers, weights: Numbers, added: Numbers, out: Numbers) -> None:
+        count, outputs = out.shape
+        sums = np.empty((MOST_ROWS, size), np.float32)
+        for block in range(len(weights)):
+            before = block * size
+            here = min(size, outputs - before)
+            for first in range(0, count, MOST_ROWS):
+                left = min(count - first, MOST_ROWS)
+                write_sums(numbers, weights, sums, first, left, block)
+                for r in range(left):
+                    of_row = sums[r]
+                    for o in range(here):
+                        out[first + r, before + o] = of_row[o] + added[before + o]
+
+    return write_products
+
+
+def _tile(rows: int, instruction: Instruction) -> Callable[[Numbers, Numbers, Numbers, int, int], None]:
+    """The same for so many rows."""
+    place, byte, line = ir.IntType(64), ir.IntType(8), 4 * instruction.lanes
+    vector, whole = (ir.VectorType(each, instruction.lanes) for each in (instruction.sums, WORD))
+    registers = range(instruction.registers)
+
+    def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def at(start: Any, offset: Any, form: Any = byte) -> Any:
+            """A pointer so many bytes behind the start."""
+            return builder.bitcast(builder.gep(builder.bitcast(start, byte.as_pointer()), [offset]), form.as_pointer())
+
+        def load(start: Any, offset: Any, form: Any) -> Any:
+            return builder.load(at(start, offset, form), align=1)
+
+        numbers, weights, sums = (
+            context.make_array(form)(context, builder, array)
+            for form, array in zip(signature.args[:3], args[:3], strict=True)
+        )
+        first, block = args[3:]
+        row_bytes = cgutils.unpack_tuple(builder, numbers.strides, 2)[0]
+        block_bytes, step_bytes, *_ = cgutils.unpack_tuple(builder, weights.strides, 4)
+        steps = cgutils.unpack_tuple(builder, weights.shape, 4)[1]
+        of_block = at(weights.data, builder.mul(block, block_bytes))
+        of_rows = [at(numbers.data, builder.mul(builder.add(first, place(row)), row_bytes)) for row in range(rows)]
+        # what is stored here in the loop, LLVM keeps in registers
+        totals = [[cgutils.alloca_once_value(builder, vector(None)) for _ in registers] for _ in range(rows)]
+        with cgutils.for_range(builder, steps) as loop:
+            step = builder.mul(loop.index, step_bytes)
+            columns = [load(of_block, builder.add(step, place(line * each)), whole) for each in registers]
+            for row, of_row in zip(of_rows, totals, strict=True):
+                few = load(row, builder.mul(loop.index, place(4)), WORD)
+                once = builder.insert_element(whole(ir.Undefined), few, WORD(0))
+                same = builder.shuffle_vector(once, whole(ir.Undefined), whole(None))
+                for total, column in zip(of_row, columns, strict=True):
+                    builder.store(instruction.add(builder, builder.load(total), same, column), total)
+        for row, of_row in enumerate(totals):
+            for each, total in enumerate(of_row):
+                to = at(sums.data, place(line * (row * len(registers) + each)), vector)
+                builder.store(builder.load(total), to, align=1)
+        return context.get_dummy_value()
+
+    def typed(context: Any, numbers: Any, weights: Any, sums: Any, first: Any, block: Any) -> Any:
+        return void(numbers, weights, sums, int64, int64), write
+
+    tile: Callable[[Numbers, Numbers, Numbers, int, int], None] = intrinsic(typed)
+    return tile
+
+
+write_products = products_by(FLOATS)
+
+
+@compiled("float32[:, :, :, ::1], float32[::1], float32[:, ::1], float32[:, ::1]")
+def multiply_floats(weights: NDArray[np.float32], added: Floats, rows: Floats, out: Floats) -> None:
+    """Write the product (M, O) of rows (M, I) with weights in blocks, plus `added` (O,), to out."""
+    write_products(rows, weights, added, out)
+
+
+write_sums, OUTPUTS = sums_by(BYTES), BYTES.outputs
+
+Bytes = NDArray[np.uint8]
+Weights = NDArray[np.int8]
+
+
+@compiled(
+    "int8[:, :, :, ::1], int32[::1], float32[::1], float32[::1], float32[:, ::1], boolean, uint8[:, ::1], "
+    "float32[::1], float32[:, ::1]",
+    in_any_order=False,
+)
+def multiply_bytes(
+    weights: Weights,
+    surplus: NDArray[np.int32],
+    scales: Floats,
+    added: Floats,
+    rows: Floats,
+    in_units: bool,
+    whole: Bytes,
+    units: Floats,
+    out: Floats,
+) -> None:
+    """Write the product (M, O) of rows (M, I) with integer weights, in blocks, scaled by scales (O,), plus `added`.
+
+    `whole` (M, I or a little more) and units (M,) receive the results of `round_rows`. If `in_units`, out is neither
+    multiplied by units nor added to. surplus (O,) is the contribution of the byte offset (`ZERO`) to each sum.
+    """
+    round_rows(rows, whole, units)
+    count, outputs = out.shape
+    sums = np.empty((MOST_ROWS, OUTPUTS), np.int32)
+    for block in range(len(weights)):
+        before = block * OUTPUTS
+        here = min(OUTPUTS, outputs - before)
+        for first in range(0, count, MOST_ROWS):
+            left = min(count - first, MOST_ROWS)
+            write_sums(whole, weights, sums, first, left, block)
+            for r in range(left):
+                of_row, unit = sums[r], units[first + r]
+                for o in range(here):
+                    scaled = np.float32(of_row[o] - surplus[before + o]) * scales[before + o]
+                    out[first + r, before + o] = scaled if in_units else scaled * unit + added[before + o]

@@ -1,0 +1,265 @@
+"""Dropout for engines whose backward pass computes the weights again.
+
+Scaled dot-product attention over whole sequences and for one step, with grouped heads and relative positions.
+
+Scores and softmax are computed in float32 at least. A query that may see no key gets zero, not NaN or an average over
+padding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.kernels.cached_softmax import attend_cached, pays, takes
+from mtkit.attention.kernels.fused import fused_attention
+from mtkit.attention.slots import Positions
+
+
+def seeded_dropout(dropout: float, seed: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Dropout that the same seed and sequence of calls repeat exactly."""
+    if not dropout:
+        return lambda x: x
+    generator = torch.Generator(device).manual_seed(seed)
+    return lambda x: x * torch.empty_like(x).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+
+
+FEW = 15
+"""Keys up to which a core reads a sequence faster row by row than by the fused kernel, which takes 16 at a time, in
+inference mode."""
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    causal: bool = False,
+    valid: Tensor | None = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The heads' outputs (B, H, T, V), and on request the weights (B, H, T, S).
+
+    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S). Causal queries and keys have
+    the same positions. Padding is on the right, so that the triangle alone hides it from every real query.
+    """
+    # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
+    few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
+    if few and is_plain(positions) and takes(q, k, v) and not (causal or dropout or need_weights):
+        visible = None if valid is None else valid[:, None, None]
+        heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
+        return heads.transpose(1, 2), None
+    if need_weights or (positions is not None and positions.on_values):
+        return weigh(
+            scores_of(q, k, scale),
+            q,
+            v,
+            scale=scale,
+            visible=visible_keys(q, k, causal, valid),
+            positions=positions,
+            query_position=_range(q),
+            key_position=_range(k),
+            dropout=dropout,
+        )
+    bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
+    if valid is None or causal:
+        if bias is None:
+            return _spread_fused(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
+        mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
+        return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask), None
+    some = valid.any(-1)[:, None, None, None]  # (B, 1, 1, 1)
+    # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
+    mask = valid[:, None, None, :] | ~some
+    if bias is not None:
+        mask = bias.masked_fill(~mask, float("-inf"))
+    return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
+
+
+def is_plain(positions: Positions | None) -> bool:
+    """Whether positions add nothing to scores and outputs."""
+    return positions is None or not (positions.on_scores or positions.on_values)
+
+
+def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
+    """Softmax over the last axis where `visible`, zero elsewhere; a row without visible entries is zero.
+
+    Hidden entries may hold any value. A row with a visible NaN is NaN.
+    """
+    scores = widened(scores)
+    if visible is None:
+        return scores.softmax(-1)
+    # masked by replacement, which no logit is large enough to overcome; `masked_fill` is slower on the CPU
+    weights = scores.where(visible, torch.finfo(scores.dtype).min).softmax(-1)
+    # a product is faster still, but would make NaN of a gradient that is infinite where nothing is to be seen; dropout
+    # draws in the order of memory, which must be that of the product in a pass that is run again with gradients
+    return weights.where(visible, 0.0).contiguous() if weights.requires_grad else weights * visible
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32 at least: sums over positions need more than the 8 significant bits of bfloat16."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def scores_of(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Scaled products (B, H, T, S) of q (B, H, T, K) and k (B, G, S, K); groups of neighbouring heads share keys."""
+    groups = k.shape[1]
+    if groups == q.shape[1]:
+        return (q * scale) @ k.transpose(-1, -2)
+    return ((q * scale).unflatten(1, (groups, -1)) @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
+
+
+def weighted(weights: Tensor, v: Tensor) -> Tensor:
+    """Sums (B, H, T, V) of v (B, G, S, V) under weights (B, H, T, S)."""
+    weights = weights.type_as(v)
+    groups = v.shape[1]
+    if groups == weights.shape[1]:
+        return weights @ v
+    return (weights.unflatten(1, (groups, -1)) @ v.unsqueeze(2)).flatten(1, 2)
+
+
+def weigh(
+    scores: Tensor,
+    q: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None,
+    positions: Positions | None,
+    query_position: Tensor,
+    key_position: Tensor,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The heads' outputs (B, H, T, V) and the weights before dropout, from scaled scores (B, H, T, S).
+
+    q (B, H, T, K), v (B, G, S, V); visible broadcasts to the scores; query_position (T,), key_position (S,).
+    """
+    where: dict[str, Any] = {
+        "positions": positions,
+        "query_position": query_position,
+        "key_position": key_position,
+    }
+    weights = weights_of(scores, q, scale=scale, visible=visible, **where)
+    return outputs_of(weights, v, dropout=dropout, **where), weights
+
+
+def weights_of(
+    scores: Tensor,
+    q: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None,
+    positions: Positions | None,
+    query_position: Tensor,
+    key_position: Tensor,
+) -> Tensor:
+    """The first half of `weigh`: the weights (B, H, T, S)."""
+    bias = None if positions is None else positions.bias(q, query_position, key_position, scale)
+    return safe_softmax(scores if bias is None else widened(scores) + bias, visible)
+
+
+def outputs_of(
+    weights: Tensor,
+    v: Tensor,
+    *,
+    positions: Positions | None,
+    query_position: Tensor,
+    key_position: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The second half of `weigh`: the heads' outputs (B, H, T, V)."""
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    heads = weighted(dropped, v)
+    extra = None if positions is None else positions.values(dropped, query_position, key_position)
+    return heads if extra is None else heads + extra.type_as(heads)
+
+
+def attend_step(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float,
+    visible: Tensor | None = None,
+    positions: Positions | None = None,
+    query_position: int = 0,
+    key_position: Tensor | None = None,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """One new token of each hypothesis: outputs (B, N, H, V) and on request the weights (B, H, N, L).
+
+    q (B, N, H, K). Keys and values of each hypothesis are (B, N, G, L, K); those all hypotheses share, (B, G, L, K).
+    visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
+    """
+    batch, hypotheses = q.shape[:2]
+    if is_plain(positions) and not need_weights and takes(q, keys, values) and pays(q, keys):
+        own = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
+        return attend_cached(q, *own, scale=scale, visible=visible), None
+    if visible is not None and keys.dim() == 4:
+        visible = visible.transpose(1, 2)
+    elif visible is not None:
+        visible = visible.expand(batch, hypotheses, -1, -1).flatten(0, 1).unsqueeze(2)
+    rows, keys, values = step_rows(q, keys, values)
+    heads, weights = weigh(
+        scores_of(rows, keys, scale),
+        rows,
+        values,
+        scale=scale,
+        visible=visible,
+        positions=positions,
+        query_position=torch.full((1,), query_position, device=q.device),
+        key_position=_range(keys) if key_position is None else key_position,
+    )
+    heads = by_hypotheses(heads, hypotheses).transpose(1, 2)
+    return heads, by_hypotheses(weights, hypotheses) if need_weights else None
+
+
+def step_rows(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of a step in the layout of sequences: q (B, N, H, K), caches (B, N, G, L, K) or shared (B, G, L, K).
+
+    With shared keys the hypotheses are the queries of a segment, (B, H, N, K); else each hypothesis is a segment of its
+    own with one query, (B*N, H, 1, K).
+    """
+    if keys.dim() == 4:
+        return q.transpose(1, 2), keys, values
+    return q.flatten(0, 1).unsqueeze(2), keys.flatten(0, 1), values.flatten(0, 1)
+
+
+def by_hypotheses(rows: Tensor, hypotheses: int) -> Tensor:
+    """Results in the layout of `step_rows`, (B, H, N, V) or (B*N, H, 1, V), as (B, H, N, V)."""
+    if rows.shape[2] == hypotheses:
+        return rows
+    return rows.squeeze(2).unflatten(0, (-1, hypotheses)).transpose(1, 2)
+
+
+def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Tensor | None:
+    """Whether each query may see each key, broadcastable to (B, H, T, S), or None where all may see all."""
+    if causal:
+        return _triangle(q, k)
+    return None if valid is None else valid[:, None, None, :]
+
+
+def _spread_fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    """The fused kernel, with keys and values of groups of heads."""
+    heads = q.shape[1]
+    return fused_attention(q, spread(k, heads), spread(v, heads), **how)
+
+
+def spread(x: Tensor, heads: int) -> Tensor:
+    """(B, G, ...) as (B, heads, ...), one of G per group of neighbouring heads; a copy only if 1 < G < heads."""
+    groups = x.shape[1]
+    if groups == heads:
+        return x
+    return x.unsqueeze(2).expand(-1, -1, heads // groups, *[-1] * (x.dim() - 2)).flatten(1, 2)
+
+
+def _range(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[-2], device=x.device)
+
+
+def _triangle(q: Tensor, k: Tensor) -> Tensor:
+    return _range(q).unsqueeze(-1) >= _range(k)

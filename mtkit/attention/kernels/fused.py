@@ -1,0 +1,133 @@
+"""Softmax attention over few keys in bfloat16 on the CPU, by batched products.
+
+The fused kernel multiplies the matrices of each head and segment one by one, which for sentences takes longer than all
+else it does. Here they go through the batched products of the processor's bfloat16 units. Scores and their softmax are
+in float32; weights, and what the backward pass sums, are rounded to bfloat16 as factors of products.
+
+PyTorch's fused softmax attention, in the number type in which it is fast.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+LEAST = 16
+"""Keys there are at least, the missing ones hidden: PyTorch's softmax over fewer takes several times as long."""
+
+
+def short_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None, dropout: float, is_causal: bool
+) -> Tensor:
+    """The result (B, H, T, V) of `fused_attention` in bfloat16; a mask of numbers gets no gradient."""
+    heads: Tensor = _Short.apply(q, k, v, mask, scale, dropout, is_causal)  # type: ignore[no-untyped-call]
+    return heads
+
+
+class _Short(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float, is_causal: bool
+    ) -> Tensor:
+        (*lead, length, _), keys = q.shape, k.shape[2]
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = _rows(q, length), _rows(k, max(keys, LEAST)), _rows(v, max(keys, LEAST))
+            scores = q.new_empty(len(q), length, k.shape[1], dtype=torch.float32)
+            torch.baddbmm(scores, q.float(), k.float().mT, beta=0, alpha=scale, out=scores)
+            _hide(scores.unflatten(0, lead), keys, mask, is_causal)
+            weights = torch.softmax(scores, -1, out=scores)
+            kept = torch.empty_like(weights).bernoulli_(1 - dropout).div_(1 - dropout) if dropout else None
+            applied = (weights if kept is None else weights * kept).bfloat16()
+            ctx.save_for_backward(q, k, v, weights, applied, kept)
+            ctx.scale, ctx.lead, ctx.keys = scale, lead, keys
+            return (applied @ v).unflatten(0, lead)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, applied, kept = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            d_heads = _rows(d_heads, q.shape[1])
+            d_weights = (d_heads @ v.mT).float()
+            if kept is not None:
+                d_weights *= kept
+            product = d_weights.mul_(weights)
+            d_scores = product.addcmul_(weights, product.sum(-1, keepdim=True), value=-1).mul_(ctx.scale).bfloat16()
+            d_q, d_k, d_v = d_scores @ k, d_scores.mT @ q, applied.mT @ d_heads
+        d_q, d_k, d_v = (x.unflatten(0, ctx.lead) for x in (d_q, d_k, d_v))
+        return d_q, d_k[:, :, : ctx.keys], d_v[:, :, : ctx.keys], None, None, None, None
+
+
+def _rows(x: Tensor, length: int) -> Tensor:
+    """(B, H, T, K) as (B * H, length, K), one after the other in memory, with zeros behind."""
+    if x.shape[2] == length:
+        return x.flatten(0, 1).contiguous()
+    rows = x.new_zeros(*x.shape[:2], length, x.shape[3])
+    rows[:, :, : x.shape[2]] = x
+    return rows.flatten(0, 1)
+
+
+def _hide(scores: Tensor, keys: int, mask: Tensor | None, is_causal: bool) -> None:
+    """Sets the scores (B, H, T, S) of hidden keys, and of those from `keys` on, to -inf; adds a mask of numbers."""
+    scores[..., keys:] = -torch.inf
+    real = scores[..., :keys]
+    if is_causal:
+        later = torch.ones(scores.shape[2], keys, dtype=torch.bool).triu_(1)
+        real.masked_fill_(later, -torch.inf)
+    elif mask is not None and mask.dtype == torch.bool:
+        real.masked_fill_(~mask, -torch.inf)
+    elif mask is not None:
+        real += mask
+
+
+SHORT = 128
+"""Keys up to which batched products serve in bfloat16: twice as fast as the kernel, but the weights lie in memory."""
+
+MOST_KEYS = 256
+"""Keys of a query up to which the CPU's kernel trains faster in float32 than in bfloat16. Its backward pass in bfloat16
+takes five times as long over 20 keys; the casts to float32 and back take a fraction of the pass."""
+
+
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+) -> Tensor:
+    """softmax(q k^T scale + mask) v, (B, H, T, V), of q (B, H, T, K), k (B, H, S, K) and v (B, H, S, V).
+
+    mask broadcasts to (B, H, T, S): boolean, True where a key is seen, or numbers that are added. Each query sees at
+    least one key. With is_causal, query i sees keys 0 to i, and there is no mask.
+    """
+    # also without gradients: reversible layers and checkpoints run forward passes twice, and both must agree
+    low = q.dtype == k.dtype == v.dtype == torch.bfloat16 and q.device.type == "cpu"
+    learned = mask is not None and mask.requires_grad
+    if low and k.shape[-2] <= SHORT and not learned and has_low_products():
+        return short_attention(q, k, v, scale=scale, mask=mask, dropout=dropout, is_causal=is_causal)
+    if q.dtype == torch.bfloat16 and q.device.type == "cpu" and k.shape[-2] <= MOST_KEYS:
+        with torch.autocast("cpu", enabled=False):  # which would cast back
+            return _fused(q.float(), k.float(), v.float(), scale, mask, dropout, is_causal).bfloat16()
+    return _fused(q, k, v, scale, mask, dropout, is_causal)
+
+
+@cache
+def has_low_products() -> bool:
+    """Whether PyTorch has fast products in bfloat16 on this processor."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, dropout: float, is_causal: bool
+) -> Tensor:
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.type_as(q)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and q.shape[-2] > 1, scale=scale
+    )

@@ -1,0 +1,192 @@
+"""Patterns drawn at random for each head: single keys for each query, or blocks of keys for each block of queries.
+
+A draw is a hash of key, head, position and slot, so that it is the same in training, evaluation and decoding, and in
+any batch. The key combines seed, role and layer (`random_key`).
+Beside them stand the last blocks of each segment, which differ from segment to segment as drawn keys do.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.hashing import hashed
+from mtkit.attention.kernels.pattern import Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Pattern):
+    """A pattern of `count` slots per block of queries and head, drawn or otherwise picked."""
+
+    count: int
+    heads: int
+    key: int
+
+    @property
+    def size(self) -> int:
+        """The number of queries per block, all of which see the same keys."""
+        return 1
+
+    def picks(self, block: Tensor) -> Tensor:
+        """The blocks of keys drawn for blocks of queries, (B or 1, H, *block.shape, count); -1 for an empty slot."""
+        raise NotImplementedError
+
+    def beside(self, block: Tensor) -> Tensor:
+        """The keys that blocks of queries see, (B or 1, H, *block.shape, count * size); negative for an empty slot."""
+        return (self.picks(block).unsqueeze(-1) * self.size + torch.arange(self.size, device=block.device)).flatten(-2)
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether j was picked for i, (B or 1, H, ...)."""
+        picks = self.picks(i.div(self.size, rounding_mode="floor"))
+        return (picks == j.div(self.size, rounding_mode="floor").unsqueeze(-1)).any(-1)
+
+    def keys(self, queries: range, length: int) -> list[Collection[int]]:
+        """The keys drawn by each head, in order."""
+        blocks = torch.arange(queries[0] // self.size, queries[-1] // self.size + 1)
+        heads = self.beside(blocks).transpose(0, 1).flatten(1).tolist()
+        return [sorted({key for key in keys if 0 <= key < length}) for keys in heads]
+
+    @property
+    def kept(self) -> tuple[int, int | None]:
+        """All keys, because later queries may draw any of them."""
+        return 0, None
+
+    def _draws(self, block: Tensor) -> Tensor:
+        """32 bits per slot, (H, *block.shape, count)."""
+        head = torch.arange(self.heads, device=block.device).view(-1, *[1] * (block.dim() + 1))
+        slot = torch.arange(self.count, device=block.device)
+        return hashed(hashed(hashed(head + self.key) + block.unsqueeze(-1)) + slot)
+
+
+@dataclass(frozen=True, eq=False)
+class Random(Drawn):
+    """`count` keys per query and head: slot s of query i takes key floor(u * candidates), where u is the hash.
+
+    The candidates are the keys up to the query's own if causal, else the first `lengths` (B,) keys of each segment,
+    which may be those of another sequence (the cross role). All are taken if they are no more than the slots; a key
+    drawn twice counts once.
+    """
+
+    lengths: Tensor | None = None
+
+    def picks(self, block: Tensor) -> Tensor:
+        """The keys of queries at `block`, in ascending order."""
+        draw, slot = self._draws(block), torch.arange(self.count, device=block.device)
+        candidates = (block + 1).unsqueeze(-1)
+        if self.lengths is not None:
+            candidates = self.lengths.view(-1, *[1] * draw.dim())
+        chosen = (draw * candidates) >> 32
+        chosen = torch.where(candidates <= self.count, slot.where(slot < candidates, -1), chosen)
+        chosen = chosen.view(-1, *draw.shape).sort(dim=-1).values
+        again = chosen[..., 1:] == chosen[..., :-1]
+        return torch.cat([chosen[..., :1], chosen[..., 1:].masked_fill(again, -1)], dim=-1)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether there are slots for all."""
+        return self.count >= length
+
+
+@dataclass(frozen=True, eq=False)
+class RandomBlocks(Drawn):
+    """`count` different blocks of `block` keys per block of queries and head; all candidates if there are no more.
+
+    The candidates are blocks at least `apart` blocks away from that of the queries (0 includes it): those before it if
+    causal, else those of the first `lengths` (B,) keys of each segment. The `first` blocks of the sequence and the
+    `last` blocks of each segment are no candidates.
+    """
+
+    block: int
+    apart: int = 0
+    first: int = 0
+    last: int = 0
+    lengths: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of positions per block."""
+        return self.block
+
+    def picks(self, block: Tensor) -> Tensor:
+        """Blocks in the order of the draw; slot s takes one of the candidates that the slots before it did not take."""
+        end = block + 1
+        if self.lengths is not None:
+            end = (_blocks(self.lengths, self.size) - self.last).view(-1, *[1] * (block.dim() + 1))
+        # the blocks that are too near are a hole of `gone` among the candidates
+        hole, behind = ((block + side).clamp(min=self.first).minimum(end) for side in (1 - self.apart, self.apart))
+        gone = (behind - hole).clamp(min=0)
+        count = (end - self.first - gone).clamp(min=0)
+        taken: list[Tensor] = []
+        for slot, draw in enumerate(self._draws(block).unbind(-1)):
+            place = (draw * (count - slot).clamp(min=0)) >> 32  # among those that are left
+            for other in torch.stack(taken, -1).sort(-1).values.unbind(-1) if taken else ():
+                place = place + (place >= other)
+            taken.append(place)
+        places = torch.stack(taken, -1)
+        chosen = self.first + places
+        chosen = chosen + gone.unsqueeze(-1) * (chosen >= hole.unsqueeze(-1))
+        chosen = chosen.masked_fill(places >= count.unsqueeze(-1), -1)
+        return chosen.view(-1, self.heads, *block.shape, self.count)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether there are slots for all blocks and no block is excluded."""
+        return not (self.apart or self.first or self.last) and self.count * self.size >= length
+
+
+@dataclass(frozen=True, eq=False)
+class LastBlocks(Drawn):
+    """The last `count` blocks of `block` keys among the first `lengths` (B,) of each segment, for every query."""
+
+    block: int
+    lengths: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of positions per block."""
+        return self.block
+
+    def picks(self, block: Tensor) -> Tensor:
+        """The same for all blocks of queries and all heads; -1 where a segment has fewer blocks."""
+        last = (
+            _blocks(self.lengths, self.size).unsqueeze(-1) - self.count + torch.arange(self.count, device=block.device)
+        )
+        last = last.clamp(min=-1).view(-1, *[1] * (block.dim() + 1), self.count)
+        return last.expand(-1, self.heads, *block.shape, -1)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether all keys are in the last blocks."""
+        return self.count * self.size >= length
+
+
+@dataclass(frozen=True, eq=False)
+class LastRows(Pattern):
+    """Every key, for the queries in the last `count` blocks of `size` of each segment of `lengths` (B,)."""
+
+    count: int
+    size: int
+    lengths: Tensor
+
+    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether i is one of them, (B, 1, ...)."""
+        shape = torch.broadcast_shapes(i.shape, j.shape)
+        first = self.first.view(-1, *[1] * (len(shape) + 1))
+        return (i >= first).expand(-1, 1, *shape)
+
+    def covers(self, length: int, causal: bool) -> bool:
+        """Whether all queries are in the last blocks."""
+        return self.count * self.size >= length
+
+    def rows(self, length: int) -> Tensor:
+        """Positions (B, R) below `length` that hold these queries, each once; they may hold earlier ones too."""
+        count = min(self.count * self.size, length)
+        return self.first.clamp(max=length - count).unsqueeze(-1) + torch.arange(count, device=self.lengths.device)
+
+    @property
+    def first(self) -> Tensor:
+        """The first of these queries in each segment, (B,)."""
+        return (_blocks(self.lengths, self.size) - self.count).clamp(min=0) * self.size
+
+
+def _blocks(lengths: Tensor, size: int) -> Tensor:
+    """The number of blocks that hold so many positions."""
+    return -(-lengths // size)

@@ -1,0 +1,308 @@
+"""The engine that runs any sparse position pattern in blocks, counting each key once, without a T x T tensor.
+
+Each block of queries is laid out beside the keys it may see (`tiles`), and one fused softmax runs over all blocks of a
+group. Members of a pattern that need another layout (another dilation, a comb, random keys) are a part of their own,
+which omits keys that earlier parts have seen. The softmaxes of the parts are joined by their log-sum-exp. Where all
+members see whole blocks of one size, some of them picked, no parts are needed (`picked_blocks`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mtkit.attention.kernels.biased import attend_biased
+from mtkit.attention.kernels.chunks import rows_at
+from mtkit.attention.kernels.dot_product import attend, scores_of, spread, weigh, weighted
+from mtkit.attention.kernels.fused import fused_attention
+from mtkit.attention.kernels.fused_parts import FusedPart, KernelRows, attend_fused, can_fuse
+from mtkit.attention.kernels.fused_windows import attend_windows, pays
+from mtkit.attention.kernels.grid import Grid, grid_lists
+from mtkit.attention.kernels.listed import attend_listed
+from mtkit.attention.kernels.pattern import Band, Columns, Comb, Pattern, Rows, Union, Window
+from mtkit.attention.kernels.picked_blocks import attend_picked
+from mtkit.attention.kernels.picked_tiles import CombLayout, DrawnLayout, block_size, picks_of
+from mtkit.attention.kernels.random_pattern import Drawn, LastRows
+from mtkit.attention.kernels.running_softmax import join_parts, softmax_with_sum
+from mtkit.attention.kernels.tiles import Fold, Tiles, WindowLayout, surely_all
+from mtkit.attention.slots import Positions
+
+Layout = WindowLayout | CombLayout | DrawnLayout
+Part = tuple[Layout, Callable[[Tensor, Tensor, Tensor], list[Tiles]]]
+"""What shares a layout, and how queries, keys and values are laid out so."""
+
+
+def sparse_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    *,
+    scale: float,
+    causal: bool = False,
+    valid: Tensor | None = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The result of `attend` where each query sees only the keys of the pattern.
+
+    q (B, H, T, K), k (B, G, T, K), v (B, G', T, V) where G and G' divide H; valid (B, T), padding on the right. Weights
+    (B, H, T, T) are formed only on request. A pattern of random members alone may draw the keys of another sequence,
+    (B, G, S, K) with valid (B, S). Relative positions do not combine with a grid, which stands alone, or with last
+    rows, which are not causal.
+    """
+    if pattern.covers(k.shape[2], causal):
+        how: dict[str, Any] = {"causal": causal, "valid": valid, "positions": positions, "need_weights": need_weights}
+        return attend(q, k, v, scale=scale, dropout=dropout, **how)
+    if need_weights:
+        i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        return dense_attend(
+            q, k, v, visible_pairs(pattern.sees(i.unsqueeze(-1), j), causal, valid), scale, positions, dropout
+        )
+    if isinstance(pattern, Grid):
+        return _attend_grid(q, k, v, pattern, scale, causal, valid, dropout), None
+    if positions is None and isinstance(pattern, Band) and pattern.dilation > 1:
+        length = -(-q.shape[2] // pattern.dilation)
+        if Band(pattern.back, pattern.ahead).covers(length, causal):
+            return _attend_streams(q, k, v, pattern.dilation, scale, causal, valid, dropout), None
+    shown, size = None if causal else valid, block_size(pattern)
+    if positions is not None and not (positions.on_scores or positions.on_values):
+        positions = None  # nothing that is left to do
+    if positions is None and size:
+        own = torch.arange(-(-q.shape[2] // size), device=q.device)
+        picks = picks_of(pattern, size, own, -(-k.shape[2] // size), causal)
+        heads = attend_picked(q, k, v, picks, size, scale=scale, causal=causal, valid=shown, dropout=dropout)
+    else:
+        heads = _attend_parts(q, k, v, pattern, scale, causal, shown, positions, dropout)
+    return _with_rows(heads, q, k, v, pattern, scale, causal, valid, positions, dropout), None
+
+
+def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
+    """A mask broadcastable to (B, H, T, T): the pairs that a pattern sees, (..., T, T), without future or padding."""
+    if causal:
+        return seen.tril()
+    return seen if valid is None else seen & valid[:, None, None, :]
+
+
+def dense_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    scale: float,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The heads' outputs and the weights (B, H, T, S), computed from all scores under a mask."""
+    query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+    return weigh(
+        scores_of(q, k, scale),
+        q,
+        v,
+        scale=scale,
+        visible=visible,
+        positions=positions,
+        query_position=query_position,
+        key_position=key_position,
+        dropout=dropout,
+    )
+
+
+def _attend_grid(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float, causal: bool, valid: Tensor | None, dropout: float
+) -> Tensor:
+    """The heads' outputs where the keys of a rectangle of queries are another rectangle, listed one by one.
+
+    The backward pass computes the weights again: kept for it, they would take twenty times the memory of `full`.
+    """
+    layout, lists = grid_lists(grid, q.shape[2], causal, q.device)
+    k, v = (spread(x, q.shape[1]) for x in (k, v))
+    missing = None if causal or valid is None else ~valid
+    heads = attend_listed(layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout, keeps=False)
+    return layout.joined(heads)
+
+
+def _attend_streams(
+    q: Tensor, k: Tensor, v: Tensor, dilation: int, scale: float, causal: bool, valid: Tensor | None, dropout: float
+) -> Tensor:
+    """The heads' outputs where each query sees all keys a multiple of `dilation` away: full attention in each stream.
+
+    It needs no mask of its own, and the kernel leaves out the future.
+    """
+    batch, length = len(q), q.shape[2]
+    dilation = min(dilation, length)
+    steps = -(-length // dilation)
+    rest = steps * dilation - length
+
+    def streams(x: Tensor) -> Tensor:
+        """(B, H, T, K) as (B * streams, H, T / streams, K)."""
+        whole = F.pad(x, (0, 0, 0, rest)) if rest else x
+        return whole.unflatten(2, (steps, dilation)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+    real = valid
+    if not causal and (rest or valid is not None):
+        valid = q.new_ones(1, length, dtype=torch.bool) if valid is None else valid
+        valid = F.pad(valid, (0, rest)).unflatten(1, (steps, dilation)).transpose(1, 2)
+        real = valid.expand(batch, -1, -1).flatten(0, 1)
+    heads, _ = attend(*(streams(x) for x in (q, k, v)), scale=scale, causal=causal, valid=real, dropout=dropout)
+    heads = heads.unflatten(0, (batch, dilation)).permute(0, 2, 3, 1, 4)  # (B, H, T / streams, streams, V)
+    return heads.flatten(2, 3)[:, :, :length]
+
+
+def _with_rows(
+    heads: Tensor, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float, causal: bool, *how: Any
+) -> Tensor:
+    """The heads' outputs (B, H, T, V), with those of the queries that see all keys in place."""
+    given = k, v, scale, causal, *how
+    if rows := max((member.count for member in pattern.members if isinstance(member, Rows)), default=0):
+        heads = torch.cat([_attend_rows(q[:, :, :rows], *given), heads[:, :, rows:]], 2)
+    for member in pattern.members:
+        if isinstance(member, LastRows):
+            assert not causal, "the last rows of a causal segment are unknown before its end"
+            place = member.rows(q.shape[2])[:, None, None].expand(len(q), -1, -1, -1)  # (B, 1, 1, rows)
+            own, column = _attend_rows(rows_at(q, place).squeeze(2), *given), place.transpose(-1, -2)
+            others = rows_at(heads, place).squeeze(2)
+            own = own.where(column >= member.first.view(-1, 1, 1, 1), others)
+            heads = heads.scatter(2, column.expand_as(own), own)
+    return heads
+
+
+def _attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool,
+    valid: Tensor | None,
+    positions: Positions | None,
+    dropout: float,
+) -> Tensor:
+    """The outputs of the queries q (B, H, rows, K), the first, over all keys; the fused kernel is slow for few."""
+    if causal:  # no key behind the last row is seen by any of them
+        k, v = (x[:, :, : q.shape[2]] for x in (k, v))
+    i, j = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+    seen = torch.ones(len(i), len(j), dtype=torch.bool, device=q.device)
+    visible = visible_pairs(seen, causal, valid).expand(1 if causal or valid is None else len(q), 1, -1, -1)
+    q, k, v, visible = (x[:, :, None, None] for x in (q, k, v, visible))  # one block
+    tile = Tiles(q, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))
+    return _attend_part(tile, scale, positions, dropout)[0][:, :, 0, 0]
+
+
+def _attend_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    scale: float,
+    causal: bool,
+    valid: Tensor | None,
+    positions: Positions | None,
+    dropout: float,
+) -> Tensor:
+    """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
+    if k.shape[1] != v.shape[1]:
+        k, v = (spread(x, q.shape[1]) for x in (k, v))
+    given = q, k, v
+    parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
+    fusable = positions is None and not dropout and can_fuse(q, v)
+    if len(parts) == 1:
+        [(layout, lay)] = parts
+        if fusable and isinstance(layout, WindowLayout) and pays(q, layout):
+            return attend_windows(*given, layout, scale=scale, valid=valid)
+        return layout.joined([_attend(each, scale, positions, dropout) for each in lay(*given)])
+    if fusable:
+        return attend_fused(*given, [partial(_fused_part, *part) for part in parts], scale=scale)
+    attended = []
+    for layout, lay in parts:
+        heads, sums = zip(*[_attend_part(each, scale, positions, dropout) for each in lay(*given)], strict=True)
+        attended.append((layout.joined(list(heads)), layout.joined(list(sums))))
+    return join_parts(attended)[0]
+
+
+def _parts(pattern: Pattern, length: int, causal: bool, valid: Tensor | None, relative: bool) -> list[Part]:
+    """The layouts of the members of the pattern, its rows excepted."""
+    columns = Columns(max((member.count for member in pattern.members if isinstance(member, Columns)), default=0))
+    parts: list[Part] = []
+    earlier: Pattern = Union(())
+    others = any(isinstance(member, Comb | Drawn) for member in pattern.members)
+    for windows in _by_dilation(pattern) or ([] if others and not columns.count else [[]]):
+        layout = WindowLayout(windows, length=length, causal=causal, columns=columns.count, elsewhere=bool(parts))
+        parts.append((layout, partial(layout.tiles, valid=valid, earlier=earlier, relative=relative)))
+        earlier = Union((*earlier.members, *windows, columns))
+    combs = tuple(member for member in pattern.members if isinstance(member, Comb))
+    if combs:
+        comb = CombLayout(Union(combs), length=length, causal=causal)
+        parts.append((comb, partial(comb.tiles, valid=valid, earlier=earlier)))
+        earlier = Union((*earlier.members, *combs))
+    for member in pattern.members:
+        if isinstance(member, Drawn):
+            drawn = DrawnLayout(member, length=length, causal=causal)
+            parts.append((drawn, partial(drawn.tiles, valid=valid, earlier=earlier)))
+            earlier = earlier | member
+    return parts
+
+
+def _fused_part(
+    layout: Layout, lay: Callable[[Tensor, Tensor, Tensor], list[Tiles]], q: Tensor, k: Tensor, v: Tensor
+) -> FusedPart:
+    """A part in the axes of the fused kernel."""
+    tiles = lay(q, k, v)
+    folds = [Fold(each.q, each.k) for each in tiles]
+    return FusedPart(
+        [
+            KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
+            for fold, each in zip(folds, tiles, strict=True)
+        ],
+        joined=lambda rows: layout.joined([fold.unfold(x) for fold, x in zip(folds, rows, strict=True)]),
+        laid=lambda x: [fold.queries(each) for fold, each in zip(folds, layout.laid(x, tiles), strict=True)],
+    )
+
+
+def _by_dilation(pattern: Pattern) -> list[list[Window]]:
+    """The windows that share a layout; block windows come last, so that the parts before are alike for all blocks."""
+    windows = sorted((each for each in pattern.members if isinstance(each, Window)), key=lambda each: -each.dilation)
+    return [list(group) for _, group in groupby(windows, key=lambda each: each.dilation)]
+
+
+def _attend(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> Tensor:
+    """The heads' outputs (B, H, streams, blocks, c, V) of a part that stands alone."""
+    if positions is not None and positions.on_values:
+        return _attend_part(tiles, scale, positions, dropout)[0]
+    fold, bias = Fold(tiles.q, tiles.k), _bias(tiles, positions, scale)
+    simple = None if bias is not None else fold.simple_mask(tiles.visible)
+    q, k, v = fold.queries(tiles.q), fold.keys(tiles.k), fold.keys(tiles.v)
+    if simple is not None:
+        return fold.unfold(fused_attention(q, k, v, scale=scale, dropout=dropout, is_causal=simple == "triangle"))
+    some = tiles.visible.any(-1, keepdim=True)
+    # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
+    mask = tiles.visible | ~some
+    if bias is not None:
+        mask = bias.masked_fill(~mask, float("-inf"))
+    mask = fold.mask(mask)
+    if bias is not None and positions is not None and positions.learned and q.device.type == "cpu":
+        output = fold.unfold(attend_biased(q, k, v, mask, scale=scale, dropout=dropout))
+    else:
+        output = fold.unfold(fused_attention(q, k, v, mask=mask, scale=scale, dropout=dropout))
+    return output if surely_all(some) else output * some
+
+
+def _attend_part(tiles: Tiles, scale: float, positions: Positions | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """The heads' outputs (B, H, streams, blocks, c, V) over these keys alone, and their log-sum-exp (..., c, 1)."""
+    weights, log_sum = softmax_with_sum(tiles.q, tiles.k, scale, tiles.visible, _bias(tiles, positions, scale))
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    heads = weighted(dropped, tiles.v)
+    extra = None if positions is None else positions.values(dropped, tiles.query_position, tiles.key_position)
+    return heads if extra is None else heads + extra.type_as(heads), log_sum
+
+
+def _bias(tiles: Tiles, positions: Positions | None, scale: float) -> Tensor | None:
+    """The bias (1 or B, H, streams, blocks, c, L), of length 1 along axes on which it is constant."""
+    if positions is None:
+        return None
+    bias = positions.bias(tiles.q, tiles.query_position, tiles.key_position, scale)
+    return bias if bias is None or bias.dim() == tiles.q.dim() else bias.unsqueeze(0)

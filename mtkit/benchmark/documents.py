@@ -1,0 +1,248 @@
+"""How fast documents are decoded: models that differ in the decoder's attentions, on documents of growing length.
+
+Weights are untrained, and no hypothesis ends before its limit, so that all models make the same number of steps.
+
+The benchmark of documents for people, as tables and bars, and for programs, as JSON.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.registry import find
+from mtkit.benchmark.attention import options_of
+from mtkit.benchmark.attention_report import aligned, hardware
+from mtkit.benchmark.attention_work import wait
+from mtkit.benchmark.report import Bars, about, times
+from mtkit.decoding.engines.weights import decoding_with, find_dtype
+from mtkit.decoding.search import SourceBatch
+from mtkit.decoding.search.beam import beam_search
+from mtkit.errors import MtkitError
+from mtkit.model.build import build_model
+from mtkit.model.logits import Logits
+from mtkit.model.network import Model, Network
+from mtkit.recipe import AttentionSettings, Recipe
+from mtkit.text.tokenizer import EOS
+
+ROLES = ("decoder", "cross")
+LAST = 50
+"""Pieces at the end of a document whose time counts as the time there."""
+
+
+@dataclass(frozen=True)
+class DocumentSetting:
+    """What all models have in common: the recipe but for its attention, and the pieces of the vocabulary."""
+
+    recipe: Recipe
+    vocabulary: int
+    beam: int
+    arithmetic: str
+    """A dtype of `mtkit translate`."""
+    repeats: int
+    device: torch.device
+    options: Mapping[str, Any]
+    documents: int = 1
+    """Documents decoded at once, in one batch."""
+
+
+@dataclass(frozen=True)
+class MeasuredDocument:
+    """One model on documents of `length` pieces on both sides; the best of all repeats."""
+
+    attention: str
+    roles: tuple[str, ...]
+    """The roles it fills; the others are `full`."""
+    length: int
+    seconds: float
+    """Per document, the encoder included."""
+    last: float
+    """Seconds per piece, of whichever document, over the last pieces."""
+
+
+@dataclass(frozen=True)
+class DocumentBenchmark:
+    """All measurements of one run, by length, then in the order of the names."""
+
+    setting: DocumentSetting
+    lengths: tuple[int, ...]
+    rows: list[MeasuredDocument]
+
+    @property
+    def names(self) -> list[str]:
+        """The mechanisms, `full` first."""
+        return list(dict.fromkeys(row.attention for row in self.rows))
+
+    def row(self, name: str, length: int) -> MeasuredDocument:
+        """The measurement of one mechanism at one length."""
+        return next(row for row in self.rows if (row.attention, row.length) == (name, length))
+
+
+def measure_documents(
+    names: Sequence[str],
+    lengths: Sequence[int],
+    setting: DocumentSetting,
+    *,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> DocumentBenchmark:
+    """Decodes a batch of documents of each length with `full` and with each mechanism, in turns.
+
+    A mechanism fills those of the two roles that it can play, extensions included. `on_progress` is told how many of
+    how many batches are decoded.
+
+    Raises: MtkitError for a name, option or length that cannot be, and for a mechanism with neither role.
+    """
+    lengths = tuple(sorted(set(lengths)))
+    if not lengths or lengths[0] <= LAST:
+        raise MtkitError(f"lengths are whole numbers over {LAST}, the pieces that are timed at the end of a document")
+    names = list(dict.fromkeys(["full", *names]))
+    roles = {name: tuple(role for role in ROLES if role in find(name).roles) for name in names}
+    for name, its in roles.items():
+        if not its:
+            raise MtkitError(f"{name} can play neither the decoder nor the cross role")
+    options = options_of(names, setting.options)
+    models = {name: _model(name, roles[name], options[name], lengths[-1], setting) for name in names}
+    rows: list[MeasuredDocument] = []
+    done, total = 0, len(lengths) * len(names) * setting.repeats
+    for length in lengths:
+        batch = _documents(length, setting)
+        whole, last = dict.fromkeys(names, math.inf), dict.fromkeys(names, math.inf)
+        for _ in range(setting.repeats):
+            for name, model in models.items():
+                seconds, at_end = _decode(model, batch, setting)
+                whole[name], last[name] = min(whole[name], seconds), min(last[name], at_end)
+                done += 1
+                on_progress(done, total)
+        rows += [MeasuredDocument(name, roles[name], length, whole[name], last[name]) for name in names]
+    return DocumentBenchmark(setting, lengths, rows)
+
+
+class _Endless:
+    """A model in which no hypothesis ends of itself, and which notes when some of its steps begin."""
+
+    has_weights = False
+
+    def __init__(self, model: Network, noted: Sequence[int], device: torch.device) -> None:
+        self.model, self.device = model, device
+        self.times = dict.fromkeys(noted, 0.0)
+        self.steps = 0
+
+    def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> Any:
+        return self.model.encode(source, source_valid, task=task)
+
+    def start(self, encoded: Any, *, hypotheses: int = 1, pieces: Tensor | None = None) -> Any:
+        return self.model.start(encoded, hypotheses=hypotheses, pieces=pieces)
+
+    def step(self, token: Tensor, state: Any, *, need_weights: bool = False) -> tuple[Logits, Any, Tensor | None]:
+        if self.steps in self.times:
+            wait(self.device)
+            self.times[self.steps] = time.perf_counter()
+        self.steps += 1
+        logits, state, weights = self.model.step(token, state, need_weights=need_weights)
+        whole = logits.whole()
+        whole[..., EOS] = -torch.inf
+        return Logits.known(whole), state, weights
+
+
+def _model(
+    name: str, roles: Sequence[str], options: Mapping[str, Any], longest: int, setting: DocumentSetting
+) -> Network:
+    recipe = setting.recipe
+    by_role = {f"{role}.{key}": value for key, value in options.items() for role in roles}
+    attention = AttentionSettings.model_validate({"options": by_role, **dict.fromkeys(roles, name)})
+    size = recipe.model.model_copy(update={"max_length": max(longest + 1, recipe.model.max_length)})
+    settings = recipe.model_copy(update={"attention": attention, "model": size})
+    model = build_model(settings, source_vocabulary=setting.vocabulary, target_vocabulary=setting.vocabulary)
+    return model.to(setting.device)
+
+
+def _documents(length: int, setting: DocumentSetting) -> SourceBatch:
+    """Sources of `length` pieces, to be translated with as many."""
+    draw, count = torch.Generator().manual_seed(setting.recipe.seed), setting.documents
+    source = torch.randint(EOS + 1, setting.vocabulary, (count, length), generator=draw)
+    source[:, -1] = EOS
+    direction = torch.zeros(count, dtype=torch.long, device=setting.device)
+    return SourceBatch(source.to(setting.device), [length] * count, direction)
+
+
+def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tuple[float, float]:
+    """Seconds per document, and per piece at the end of the documents."""
+    length, count = batch.limits[0], len(batch.limits)
+    settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
+    endless = _Endless(model, (length - 1 - LAST, length - 1), setting.device)
+    with decoding_with(model, find_dtype(setting.arithmetic)):
+        begin = time.perf_counter()
+        beam_search(cast(Model, endless), batch, settings)
+        wait(setting.device)
+    first, last = endless.times.values()
+    return (time.perf_counter() - begin) / count, (last - first) / LAST / count
+
+
+def table(benchmark: DocumentBenchmark) -> str:
+    """Milliseconds per piece at the end and over the whole of each document; × is beside `full`."""
+    setting, size = benchmark.setting, benchmark.setting.recipe.model
+    head = (
+        f"decoding {_length_of(setting)} of as many source as target pieces, beam {setting.beam}, "
+        f"{setting.arithmetic}, on {hardware(setting.device)}\n"
+        f"(untrained model: {size.encoder_layers} + {size.decoder_layers} layers of width {size.d_model}, "
+        f"{setting.vocabulary:,} pieces; encoder full; ×: how many times faster than full in both roles)"
+    )
+    last = _section(benchmark, f"milliseconds per piece, last {LAST} pieces", lambda row: row.last)
+    whole = _section(benchmark, "milliseconds per piece, whole document", lambda row: row.seconds / row.length)
+    return "\n\n".join([head, last, whole])
+
+
+def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:
+    """Everything measured, numbers unrounded."""
+    setting = benchmark.setting
+    return {
+        **about(setting.device, {}),
+        "documents": setting.documents,
+        "beam": setting.beam,
+        "arithmetic": setting.arithmetic,
+        "repeats": setting.repeats,
+        "vocabulary": setting.vocabulary,
+        "model": setting.recipe.model.model_dump(mode="json"),
+        "options": dict(setting.options),
+        "pieces_at_the_end": LAST,
+        "rows": [asdict(row) for row in benchmark.rows],
+    }
+
+
+def bars(benchmark: DocumentBenchmark) -> list[Bars]:
+    """The speeds at the end of documents as bars, length by length."""
+    setting = benchmark.setting
+    what = _length_of(setting)
+    return [
+        Bars(
+            title=f"end of {what} of {length:,} pieces, beam {setting.beam}, on {hardware(setting.device)}",
+            unit="pieces per second",
+            speeds=[(_label(row), 1 / row.last, True) for row in benchmark.rows if row.length == length],
+        )
+        for length in benchmark.lengths
+    ]
+
+
+def _section(benchmark: DocumentBenchmark, title: str, cost: Callable[[MeasuredDocument], float]) -> str:
+    rows = [["", *(f"{length:,}" for length in benchmark.lengths)]]
+    for name in benchmark.names:
+        measured = [benchmark.row(name, length) for length in benchmark.lengths]
+        full = [benchmark.row("full", length) for length in benchmark.lengths]
+        cells = [
+            f"{cost(row) * 1e3:.3g} {times(cost(base), cost(row)):>6}" for row, base in zip(measured, full, strict=True)
+        ]
+        rows.append([_label(measured[0]), *cells])
+    return f"{title}\n{aligned(rows)}"
+
+
+def _length_of(setting: DocumentSetting) -> str:
+    return "one document" if setting.documents == 1 else f"{setting.documents:,} documents at once,"
+
+
+def _label(row: MeasuredDocument) -> str:
+    """ "linear", or "band (decoder)" where it fills one of the two roles."""
+    return row.attention if len(row.roles) > 1 else f"{row.attention} ({row.roles[0]})"

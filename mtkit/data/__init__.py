@@ -1,1 +1,0 @@
-"""Text pairs, the built-in corpus, the tokenizer, prepared data on disk, and batches by tokens."""

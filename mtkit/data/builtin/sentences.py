@@ -1,0 +1,361 @@
+"""Clauses and noun phrases of the built-in corpus, drawn at random.
+
+Sentences of the built-in corpus, a method a construction.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from mtkit.data.builtin import lexicon
+from mtkit.data.builtin.clauses import NOTHING, Being, Clause, sentence
+from mtkit.data.builtin.lexicon import Pair, Verb
+from mtkit.data.builtin.phrases import POSSESSIVES, Phrase, both, name, noun_phrase, owned, pronoun
+
+Item = TypeVar("Item")
+
+_PRONOUNS = ("I", "I", "I", "you", "you", "you", "he", "she", "we", "they")
+"""Subjects; the forms that go with I and you are the rarest otherwise."""
+
+
+class Drawer:
+    """Draws clauses and noun phrases, and notes the constructions it used; `things` False keeps inanimate singular
+    nouns, and places, out of them."""
+
+    def __init__(self, random_: random.Random, things: bool = True) -> None:
+        self._random = random_
+        self._things = things
+        self._used: set[str] = set()
+
+    # clauses
+
+    def clause(
+        self,
+        *,
+        subject: Phrase | None = None,
+        kind: str | None = None,
+        final: bool = False,
+        negation: float = 0.2,
+        time: float = 0.3,
+        frequency: float = 0.15,
+        place: bool = True,
+        tenses: tuple[str, ...] = ("past", "present", "modal"),
+    ) -> Clause:
+        """A clause; `final` says that its verb will come last, the chances are those of each part to be there."""
+        subject = subject or self.subject()
+        kinds = {"thing": 33, "person": 27, "giving": 11, "alone": 26, "motion": 10 if self._things and place else 0}
+        if not self._things:
+            kinds["giving"] = 0
+        kind = kind or self._random.choices(list(kinds), list(kinds.values()))[0]
+        verb = self._pick(lexicon.VERBS[kind])
+        tense = self._tense(subject, verb, final, tenses)
+        negated = tense not in {"must", "like"} and self._chance(negation)
+        often = NOTHING if negated or not self._chance(frequency) else self._pick(lexicon.FREQUENCIES)
+        when = NOTHING
+        if often is NOTHING and time and self._chance(max(time, 0.6 if kind == "alone" else 0.0)):
+            when = self.time(tense)
+        where = NOTHING
+        if kind == "motion":
+            where = self._direction()
+        elif place and self._things and self._chance(0.15):
+            where = self._place()
+        if verb.prefix:
+            form = tense if tense in {"past", "present"} else "infinitive"
+            self._use(f"separable {'final' if final else 'main'} {form}")
+        self._use(f"{tense}{' negated' if negated else ''}")
+        recipient = self._person(subject) if kind == "giving" else None
+        thing = None
+        if kind in {"thing", "giving"}:
+            thing = self._thing(negated)
+        elif kind == "person":
+            thing = self._person(subject)
+            self._use(f"{verb.case} object")
+        return Clause(subject, verb, tense, thing, recipient, negated, often, when, where)
+
+    def time(self, tense: str) -> Pair:
+        """When it happens, fitting a tense."""
+        self._use("time")
+        epoch = {"past": "past", "present": "present", "like": "present"}.get(tense, "future")
+        return self._pick(self._pick((lexicon.TIMES[epoch], lexicon.DAYS, lexicon.HOURS)))
+
+    def _tense(self, subject: Phrase, verb: Verb, final: bool, tenses: tuple[str, ...]) -> str:
+        ich_or_du = subject.person < 3 and not subject.plural
+        # their forms are each verb's own, and seen often enough only if they favour the present
+        tense = self._pick(("present",) * 3 + tenses if ich_or_du and "present" in tenses else tenses)
+        if tense == "modal":
+            tense = self._pick(("will", "can", "must", "should", "want", "like"))
+        # "anrufst", "mitbringe": forms joined to the prefix, of ich and du, would be too rare
+        return "past" if tense in {"present", "like"} and final and verb.prefix and ich_or_du else tense
+
+    # noun phrases
+
+    def subject(self, pronouns: tuple[str, ...] = _PRONOUNS) -> Phrase:
+        """Who acts: a person, several, a name or a pronoun."""
+        kind = self._random.random()
+        if kind < 0.38:
+            return pronoun(self._pick(pronouns))
+        if kind < 0.55:
+            return name(self._pick((*lexicon.WOMEN, *lexicon.MEN)))
+        if kind < 0.60:
+            self._use("names joined")
+            return both(*self._random.sample((*lexicon.WOMEN, *lexicon.MEN), 2))
+        return self._people()
+
+    def _person(self, subject: Phrase) -> Phrase:
+        """Whom it is done to; never the subject itself."""
+        kind = self._random.random()
+        if kind < 0.3:
+            person = (subject.person, subject.plural) if subject.pronoun and subject.person < 3 else None
+            own = {(1, False): {"I", "we"}, (1, True): {"I", "we"}, (2, False): {"you"}}.get(
+                person or (3, False), set()
+            )
+            self._use("pronoun object")
+            return pronoun(self._pick([word for word in ("I", "you", "he", "she", "we", "they") if word not in own]))
+        if kind < 0.45:
+            return name(self._pick([each for each in (*lexicon.WOMEN, *lexicon.MEN) if each not in subject.subject]))
+        return self._people(singular=("the", *POSSESSIVES))
+
+    def _people(self, singular: tuple[str, ...] = ("the", "the", "a", "a", *POSSESSIVES)) -> Phrase:
+        noun, adjective = self._pick(lexicon.PEOPLE), self._sometimes(lexicon.PERSONAL)
+        if self._chance(0.3):
+            self._use("people")
+            number = self._number() if self._chance(0.5) else None
+            return noun_phrase(noun, "the", adjective=adjective, plural=True, number=number)
+        determiner = self._pick(singular)
+        self._use(f"person {'possessive' if determiner in POSSESSIVES else determiner}")
+        return noun_phrase(noun, determiner, adjective=adjective)
+
+    def _thing(self, negated: bool) -> Phrase:
+        noun, adjective = self._pick(lexicon.THINGS), self._sometimes(lexicon.MATERIAL)
+        if not self._things or self._chance(0.35):
+            if negated:
+                self._use("no things")
+                return noun_phrase(noun, "no", adjective=adjective, plural=True)
+            self._use("number")
+            return noun_phrase(noun, "", adjective=adjective, plural=True, number=self._number())
+        if self._chance(0.15):
+            self._use("owner")
+            return owned(self._pick(lexicon.PEOPLE), noun)
+        determiner = self._pick(("the", "the", "a", "a", *POSSESSIVES))
+        if negated and determiner == "a":
+            determiner = "no"
+        self._use(f"thing {'possessive' if determiner in POSSESSIVES else determiner}")
+        return noun_phrase(noun, determiner, adjective=adjective)
+
+    def _number(self) -> Pair:
+        return self._pick(lexicon.NUMBERS)
+
+    def _place(self) -> Pair:
+        if self._chance(0.6):
+            room = self._pick(lexicon.ROOMS)
+            self._use("in, dative")
+            return Pair(f"in the {room.english}", f"{lexicon.IN[room.gender]} {room.german}")
+        city = self._pick(lexicon.CITIES)
+        return Pair(f"in {city.english}", f"in {city.german}")
+
+    def _direction(self) -> Pair:
+        if self._chance(0.6):
+            room = self._pick(lexicon.ROOMS)
+            self._use("into, accusative")
+            return Pair(f"into the {room.english}", f"{lexicon.INTO[room.gender]} {room.german}")
+        self._use("to a city")
+        city = self._pick(lexicon.CITIES)
+        return Pair(f"to {city.english}", f"nach {city.german}")
+
+    # drawing
+
+    def _pick(self, items: "tuple[Item, ...] | list[Item]") -> Item:
+        return self._random.choice(items)
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _sometimes(self, items: "tuple[Item, ...]") -> Item | None:
+        return self._pick(items) if self._chance(0.4) else None
+
+    def _use(self, construction: str) -> None:
+        self._used.add(construction)
+
+
+SHORTEST, LONGEST = 5, 16
+"""Words of an English sentence."""
+
+
+@dataclass(frozen=True)
+class GrammarSegment:
+    """A source with its one right target, and the names of the constructions that made it."""
+
+    source: str
+    target: str
+    constructions: frozenset[str]
+
+
+class Writer(Drawer):
+    """Draws sentences; `things` False keeps inanimate singular nouns, and places, out of them."""
+
+    def __init__(self, random_: random.Random, things: bool = True) -> None:
+        super().__init__(random_, things)
+        self._kinds = [
+            (26, self._statement),
+            (12, self._question),
+            (18, self._subordinate),
+            (12, self._that),
+            (9, self._relative),
+            (8, self._coordination),
+            (9, self._trying),
+            (6, self._comparison if things else self._statement),
+            (8, self._it if things else self._statement),
+            (5, self._there if things else self._statement),
+            (5, self._purpose if things else self._statement),
+        ]
+
+    def segment(self) -> GrammarSegment:
+        """A sentence of 5 to 16 English words."""
+        kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
+        while True:
+            self._used = set()
+            english, german, mark = self._random.choices(kinds, weights)[0]()
+            if SHORTEST <= len(english.split()) <= LONGEST:
+                return GrammarSegment(sentence(english, mark), sentence(german, mark), frozenset(self._used))
+
+    # sentences: English, German, closing mark
+
+    def _statement(self) -> tuple[str, str, str]:
+        clause = self.clause(time=0.7)
+        if clause.time is not NOTHING and self._chance(0.5):
+            self._use("fronted time")
+            english = f"{clause.time.english} {clause.english(time=False)}"
+            return english, f"{clause.time.german} {clause.german('inverted', time=False)}", "."
+        self._use("statement")
+        return clause.english(), clause.german("main"), "."
+
+    def _question(self) -> tuple[str, str, str]:
+        word = self._pick((NOTHING, NOTHING, *lexicon.QUESTIONS))
+        self._use(f"question {word.english or 'yes or no'}")
+        if word.english:
+            clause = self.clause(negation=0.0, time=0.5 * (word.english != "when"), place=word.english != "where")
+        else:
+            # few verbs come first, and not those of ich and du: with a capital, each would be too rare
+            subject = self.subject(pronouns=("he", "she", "we", "they"))
+            clause = self.clause(subject=subject, negation=0.0, time=0.5, tenses=("past", "can", "should", "want"))
+        return f"{word.english} {clause.english(question=True)}", f"{word.german} {clause.german('inverted')}", "?"
+
+    def _subordinate(self) -> tuple[str, str, str]:
+        word = self._pick((*lexicon.CONJUNCTIONS, Pair("when", "")))
+        epoch = "present" if word.english == "if" else self._pick(("past", "present"))
+        if word.english == "when":
+            word = Pair("when", "als" if epoch == "past" else "wenn")
+        negation = 0.2 if word.english in {"because", "although"} else 0.0
+        tenses = ("past",) if epoch == "past" else ("present", "modal")
+        main = self.clause(time=0.0, place=False, frequency=0.0, tenses=tenses)
+        # a past told of ich or du may be the stand-in for a present, see `_tense`
+        reason = self.clause(final=True, negation=negation, time=0.2, tenses=(epoch,))
+        self._use(f"{word.english} {word.german}")
+        english, german = f"{word.english} {reason.english()}", f"{word.german} {reason.german('final')}"
+        if self._chance(0.4):
+            self._use("fronted clause")
+            return f"{english}, {main.english()}", f"{german}, {main.german('inverted')}", "."
+        return f"{main.english()} {english}", f"{main.german('main')}, {german}", "."
+
+    def _that(self) -> tuple[str, str, str]:
+        """A clause behind a verb of saying or asking."""
+        asking = self._chance(0.25)
+        verb = self._pick(lexicon.VERBS["asking" if asking else "saying"])
+        word = Pair("whether", "ob") if asking else Pair("that", "dass")
+        self._use(word.english)
+        subject = self.subject()
+        main = Clause(subject, verb, self._tense(subject, verb, False, ("present", "past")))
+        content = self.clause(final=True, time=0.3)
+        english = f"{main.english()} {word.english} {content.english()}"
+        return english, f"{main.german('main')}, {word.german} {content.german('final')}", "."
+
+    def _relative(self) -> tuple[str, str, str]:
+        """Somebody who does something, or something that somebody does something to."""
+        if self._things and self._chance(0.4):
+            self._use("relative that")
+            verb, noun = self._pick(lexicon.VERBS["thing"]), self._pick(lexicon.THINGS)
+            thing = noun_phrase(noun, "the", plural=self._chance(0.25))
+            inner = Clause(self.subject(), verb, "past")
+            head = thing.who(f"that {inner.english()}", f"{thing.relative(verb.case)} {inner.german('final')}")
+            being = Being(head, self._pick(lexicon.MATERIAL), self._chance(0.4), self._pick(lexicon.DEGREES))
+            return being.english(), being.german("main"), "."
+        self._use("relative who")
+        person = noun_phrase(self._pick(lexicon.PEOPLE), "the", plural=self._chance(0.25))
+        inner = self.clause(subject=person, final=True, time=0.0, frequency=0.0)
+        head = person.who(
+            f"who {inner.english_predicate()}", f"{person.relative('nominative')} {inner.german_predicate()}"
+        )
+        outer = self.clause(subject=head, time=0.0, place=False, negation=0.1)
+        return outer.english(), outer.german("main"), "."
+
+    def _coordination(self) -> tuple[str, str, str]:
+        word = self._pick((Pair("and", "und"), Pair("but", "aber")))
+        self._use(f"coordination {word.english}")
+        one, other = self.clause(time=0.2, place=False), self.clause(time=0.2, place=False)
+        english = f"{one.english()}, {word.english} {other.english()}"
+        comma = "," if word.english == "but" else ""
+        return english, f"{one.german('main')}{comma} {word.german} {other.german('main')}", "."
+
+    def _trying(self) -> tuple[str, str, str]:
+        """An infinitive with zu behind a verb that asks for one."""
+        self._use("infinitive with zu")
+        subject, verb = self.subject(), self._pick(lexicon.VERBS["trying"])
+        main = Clause(subject, verb, self._tense(subject, verb, False, ("present", "past")))
+        inner = self.clause(subject=main.subject, negation=0.0, time=0.4, frequency=0.0, tenses=("present",))
+        english = f"{main.english()} {inner.english_infinitive()}"
+        return english, f"{main.german('main')}, {inner.german_infinitive()}", "."
+
+    def _purpose(self) -> tuple[str, str, str]:
+        """A direction and "to ...", in German "um ... zu"."""
+        self._use("um zu")
+        main = self.clause(kind="motion", negation=0.0, time=0.0, frequency=0.0, tenses=("past", "present"))
+        inner = self.clause(
+            subject=main.subject, kind=self._pick(("thing", "person", "giving")), negation=0.0, time=0.0, frequency=0.0,
+            tenses=("present",), place=False,
+        )  # fmt: skip
+        english = f"{main.english()} {inner.english_infinitive()}"
+        return english, f"{main.german('main')}, um {inner.german_infinitive()}", "."
+
+    def _comparison(self) -> tuple[str, str, str]:
+        """What something or somebody is like, alone or beside another."""
+        nouns, adjectives = self._pick(((lexicon.PEOPLE, lexicon.PERSONAL), (lexicon.THINGS, lexicon.MATERIAL)))
+        one, other = self._random.sample(nouns, 2)
+        adjective, plural, past = self._pick(adjectives), self._chance(0.25), self._chance(0.4)
+        determiner = self._pick(("the", *POSSESSIVES))
+        subject = noun_phrase(one, determiner, plural=plural)
+        than = (
+            noun_phrase(other, self._pick(("the", *POSSESSIVES)), plural=self._chance(0.25)) if adjective.more else None
+        )
+        self._use("comparison" if than else "predicate")
+        being = Being(subject, adjective, past, NOTHING if than else self._pick(lexicon.DEGREES[1:]), than)
+        if self._chance(0.3):
+            return being.english(question=True), being.german("inverted"), "?"
+        return being.english(), being.german("main"), "."
+
+    def _it(self) -> tuple[str, str, str]:
+        """A pronoun that takes the gender of the thing in the clause before."""
+        self._use("it within a sentence")
+        noun = self._pick(lexicon.THINGS)
+        main = self.clause(kind="thing", time=0.0, place=False, negation=0.1, frequency=0.0)
+        adjective = self._pick((None, *lexicon.MATERIAL))
+        determiner = "the" if main.negated else self._pick(("the", "a"))
+        main = replace(main, object=noun_phrase(noun, determiner, adjective=adjective))
+        word = self._pick((Pair("because", "weil"), Pair("although", "obwohl")))
+        being = Being(
+            pronoun("it", noun.gender), self._pick(lexicon.MATERIAL), self._chance(0.5), self._pick(lexicon.DEGREES)
+        )
+        english = f"{main.english()} {word.english} {being.english()}"
+        return english, f"{main.german('main')}, {word.german} {being.german('final')}", "."
+
+    def _there(self) -> tuple[str, str, str]:
+        """ "There is", in German "es gibt" behind the place."""
+        self._use("there is")
+        place = self._place()
+        nouns, adjectives = self._pick(((lexicon.PEOPLE, lexicon.PERSONAL), (lexicon.THINGS, lexicon.MATERIAL)))
+        plural = self._chance(0.6)
+        what = noun_phrase(
+            self._pick(nouns), "" if plural else "a", adjective=self._pick((None, *adjectives)), plural=plural,
+            number=self._number() if plural else None,
+        )  # fmt: skip
+        english = f"there {'are' if plural else 'is'} {what.object} {place.english}"
+        return english, f"{place.german} gibt es {what.german['accusative']}", "."

@@ -1,1 +1,0 @@
-"""Links between the words of a line and those of its translation."""

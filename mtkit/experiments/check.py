@@ -1,0 +1,160 @@
+"""A recipe from text to scores in a folder of its own, and whether it keeps what its head promises.
+
+data/        the prepared text; data-translated/ what runs translated for it
+run/         a run folder like any other: mtkit translate --run FOLDER/run
+check.json   scores and promises, written last
+
+Killed at any moment, the same check goes on where it was: each step does nothing where it is done already.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mtkit.data.prepare import prepare
+from mtkit.data.prepared import open_prepared
+from mtkit.data.report import summary
+from mtkit.decoding.held_out import held_out, unusual
+from mtkit.decoding.translated_text import with_translations
+from mtkit.decoding.translator import Translator
+from mtkit.errors import DiffersError, MtkitError, RecipeError
+from mtkit.evaluation.report import SideScores, score_side, side_object
+from mtkit.evaluation.scores import metric_names
+from mtkit.evaluation.systems import run_sides
+from mtkit.recipe import Recipe, load_recipe
+from mtkit.recipe.file import Head, Promise, due_after, promise, read_head
+from mtkit.runs import Run
+from mtkit.storage.files import inside, write_json
+from mtkit.storage.records import read_object
+from mtkit.terminal import ProgressBar, silent
+from mtkit.training.loop import train
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Scores of a recipe's training, and which promises were kept."""
+
+    head: Head
+    sides: list[SideScores]
+    """Scores of every test side; none where a signal stopped the training."""
+    promises: list[tuple[Promise, float]]
+    """Each promise that this training was to keep, with the score that it came to."""
+    signal: int | None = None
+    """The signal that stopped the training, or None."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether all promises were kept."""
+        return all(each.kept(score) for each, score in self.promises)
+
+
+def check(
+    path: Path,
+    folder: Path,
+    limits: Mapping[str, Any],
+    *,
+    command: Sequence[str],
+    device: str = "auto",
+    workers: int = 1,
+    say: Say = print,
+    progress: ProgressBar = silent,
+) -> Checked:
+    """Prepare, train, translate every test side and score it, by the recipe at `path`.
+
+    `limits` are training settings that win over the recipe's. `say` takes what there is to tell, line by line.
+
+    Raises: MtkitError as the four steps do.
+    """
+    head = read_head(path)
+    recipe = load_recipe(path, {"data": {"folder": inside(folder, "data")}, "training": dict(limits)})
+    run, record = Run(inside(folder, "run")), inside(folder, "check.json")
+    try:
+        data = with_translations(recipe.data, device=device, say=say, progress=progress)
+        report = prepare(data, workers=workers, progress=progress)
+        say(f"{summary(report, recipe.model.max_length)}\n")
+        prepared = open_prepared(recipe.data.folder)
+        wanted = _wanted(head, recipe, list(prepared.tests) or ["valid"])
+        outcome = train(recipe, prepared, run.folder, command=command, device=device, init_from=None, say=say)
+    except DiffersError as error:
+        raise MtkitError(f"{error.what}; delete {folder} to start again, or give another folder with --out") from error
+    if outcome.signal is not None:
+        return Checked(head, [], [], outcome.signal)
+    names = _translate(run, device, say, progress)
+    sides = _score(run, names, [promise.metric for promise in wanted], progress)
+    for note in dict.fromkeys(note for each in sides for note in each.notes):
+        say(f"note: {note}")
+    scores = {(side.name, each.name): each.value for side in sides for each in side.overall.scores[0]}
+    checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
+    write_json(record, _as_object(checked, recipe))
+    return checked
+
+
+def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
+    """What the training is to keep. Raises: MtkitError for a promise about a side or metric that is not there."""
+    promises = [promise(text) for text in recipe.promises]
+    for each in promises:
+        if each.side not in sides:
+            raise RecipeError(
+                f"recipe {head.name} promises '{each.text}', but it has the sides: {', '.join(sides)}; "
+                "change that promise, or take it out"
+            )
+    due = due_after(promises, recipe.training.max_minutes)
+    return [replace(each, metric=metric_names([each.metric])[0]) for each in due]
+
+
+def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[str]:
+    """Translate the test sides, or the validation side where there is none, but for those that are; gives their names.
+
+    A side is done where its record says that it was translated by the same checkpoint in the same way.
+    """
+    translator = Translator([run], run.recipe.decoding, device=device, forks=True)
+    prepared = open_prepared(run.recipe.data.folder)
+    names = list(prepared.tests) or ["valid"]
+    for name in progress(names, "translating", len(names)):
+        side = held_out(prepared, name)
+        together = side.documents is not None and run.recipe.decoding.n_best == 1
+        if _record(run, name).items() >= {**translator.about, "by_documents": together}.items():
+            continue
+        found, speed, path = translator.held_out(side, joined=True, say=say)
+        numbers, counts = speed.numbers(), unusual([each for each, *_ in found])
+        say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
+        if counts["joined"]:
+            say(f"{name}: {counts['joined']:,} lines were joined; {counts['fell_back']:,} of them did not split again")
+        if counts["cut"]:
+            say(f"{name}: {counts['cut']:,} translations reached the maximum length")
+    return names
+
+
+def _record(run: Run, side: str) -> dict[str, Any]:
+    """What is known of a side's translations; nothing where there are none, or a damaged record."""
+    return read_object(run.folder / "translations" / f"{side}.json")
+
+
+def _score(run: Run, names: Sequence[str], promised: Sequence[str], progress: ProgressBar) -> list[SideScores]:
+    settings = run.recipe.scoring
+    return [
+        score_side(
+            name,
+            files,
+            metrics=tuple(dict.fromkeys([*settings.metrics, *promised])),
+            language=run.target_language,
+            tokenize=settings.tokenize,
+            lowercase=settings.lowercase,
+            progress=progress,
+        )
+        for name, files in run_sides([run], names).items()
+    ]
+
+
+def _as_object(checked: Checked, recipe: Recipe) -> dict[str, Any]:
+    return {
+        "recipe": checked.head.name,
+        "promises": [
+            {"promise": each.text, "score": score, "kept": each.kept(score)} for each, score in checked.promises
+        ],
+        "sides": [side_object(each) for each in checked.sides],
+        "settings": recipe.model_dump(mode="json"),
+    }

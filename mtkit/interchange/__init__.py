@@ -1,1 +1,0 @@
-"""Models in and out: runs made of other libraries' models, and runs written in other libraries' formats."""

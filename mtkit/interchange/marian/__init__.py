@@ -1,1 +1,0 @@
-"""Hugging Face's Marian: configuration, vocabulary and weights, in both directions."""

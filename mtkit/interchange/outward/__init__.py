@@ -1,1 +1,0 @@
-"""Runs as folders that other libraries load by themselves."""

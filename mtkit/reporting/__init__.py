@@ -1,1 +1,0 @@
-"""An HTML page about runs: settings, training curves, scores and attention."""

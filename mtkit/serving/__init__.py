@@ -1,1 +1,0 @@
-"""A server over HTTP: requests that arrive together are decoded together."""

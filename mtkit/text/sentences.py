@@ -1,0 +1,161 @@
+"""Abbreviations whose full stop does not end a sentence, by language; single letters need not be here.
+
+Where sentences end: by marks, and by what stands around them.
+"""
+
+import re
+from itertools import pairwise
+from unicodedata import category, combining, normalize
+
+from mtkit.text.characters import DROPPED
+
+ABBREVIATIONS = {
+    language: frozenset(words.split())
+    for language, words in {
+        "": "dr prof st",
+        "en": "mr mrs ms messrs dr prof st gen col capt lt sgt maj cmdr rev hon gov sen rep pres supt mt ft vs viz "
+        "cf approx ca inc ltd co corp bros dept est al ave blvd rd",
+        "de": "dr prof hr fr frl dipl ing st str bzw vgl ca evtl ggf inkl exkl zzgl sog bspw max min mind geb gest "
+        "gegr jh jhd mio mrd tel abs art aufl bd hrsg verf zit ebd",
+        "fr": "mm mme mlle mgr me dr pr st ste cf ex env av apr tél vol chap",
+        "es": "sr sra srta sres dr dra prof lic ing ud uds vd vds d dña av avda pág cía gral cnel aprox",
+        "it": "sig sigg dott dr prof avv ing arch on rag geom st cfr pag es ca sen",
+        "pt": "sr sra srta dr dra prof eng exmo exma av pág aprox ltda cia",
+        "nl": "dhr mevr mw dr drs ir mr prof st bijv bv ca enz evt incl excl resp zgn blz jl",
+        "sv": "dr prof st bl ca dvs etc fr hr kl resp t.ex jfr",
+        "da": "dr prof hr fr frk st bl ca dvs evt f.eks kl jf",
+        "nb": "dr prof st bl ca dvs evt f.eks kl jf hr fr",
+        "fi": "esim ks mm nk prof tri ts vrt yms",
+        "pl": "dr prof mgr inż hab św ul al np tzn tzw tj im ks wg zob",
+        "cs": "dr prof ing mgr bc doc st sv např tzn tzv tj resp ul čl srov",
+        "sk": "dr prof ing mgr bc doc sv napr tzn tzv tj resp ul čl porov",
+        "hu": "dr prof id ifj pl kb ún ill stb vö",
+        "ro": "dl dna dra dr prof ing str bd nr cca",
+        "tr": "dr prof doç sn av yrd örn bkz vb vs cad sok mah",
+        "ru": "г гг ул пр просп пл им др проф акад гр тов стр рис табл см ср млн млрд тыс руб коп напр св",
+        "uk": "м вул пл ім др проф акад стор рис табл див пор млн млрд тис грн напр св",
+        "el": "κ κκ κα δρ καθ π.χ βλ αρ σελ",
+    }.items()
+}
+"""Lower case, without the last full stop; those of "" are everywhere. A word is left out that as often ends a sentence
+as not, as etc."""
+
+BEFORE_NUMBERS = (
+    "no nos nr núm num n.º nº art arts abb abs bd bl ch chap fig figs ex eq sec sect tab vol p pp pg pag pág s str kap "
+    "teil ca rs jan feb mar apr jun jul aug sep sept oct okt nov dec dez № рис стр табл гл"
+)
+"""Words whose full stop does not end a sentence where a number follows, in any language: No. 5, Fig. 2, Jan. 1."""
+
+ORDINALS = "de da nb nn sv fi is et lv cs sk sl hr sr bs hu pl tr eu lb hsb"
+"""Languages that write a full stop behind ordinal numbers: am 3. Oktober, Friedrich II."""
+
+_THREE_LETTERS = (
+    "eng en deu de ger de fra fr fre fr spa es ita it por pt nld nl dut nl swe sv dan da nob nb nor nb fin fi pol pl "
+    "ces cs cze cs slk sk slo sk hun hu ron ro rum ro tur tr rus ru ukr uk ell el gre el"
+)
+_NAMES = (
+    "english en german de french fr spanish es italian it portuguese pt dutch nl swedish sv danish da norwegian nb "
+    "finnish fi polish pl czech cs slovak sk hungarian hu romanian ro turkish tr russian ru ukrainian uk greek el"
+)
+_OTHERS = f"{_THREE_LETTERS} {_NAMES} no nb".split()
+CODES = dict(zip(_OTHERS[::2], _OTHERS[1::2], strict=True))
+"""Other codes and the English names of these languages."""
+
+
+_WIDE = "。！？｡।॥؟։።፧။។៕"
+"""Marks that end a sentence whether or not a space follows."""
+
+_CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
+_CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
+"""Characters that begin no sentence: if one of them follows a mark, the sentence continues."""
+
+_CLOSES = (
+    rf"(?:[{_CLOSING}]|</[A-Za-z][^<>]*+>|(?<![{_WIDE}”])“)*+"  # “ closes „Ja.“ and opens 他走了。“你好。”“不好。”
+)
+_END = re.compile(
+    rf"(?P<mark>[{_WIDE}][{_WIDE}.!?…]*+|[.!?…۔．]++|[;\u037e])(?P<closing>{_CLOSES})[{DROPPED}]*+(?P<space>\s*+)"
+)
+_UNSPOKEN = r"</?[A-Za-z][^<>]*+>|&#?\w++;|(?:[:;=][-'^]?[()\[\]DPpOo/|\\*3]|(?<!\w)[xX]D)(?!\w)"
+"""Tags and entities of HTML, and emoticons: letters in them are no text."""
+_NO_TEXT = re.compile(_UNSPOKEN)
+_OPENED = re.compile(rf"(?:{_UNSPOKEN}|_|[^\w{_CONTINUES}])*+")
+"""Text before the first word of a sentence: quotes, brackets, bullets, symbols, invisible characters."""
+_SPACED_QUOTE = re.compile(r"»\s*+")
+_HIRAGANA, _JAPANESE_OR_CHINESE = re.compile("[\u3041-\u309f]"), re.compile("[\u3041-\u30ff\u3400-\u9fff]")
+_INITIALS = re.compile(r"(?:[^\W\d_]{1,3}\.)*[^\W\d_]|(?:[^\W\d_]{1,3}\.)+[^\W\d_]{1,3}")
+_ORDINAL = re.compile(r"\d{1,2}|[IVXL]+")
+
+_MARKS = frozenset(_WIDE + ".!?…۔．;\u037e")
+_AT_THE_END = "".join(_MARKS) + "\"'”’»«›‹“)]}」』）】》〉〕］｝＂＇ \u00a0\n"
+
+_BEFORE_NUMBERS, _ORDINALS = frozenset(BEFORE_NUMBERS.split()), frozenset(ORDINALS.split())
+
+_LONGEST_WORD = 20
+"""Characters before a full stop that may be an abbreviation."""
+
+
+def sentences(text: str, language: str | None) -> list[str]:
+    """The sentences of a text, each with the spaces behind it; joined they are the text. None: a language not known.
+
+    A sentence ends at . ! ? … and the marks of other scripts, closing quotes and brackets included. Behind marks of
+    Latin script there must be a space, and no lower-case letter, unless the text has no others. A full stop ends
+    nothing behind an abbreviation, initials, the number of a list's item, or an ordinal where those are written so.
+    Each sentence has a letter, unless the text has none: symbols, numbers, HTML tags and emoticons between two marks
+    belong to the sentence before them. Text in NFD and in NFC has the same sentences.
+    """
+    if _MARKS.isdisjoint(text.rstrip(_AT_THE_END)):  # as of most segments: no mark but at its end
+        return [text] if text else []
+    main = re.split("[-_]", (language or "").strip().lower())[0]
+    code, lowercase = CODES.get(main, main), text.islower()
+    cuts, position = [0], 0
+    while (end := _END.search(text, position)) is not None:
+        position = end.end()
+        if code == "fr" and end["space"] and (quote := _SPACED_QUOTE.match(text, position)) is not None:
+            position = quote.end()
+        if position < len(text) and _is_end(text, end, position, cuts[-1], code, lowercase):
+            cuts.append(position)
+    starts, has_letter = [0], False
+    for start, stop in pairwise([*cuts, len(text)]):
+        letter = any(map(str.isalpha, _NO_TEXT.sub("", text[start:stop])))
+        if letter and has_letter:
+            starts.append(start)
+        has_letter |= letter
+    return [text[start:stop] for start, stop in pairwise([*starts, len(text)])]
+
+
+def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str, lowercase: bool) -> bool:
+    """Whether a sentence that begins at `begin` ends with a mark, and another one begins at `position`."""
+    opened = _OPENED.match(text, position)
+    following = text[opened.end() : opened.end() + 1] if opened is not None else ""
+    quoted = bool(end["closing"]) and _HIRAGANA.match(following) is not None  # 「はい。」と言う
+    if not following or following in _CONTINUES:
+        return False
+    if not end["space"]:
+        wide = end["mark"][0] in _WIDE or (end["mark"].strip("!?．") == "" and _JAPANESE_OR_CHINESE.match(following))
+        return bool(wide) and not quoted
+    if end["mark"][0] in _WIDE:
+        return True
+    if end["mark"] in (";", "\u037e") and code != "el":
+        return False
+    if following.islower() and not lowercase:
+        return False
+    before = text[max(begin, end.start() - _LONGEST_WORD) : end.start()]
+    return end["mark"] != "." or bool(end["closing"]) or not _goes_on(before, following, code)
+
+
+def _goes_on(before: str, following: str, code: str) -> bool:
+    """Whether a full stop between these is an abbreviation's, or behind a number that ends no sentence."""
+    before = "".join(each for each in normalize("NFC", before) if not combining(each) and category(each) != "Cf")
+    words = before.split()
+    if not words or before[-1].isspace():
+        return False
+    word = words[-1].strip("\"'“‘„«»([{-–—")
+    lower = word.lower()
+    return (
+        _INITIALS.fullmatch(word) is not None
+        or (word.isdigit() and word == before.strip())
+        or (code in _ORDINALS and _ORDINAL.fullmatch(word) is not None)
+        or lower in ABBREVIATIONS[""]
+        or lower in ABBREVIATIONS.get(code, ())
+        or (lower in _BEFORE_NUMBERS and following.isdigit())
+    )

@@ -1,1 +1,0 @@
-"""The state of a training between updates: its place, and whether its loss has diverged."""

@@ -1,0 +1,222 @@
+"""The chunked sums of features against the matrix of similarities written out."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from mtkit.attention.kernels.feature_sums import (
+    Gates,
+    Keys,
+    attend_all,
+    attend_causal,
+    attend_next,
+    elu1,
+    masked,
+    nowhere,
+    sums_of,
+)
+
+EPS = 1e-6
+
+
+def features(length: int, *, keys: int = 4, values: int = 4, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """phi_q (2, 4, T, 3), phi_k (2, G, T, 3) and v (2, G', T, 5), the features positive."""
+    shapes = (2, 4, length, 3), (2, keys, length, 3), (2, values, length, 5)
+    q, k, v = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    return [each.requires_grad_() for each in (elu1(q), elu1(k), v)]
+
+
+def written_out(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    phi_k, v = (x.repeat_interleave(4 // x.shape[1], 1) for x in (phi_k, v))
+    similarity = torch.einsum("bhtm,bhsm->bhts", phi_q, phi_k)
+    similarity = similarity.tril() if causal else similarity
+    return torch.einsum("bhts,bhsv->bhtv", similarity / (similarity.sum(-1, keepdim=True) + EPS), v)
+
+
+def agree(one: Callable[..., Tensor], other: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+    """Outputs and gradients of both are the same to float64 precision."""
+    outputs = one(*inputs), other(*inputs)
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad(output, inputs, direction, materialize_grads=True) for output in outputs]
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 16, 17, 37])
+def test_chunks_are_the_triangle_of_similarities(length: int) -> None:
+    agree(
+        lambda *x: attend_causal(*x, Keys, eps=EPS, chunk=8), lambda *x: written_out(*x, causal=True), features(length)
+    )
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 37])
+def test_similarities_of_few_keys_and_sums_of_many_are_one_equation(length: int) -> None:
+    agree(lambda *x: attend_all(*x, eps=EPS), lambda *x: written_out(*x, causal=False), features(length))
+
+
+@pytest.mark.parametrize("length", [3, 9])
+@pytest.mark.parametrize("real", [0, 2])
+def test_a_key_whose_scale_is_nowhere_does_not_count(length: int, real: int) -> None:
+    phi_q, phi_k, v = (x.detach() for x in features(length))
+    scale = 5 * torch.randn(2, 4, length, 1, dtype=torch.float64)
+    valid = (torch.arange(length) < real).view(1, 1, -1, 1)
+    got = attend_all(phi_q, masked(Keys(phi_k, scale), valid), v, floor=1e-20)
+    if real == 0:
+        assert not got.any()
+    else:
+        few = attend_all(phi_q, Keys(phi_k[:, :, :real], scale[:, :, :real]), v[:, :, :real], floor=1e-20)
+        torch.testing.assert_close(got, few)
+
+
+@pytest.mark.parametrize(("keys", "values"), [(4, 4), (2, 2), (1, 1), (1, 4), (4, 2)])
+def test_neighbouring_heads_share_keys_and_values(keys: int, values: int) -> None:
+    inputs = features(11, keys=keys, values=values)
+    agree(lambda *x: attend_causal(*x, Keys, eps=EPS, chunk=4), lambda *x: written_out(*x, causal=True), inputs)
+    agree(lambda *x: attend_all(*x, eps=EPS), lambda *x: written_out(*x, causal=False), inputs)
+
+
+def test_steps_are_the_causal_sums() -> None:
+    phi_q, phi_k, v = (x.detach() for x in features(19, keys=2, values=2))
+    whole = attend_causal(phi_q, phi_k, v, Keys, eps=EPS, chunk=5)
+    sums = torch.zeros(2, 2, 3, 6, dtype=torch.float64)
+    for t in range(19):
+        here = slice(t, t + 1)
+        output, sums = attend_next(phi_q[:, :, here], phi_k[:, :, here], v[:, :, here], sums, eps=EPS)
+        torch.testing.assert_close(output, whole[:, :, here])
+    torch.testing.assert_close(sums, sums_of(phi_k, v))
+
+
+def gated(phi_q: Tensor, phi_k: Tensor, v: Tensor, kept: Tensor, added: Tensor) -> Tensor:
+    """The recurrence of `Gates`, one position after the other."""
+    phi_k, v, kept, added = (x.repeat_interleave(4 // x.shape[1], 1) for x in (phi_k, v, kept, added))
+    v1, outputs = torch.cat([v, torch.ones_like(v[..., :1])], -1), []
+    sums = torch.zeros(2, 4, phi_k.shape[-1], v1.shape[-1], dtype=v.dtype)
+    for t in range(v.shape[2]):
+        here = slice(t, t + 1)
+        sums = kept[:, :, here].exp() * sums + added[:, :, here] * phi_k[:, :, here].mT @ v1[:, :, here]
+        total = phi_q[:, :, here] @ sums
+        outputs.append(total[..., :-1] / total[..., -1:])
+    return torch.cat(outputs, 2)
+
+
+def gates_for(v: Tensor) -> list[Tensor]:
+    logits = 3 * torch.randn(*v.shape[:3], 1, dtype=v.dtype)
+    return [F.logsigmoid(logits).detach().requires_grad_(), torch.sigmoid(-logits).detach().requires_grad_()]
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 23])
+@pytest.mark.parametrize("keys", [4, 2])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gated_sums_are_the_recurrence_with_gradients(length: int, keys: int, scaled: bool) -> None:
+    """Where keys come with a log scale, exponents are far beyond float64 but for what is relative."""
+    inputs = features(length, keys=keys, values=keys)
+    inputs += gates_for(inputs[2])
+    scale = torch.randn(2, keys, length, 1, dtype=torch.float64, requires_grad=True)
+
+    def parts(phi_q: Tensor, phi_k: Tensor, v: Tensor, kept: Tensor, added: Tensor) -> Tensor:
+        return attend_causal(phi_q, phi_k, v, Keys, gates=Gates(kept, added), chunk=4)
+
+    def scaled_parts(phi_q: Tensor, k: Tensor, v: Tensor, kept: Tensor, added: Tensor, scale: Tensor) -> Tensor:
+        """Scales come with the keys, as one more feature."""
+        q, k = (F.pad(phi_q, (0, 1)), torch.cat([k, scale], -1))
+        gates = Gates(kept, added)
+        return attend_causal(q, k, v, lambda x: Keys(x[..., :-1], x[..., -1:] + 900), gates=gates, chunk=4)
+
+    def scaled_sums(phi_q: Tensor, k: Tensor, v: Tensor, kept: Tensor, added: Tensor, scale: Tensor) -> Tensor:
+        return gated(phi_q, k * (scale + 20).exp(), v, kept, added)
+
+    if scaled:
+        agree(scaled_parts, scaled_sums, [*inputs, scale])
+    else:
+        agree(parts, gated, inputs)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gated_steps_are_the_causal_sums(scaled: bool) -> None:
+    phi_q, phi_k, v = (x.detach() for x in features(19, keys=2, values=2))
+    kept, added = (x.detach() for x in gates_for(v))
+    scale = 5 * torch.randn(2, 2, 19, 1, dtype=torch.float64) if scaled else None
+    sums = torch.zeros(2, 2, 3, 6, dtype=torch.float64)
+    top = torch.full((2, 2, 1, 1), nowhere(sums), dtype=torch.float64) if scaled else None
+    whole = gated(phi_q, phi_k if scale is None else phi_k * scale.exp(), v, kept, added)
+    for t in range(19):
+        here = slice(t, t + 1)
+        keys = Keys(phi_k[:, :, here], None if scale is None else scale[:, :, here])
+        gates = Gates(kept[:, :, here], added[:, :, here])
+        output, sums = attend_next(phi_q[:, :, here], keys, v[:, :, here], sums, top, gates=gates)
+        torch.testing.assert_close(output, whole[:, :, here])
+
+
+def test_padding_forgets_nothing_and_adds_nothing() -> None:
+    """In the middle here, so that it would be seen."""
+    inputs = [x.detach() for x in features(13)]
+    inputs += [x.detach() for x in gates_for(inputs[2])]
+    real = torch.tensor([0, 1, 2, 5, 6, 7, 8, 11, 12])
+    valid = torch.zeros(2, 13, dtype=torch.bool).index_fill(1, real, True)
+
+    def parts(*x: Tensor, valid: Tensor | None = None) -> Tensor:
+        return attend_causal(*x[:3], Keys, gates=Gates(*x[3:]), valid=valid, chunk=4)
+
+    torch.testing.assert_close(parts(*inputs, valid=valid)[:, :, real], parts(*(x[:, :, real] for x in inputs)))
+
+
+def test_gates_that_close_forget_all_and_stay_finite() -> None:
+    inputs = features(9)
+    kept, added = (torch.full((2, 4, 9, 1), value, dtype=torch.float64, requires_grad=True) for value in (-1e4, 1.0))
+    output = attend_causal(*inputs, Keys, gates=Gates(kept, added), chunk=4)
+    torch.testing.assert_close(output, inputs[2].detach())  # each sees itself alone
+    gradients = torch.autograd.grad(output.sum(), [*inputs, kept, added])
+    assert all(each.isfinite().all() for each in gradients)
+
+
+def test_a_key_with_zero_features_does_not_count() -> None:
+    phi_q, phi_k, v = (x.detach() for x in features(9))
+    padded = phi_k.clone()
+    padded[:, :, 6:] = 0.0
+    kept = attend_all(phi_q, phi_k[:, :, :6], v[:, :, :6], eps=EPS)
+    torch.testing.assert_close(attend_all(phi_q, padded, v, eps=EPS), kept)
+    assert not attend_all(phi_q, torch.zeros_like(phi_k), v, eps=EPS).any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_autocast_leaves_the_sums_in_float32(causal: bool) -> None:
+    """A count of 600 in bfloat16 would stop at 256, and the mean of 1 and 3 with it."""
+    ones = torch.ones(1, 1, 600, 2, dtype=torch.bfloat16)
+    v = torch.tensor([1.0, 3.0]).repeat(300).view(1, 1, 600, 1).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        means = (
+            attend_causal(ones, ones, v, lambda x: Keys(x.float()), eps=EPS, chunk=64)
+            if causal
+            else attend_all(ones, ones, v, eps=EPS)
+        )
+    assert means.dtype == torch.bfloat16
+    assert means[0, 0, -1].item() == 2.0
+
+
+def test_what_backward_keeps_grows_with_the_length_and_no_faster() -> None:
+    def kept(length: int) -> tuple[int, int]:
+        sizes: list[int] = []
+
+        def note(x: Tensor) -> Tensor:
+            sizes.append(x.numel())
+            return x
+
+        with saved_tensors_hooks(note, lambda x: x):
+            attend_causal(*features(length), Keys, eps=EPS, chunk=8)
+        return sum(sizes), max(sizes)
+
+    (short, _), (long, largest) = kept(256), kept(1024)
+    assert long < 4.1 * short
+    assert largest < 2 * 4 * 1024 * 3 * 5  # not the (T, M, V) of all prefix sums
+
+
+def test_elu1_is_elu_plus_one_without_its_rounding() -> None:
+    x = torch.tensor([-12.0, -1.0, 0.0, 0.5, 3.0], requires_grad=True)
+    torch.testing.assert_close(elu1(x), torch.nn.functional.elu(x.double()).add(1).float())
+    assert elu1(x)[0].item() == pytest.approx(torch.tensor(-12.0).double().exp().item(), rel=1e-6)
+    assert torch.autograd.grad(elu1(x).sum(), x)[0][2].item() == 1.0

@@ -1,0 +1,325 @@
+"""Files appear whole or not at all."""
+
+import ast
+import errno
+import gzip
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from mtkit.errors import MtkitError
+from mtkit.storage.files import (
+    check_outputs,
+    check_regular,
+    check_writable,
+    inside,
+    json_text,
+    locked,
+    write_json,
+    write_tensors,
+    write_text,
+    writing,
+)
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError), writing(path) as temporary:
+        temporary.write_text("half\ud800", encoding="utf-8")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for content in ("one", "two"):
+        with writing(folder) as temporary:
+            temporary.mkdir()
+            (temporary / content).write_text(content)
+    assert [each.name for each in folder.iterdir()] == ["two"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MtkitError, match=r"cannot write .*file\.json.*No space left"), writing(tmp_path / "file.json"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_keeps_text_readable(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"text": "über"})
+    assert "über" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path) -> None:
+    content = {"a": [1.5, math.nan, (math.inf, {"b": -math.inf})], "c": {"d": 2, 3: "NaN"}, "path": tmp_path}
+    wanted = {"a": [1.5, None, [None, {"b": None}]], "c": {"d": 2, "3": "NaN"}, "path": str(tmp_path)}
+    assert json.loads(json_text(content), parse_constant=refuse) == wanted
+    write_json(tmp_path / "a.json", content)
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=refuse) == wanted
+
+
+def test_json_is_written_in_one_place() -> None:
+    package = Path(__file__).parents[2] / "mtkit"
+    writers = {
+        str(module.relative_to(package))
+        for module in package.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.dump", "json.dumps")
+    }
+    assert writers == {"storage/files.py"}
+
+
+def test_json_of_files_is_parsed_without_recursion() -> None:
+    package = Path(__file__).parents[2] / "mtkit"
+    parsed = {
+        ast.unparse(node)
+        for module in package.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.load", "json.loads")
+    }
+    own = ("json.loads(json_text(", "json.loads(recipe.model_dump_json(", "json.loads(bytes(part[")
+    for caught in ("json.loads(line)", "json.loads(body)"):  # tables and requests, which catch RecursionError
+        parsed.remove(caught)
+    assert [call for call in parsed if not call.startswith(own)] == []
+
+
+def test_a_folder_with_a_pipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").touch()
+    (tmp_path / "link").symlink_to("deep/file")
+    (tmp_path / "broken").symlink_to("none")
+    check_regular(tmp_path)
+    os.mkfifo(tmp_path / "deep" / "pipe")
+    with pytest.raises(MtkitError, match=r"deep/pipe is a pipe or a device, not a file; remove it"):
+        check_regular(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o027])
+def test_tensors_may_be_read_by_those_who_may_read_other_files(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        (tmp_path / "other").write_text("")
+        write_tensors(tmp_path / "tensors", {"a": torch.zeros(2)})
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("other", "tensors")] == [0o666 & ~umask] * 2
+
+
+def test_tensors_are_written_in_one_place() -> None:
+    package = Path(__file__).parents[2] / "mtkit"
+    assert [each.name for each in package.rglob("*.py") if "save_file" in each.read_text(encoding="utf-8")] == [
+        "files.py"
+    ]
+
+
+def test_a_reader_that_has_left_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), writing(tmp_path / "file"):
+        raise BrokenPipeError
+    assert not list(tmp_path.iterdir())
+
+
+def _killed_while_writing(path: Path, begin: str) -> None:
+    """What a process leaves that is killed inside `writing`."""
+    lines = f"""
+        import os, signal
+        from pathlib import Path
+        from mtkit import files
+
+        path = Path({str(path)!r})
+        with files.writing(path) as temporary:
+            {begin}
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", dedent(lines)], check=False)
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    """Whatever its process number: in a container all are 1."""
+    _killed_while_writing(tmp_path / "file.txt", "temporary.write_text('half')")
+    _killed_while_writing(tmp_path / "folder", "temporary.mkdir()")
+    assert len(list(tmp_path.iterdir())) == 2
+    for name in ("file.txt", "folder"):
+        with writing(tmp_path / name) as temporary:
+            temporary.write_text("whole") if name == "file.txt" else temporary.mkdir()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file.txt", "folder"]
+
+
+def test_a_folder_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "old").mkdir(parents=True)
+    _killed_while_writing(folder, "temporary.mkdir(); path.rename(temporary.with_name('folder.replaced'))")
+    assert not folder.exists()
+    with pytest.raises(KeyError), writing(folder):
+        raise KeyError
+    assert list(folder.iterdir()) == [folder / "old"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_others_are_writing_and_have_written_stays(tmp_path: Path) -> None:
+    """The same path twice at once, and names that begin alike."""
+    beside = [tmp_path / ".data.v2.notes.tmp", tmp_path / ".data.12.tmp"]
+    for each in beside:
+        each.mkdir()
+    with writing(tmp_path / "data") as one:
+        one.write_text("one")
+        with writing(tmp_path / "data") as two:
+            two.write_text("two")
+        assert (tmp_path / "data").read_text() == "two"
+    assert (tmp_path / "data").read_text() == "one"
+    assert sorted(tmp_path.iterdir()) == sorted([*beside, tmp_path / "data"])
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with writing(tmp_path / "link") as temporary:
+        temporary.mkdir()
+        (temporary / "new").touch()
+    assert (tmp_path / "link").is_symlink()
+    assert list((tmp_path / "disk").iterdir()) == [tmp_path / "disk" / "new"]
+
+
+def test_a_place_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "folder" / "file.txt")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("old")
+    check_writable(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "old"
+    with pytest.raises(MtkitError, match=r"cannot write .*Not a directory; choose another place"):
+        check_writable(tmp_path / "file" / "out.txt")
+    with pytest.raises(MtkitError, match="is a folder; give the name of a file"):
+        check_writable(tmp_path)
+
+
+def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MtkitError, match=r"is a folder; give the name of a file to write"), writing(tmp_path) as file:
+        file.write_text("words")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_content_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, flushed = tmp_path / "new", list[tuple[int, bool]]()
+
+    def fsync(handle: int) -> None:
+        flushed.append((os.fstat(handle).st_ino, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with writing(path) as temporary:
+        file = temporary / "below" / "file" if kind == "folder" else temporary
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("words")
+    written = path / "below" / "file" if kind == "folder" else path
+    assert flushed == [(written.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+def test_paths_inside_a_folder_lead_over_no_link(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "named").symlink_to(tmp_path / "real")
+    assert inside(tmp_path / "named", "deep", "file.txt") == tmp_path / "named" / "deep" / "file.txt"
+    (tmp_path / "real" / "deep" / "file.txt").symlink_to(tmp_path / "home" / "none")
+    (tmp_path / "real" / "away").symlink_to(tmp_path / "home")
+    for names in (("deep", "file.txt"), ("away",), ("away", "file.txt")):
+        with pytest.raises(MtkitError, match=rf"named/{names[0]}.* is a link, and mtkit writes only real files"):
+            inside(tmp_path / "named", *names)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../home", "/etc/passwd", "a/b"])
+def test_a_name_inside_a_folder_is_one_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MtkitError, match="is not a file name"):
+        inside(tmp_path, name)
+
+
+def test_an_output_that_is_read_is_refused(tmp_path: Path) -> None:
+    text, link, out = tmp_path / "text", tmp_path / "link", tmp_path / "out"
+    text.write_text("words")
+    link.symlink_to(text)
+    for output in (text, link, tmp_path / "." / "text"):
+        with pytest.raises(MtkitError, match=r"would replace .*text, which is read"):
+            check_outputs([out, output], [text])
+    for end in (".partial", ".partial.jsonl", ".partial.lock"):
+        with pytest.raises(MtkitError, match="which is read"):
+            check_outputs([out], [tmp_path / f"out{end}"])
+        with pytest.raises(MtkitError, match="cannot hold two outputs"):
+            check_outputs([out, tmp_path / f"out{end}"])
+    with pytest.raises(MtkitError, match="cannot hold two outputs"):
+        check_outputs([text, link])
+    check_outputs([out, Path("/dev/null"), Path("/dev/null")], [text, Path("/dev/null")])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "text"]
+
+
+@pytest.mark.parametrize(
+    ("record", "path", "kept"),
+    [
+        ("run.json", "run.json", True),
+        ("run.json", "checkpoints/update-00000001/model.safetensors", True),
+        ("run.json", "translations/test.txt", True),
+        ("run.json", "translations/test.json", True),
+        ("run.json", "translations/testing.txt", False),
+        ("run.json", "my.txt", False),
+        ("prepared.json", "train.arrow", True),
+        ("other.json", "run.json", False),
+    ],
+)
+def test_an_output_that_is_a_file_of_a_run_is_refused(tmp_path: Path, record: str, path: str, kept: bool) -> None:
+    (tmp_path / "run" / "translations").mkdir(parents=True)
+    for name in (record, "translations/test.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "run" / path)
+    for output in (tmp_path / "run" / path, tmp_path / "link"):
+        if kept:
+            with pytest.raises(MtkitError, match=f"{output} is a file that mtkit keeps in .*run; give"):
+                check_outputs([output])
+        else:
+            check_outputs([output])
+
+
+def test_a_lock_that_is_a_file_of_the_user_stays(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("words")
+    with pytest.raises(MtkitError, match="is no lock of mtkit"), locked(tmp_path / "lock", "held"):
+        pass
+    assert (tmp_path / "lock").read_text() == "words"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_folder_that_no_process_of_mtkit_left_stays(tmp_path: Path, kind: str) -> None:
+    theirs, named = tmp_path / "theirs", tmp_path / ".file.txt.0123456789abcdef.tmp"
+    theirs.mkdir()
+    (theirs / "words").write_text("words")
+    (theirs / "file.txt.replaced").write_text("old")
+    if kind == "link":
+        named.symlink_to(theirs)
+    else:
+        theirs.rename(named)
+    write_text(tmp_path / "file.txt", "new")
+    assert sorted(each.name for each in named.iterdir()) == ["file.txt.replaced", "words"]
+
+
+def test_a_device_gets_the_content_and_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "words")
+    assert os.read(reading, 100) == b"words"
+    os.close(reading)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_text_with_a_name_that_ends_in_gz_is_packed(tmp_path: Path) -> None:
+    write_text(tmp_path / "page.html.gz", "words\n")
+    assert gzip.decompress((tmp_path / "page.html.gz").read_bytes()) == b"words\n"

@@ -1,0 +1,240 @@
+"""mtkit from Python: the page's examples run, and what the functions give is what the rooms below them give."""
+
+import copy
+import dataclasses
+import doctest
+import io
+import json
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mtkit
+from mtkit.decoding.alignment import align
+from mtkit.decoding.translator import Translator
+from mtkit.errors import MtkitError, RunError
+from mtkit.evaluation.scores import score_corpus
+from mtkit.recipe import make_recipe, merged
+from mtkit.runs import Run
+from tests.decoding.trained import make_run
+
+PAGE = Path(__file__).parents[1] / "docs/python.md"
+LINES = ["The old dog sees a bird.", "", "A green house. \u2028 The tree.", "猫は木の下に。"]
+
+
+def test_the_pages_examples_give_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(re.findall(r"```pycon\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL))
+    examples = doctest.DocTestParser().get_doctest(text, {}, "python.md", str(PAGE), 0)
+    assert len(examples.examples) > 10
+    shown: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=shown.append)
+    assert not shown, "".join(shown)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs")).run.folder
+
+
+def test_translations_are_the_translators(folder: Path) -> None:
+    loaded = mtkit.load(folder)
+    found = loaded.translate(LINES, beam=4, n_best=2, length_penalty=0.5)
+    settings = loaded.translator.settings.model_copy(update={"beam": 4, "n_best": 2, "length_penalty": 0.5})
+    own = Translator(loaded.translator.runs, settings).lines(LINES)
+    assert [[each.text, *(other.text for other in each.alternatives)] for each in found] == [
+        [each.text for each in line] for line in own
+    ]
+    assert [each.score for each in found] == [line[0].score for line in own]
+    assert [each.source for each in found] == LINES
+    assert (found[1].text, found[1].parts, found[1].pieces) == ("", 0, [])
+    assert loaded.translator.settings.beam == 3  # settings of one call stay with it
+    for idle, method in (({"temperature": 0.5}, "sample"), ({"beam": 4, "method": "greedy"}, "beam")):
+        with pytest.raises(MtkitError, match=f'has no effect with method=.*add method="{method}"'):
+            loaded.translate(LINES, **idle)
+    assert len(loaded.translate(LINES, method="greedy", coverage_penalty=0)) == len(LINES)
+    greedy = mtkit.load(folder)
+    vars(greedy.translator.runs[0])["recipe"] = make_recipe(
+        merged(loaded.translator.runs[0].recipe.model_dump(), {"decoding": {"method": "greedy"}})
+    )
+    assert [each.text for each in greedy.translate(LINES, beam=4)] == [
+        each.text for each in loaded.translate(LINES, beam=4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: (line for line in LINES),
+        lambda: io.StringIO("\n".join(LINES)),
+        lambda: [f"{line}\r\n" for line in LINES],
+        lambda: dict.fromkeys(LINES).keys(),
+        lambda: np.array(LINES),
+    ],
+    ids=["generator", "open file", "line ends", "view", "array"],
+)
+def test_lines_are_taken_from_what_gives_them(folder: Path, given: Callable[[], Iterable[str]]) -> None:
+    loaded = mtkit.load(folder)
+    assert loaded.translate(given(), max_pieces=4) == loaded.translate(LINES, max_pieces=4)
+    assert mtkit.score(given(), given(), metrics=["exact"])[0].value == 100
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["a", "b", None], "line 3{of} is no text but NoneType; give str"),
+        (["a", 3], "line 2{of} is no text but int; give str"),
+        (b"Anna", "line 1{of} is no text but int; give str"),
+        (["a", "b\ud83d"], "line 2{of} holds half of a surrogate pair"),
+    ],
+)
+def test_a_line_that_is_no_text_is_said(folder: Path, lines: Any, said: str) -> None:
+    with pytest.raises(MtkitError, match=said.format(of="")):
+        mtkit.load(folder).translate(lines)
+    with pytest.raises(MtkitError, match=said.format(of=" of the hypothesis")):
+        mtkit.score(lines, ["a"])
+    with pytest.raises(MtkitError, match=said.format(of=" of reference 2")):
+        mtkit.score(["a"], ["a"], lines)
+
+
+def test_a_copy_of_a_line_leaves_the_model_behind(folder: Path) -> None:
+    line = mtkit.load(folder).translate(["a dog"], n_best=2, max_pieces=5)[0]
+    assert [each.name for each in dataclasses.fields(line)][-1] == "alternatives"
+    assert dataclasses.asdict(line)["alternatives"][0]["text"] == line.alternatives[0].text
+    assert json.loads(json.dumps(dataclasses.asdict(line)))["pieces"] == line.pieces
+    assert len(pickle.dumps(line)) < 2000
+    for copied in (pickle.loads(pickle.dumps(line)), copy.deepcopy(line)):
+        assert copied == line
+        with pytest.raises(MtkitError, match="a copied or pickled line has no model"):
+            _ = copied.alignment
+    wanted = line.alignment
+    for copied in (pickle.loads(pickle.dumps(line)), copy.deepcopy(line)):
+        torch.testing.assert_close(copied.alignment.weights, wanted.weights)
+
+
+def test_a_run_can_be_loaded_in_inference_mode(folder: Path) -> None:
+    wanted = [line.text for line in mtkit.load(folder).translate(LINES)]
+    with torch.inference_mode():
+        loaded = mtkit.load(folder)
+        assert [line.text for line in loaded.translate(LINES)] == wanted
+    assert [line.text for line in loaded.translate(LINES)] == wanted
+
+
+def test_an_alignment_is_that_of_the_text(folder: Path) -> None:
+    loaded = mtkit.load(folder)
+    first, blank = loaded.translate(["a dog", ""], max_pieces=5)
+    wanted = align(loaded.translator.network, loaded.translator.tokenizers, "a dog", first.text)
+    assert first.alignment.target == wanted.target
+    torch.testing.assert_close(first.alignment.weights, wanted.weights)
+    with pytest.raises(MtkitError, match="blank"):
+        _ = blank.alignment
+
+
+def test_a_run_with_several_directions(tmp_path: Path) -> None:
+    loaded = mtkit.load(make_run(tmp_path, directions=("en-de", "en-fr")).run.folder)
+    assert loaded.directions == ["en-de", "en-fr"]
+    assert len(loaded.translate(["a dog"], direction="en-fr", max_pieces=5)) == 1
+    with pytest.raises(MtkitError, match="several directions"):
+        loaded.translate(["a dog"])
+
+
+def test_scores_are_those_of_the_corpus(tmp_path: Path) -> None:
+    path = tmp_path / "reference"
+    path.write_text("我喜欢猫。\n他走了。\n")
+    hypotheses, references = ["我喜欢狗。", "他走了。"], ["我喜欢猫。", "他走了。"]
+    wanted = score_corpus(hypotheses, [references], languages=["zh", "zh"])
+    assert mtkit.score(hypotheses, path, language="zh") == wanted
+    assert wanted[0].value > mtkit.score(hypotheses, references, metrics=["BLEU"], bootstrap=0)[0].value
+
+
+def test_metrics_are_given_by_one_name_or_several() -> None:
+    wanted = mtkit.score(["a dog"], ["a dog"], metrics=["exact"], bootstrap=0)
+    assert mtkit.score(["a dog"], ["a dog"], metrics="exact", bootstrap=0) == wanted
+    assert mtkit.score(["a dog"], ["a dog"], metrics=(name for name in ["exact"]), bootstrap=0) == wanted
+
+
+def test_mistakes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match="no run"):
+        mtkit.load("mine")
+    with pytest.raises(RunError, match="no run folder"):
+        mtkit.load(tmp_path / "mine")
+    with pytest.raises(MtkitError, match="one string"):
+        mtkit.load(folder).translate("a dog")
+    with pytest.raises(MtkitError, match="one string"):
+        mtkit.score("a dog", ["a dog"])
+    with pytest.raises(RunError, match="without slashes"):
+        mtkit.train(name="../mine")
+    with pytest.raises(AttributeError, match="translat"):
+        _ = mtkit.translat  # type: ignore[attr-defined]
+
+
+def test_importing_mtkit_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, mtkit; assert 'load' in dir(mtkit); assert not {'torch', 'numpy', 'pydantic'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_training_begins_with_the_model_of_a_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"max_updates": 1, "validate_segments": 1, "precision": "float32"}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+    outcome = mtkit.train(recipe, name="tuned", init_from=folder, device="cpu")
+    assert Run(outcome.folder).recipe.model == Run(folder).recipe.model
+    assert Run(outcome.folder).about["init_from"] == folder.name
+
+
+@pytest.mark.parametrize("words", [None, ["mine", Path("run.py"), 3]])
+def test_training_needs_no_command_line(
+    words: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that embeds Python may have none, or put there what it likes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(sys, "argv") if words is None else monkeypatch.setattr(sys, "argv", words)
+    few = {"max_updates": 1, "validate_segments": 1, "precision": "float32"}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+    assert mtkit.train(recipe, name="embedded", device="cpu").progress.update == 1
+
+
+def test_training_goes_on_when_the_run_that_it_began_with_is_gone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = Path(shutil.copytree(folder, tmp_path / "mtkit-runs" / "base"))
+    few = {"max_updates": 1, "validate_every": 1, "validate_segments": 1, "precision": "float32"}
+    recipe = {"data": {"folder": folder.parents[1] / "mtkit-data"}, "training": few}
+    mtkit.train(recipe, name="tuned", init_from="base", device="cpu")
+    base.rename(tmp_path / "gone")
+    more = {**recipe, "training": {**few, "max_updates": 2}}
+    assert mtkit.train(more, name="tuned", init_from="base", device="cpu").progress.update == 2
+    with pytest.raises(RunError, match="init_from: base -> another"):
+        mtkit.train(more, name="tuned", init_from="another", device="cpu")
+    with pytest.raises(RunError, match="no run"):
+        mtkit.train(more, name="new", init_from="base", device="cpu")
+
+
+def test_settings_of_a_call_lie_over_those_of_the_run(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder, tmp_path / "run")
+    recipe = json.loads((run / "recipe.yaml").read_text())
+    recipe["decoding"]["max_pieces"] = 2
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    (found,) = mtkit.load(run).translate(LINES[:1], beam=4)
+    assert found.cut
+    assert len(found.pieces) <= 2
+
+
+def test_a_line_is_aligned_in_its_own_direction(tmp_path: Path) -> None:
+    loaded = mtkit.load(make_run(tmp_path, directions=("en-de", "en-fr")).run.folder)
+    for direction in ("en-de", "en-fr"):
+        (found,) = loaded.translate(LINES[:1], direction=direction, max_pieces=6)
+        assert direction.removeprefix("en-") in found.alignment.source[0]

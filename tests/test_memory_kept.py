@@ -1,0 +1,58 @@
+"""Freed memory stays with the process, unless the user's settings say otherwise."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, torch
+from mtkit.memory import keep_freed_memory
+kept = keep_freed_memory()
+for _ in range(20):
+    torch.ones(2**22)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(2**22)
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES = 2**24 // 4096
+"""Of one tensor."""
+
+
+def faults(**environment: str) -> tuple[bool, int]:
+    theirs = {name: value for name, value in os.environ.items() if "malloc" not in f"{name}{value}".lower()}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS],
+        env={**theirs, "OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "0", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept, count = done.stdout.split()
+    return kept == "True", int(count)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
+def test_a_tensor_takes_the_memory_of_the_one_before_it() -> None:
+    kept, count = faults()
+    assert kept
+    assert count < PAGES
+
+
+@pytest.mark.parametrize(
+    "theirs", [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=10"}], ids=["names", "tunables"]
+)
+def test_settings_of_the_user_stand(theirs: dict[str, str]) -> None:
+    kept, _ = faults(**theirs)
+    assert not kept
+
+
+def test_the_library_alone_leaves_the_allocator_as_it_is() -> None:
+    command = (
+        "import sys, mtkit.memory; calls = []; mtkit.memory.keep_freed_memory = lambda: calls.append(1);"
+        "import mtkit, mtkit.api; sys.exit(len(calls))"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True)

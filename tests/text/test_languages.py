@@ -1,0 +1,99 @@
+import pytest
+
+from mtkit.text.languages import (
+    bleu_tokenizer,
+    has_spaces,
+    lacks_spaces,
+    language_in,
+    languages_of,
+    listed,
+    script_language,
+    seam,
+)
+from tests.evaluation.unspaced import ENGLISH, RIGHT
+
+
+@pytest.mark.parametrize(
+    "language", ["zh", "ZH", "zh-cn", "zh_Hant", "zh-Hant-TW", "cmn", "yue", "zho_Hans", " zh ", "Chinese"]
+)
+def test_every_name_of_chinese_is_chinese(language: str) -> None:
+    assert (listed(language), bleu_tokenizer(language), has_spaces(language)) == ("zh", "zh", False)
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer", "spaces"),
+    [
+        ("ja", "ja-mecab", False),
+        ("jpn_Jpan", "ja-mecab", False),
+        ("Japanese", "ja-mecab", False),
+        ("ko", "ko-mecab", True),
+        ("th", "char", False),
+        ("lo", "char", False),
+        ("km", "char", False),
+        ("my", "char", False),
+        ("de", "13a", True),
+        ("zhuang", "13a", True),
+        ("zh-Latn", "13a", True),
+        ("", "13a", True),
+        (None, "13a", True),
+    ],
+)
+def test_tokenizer_and_spaces(language: str | None, tokenizer: str, spaces: bool) -> None:
+    assert (bleu_tokenizer(language), has_spaces(language)) == (tokenizer, spaces)
+
+
+def test_a_space_stands_between_sentences_but_in_chinese_and_japanese() -> None:
+    assert [seam(language) for language in ("zh-TW", "jpn", "th", "km", "my", "ko", "de", None)] == ["", ""] + [" "] * 6
+
+
+@pytest.mark.parametrize(
+    ("direction", "languages"),
+    [
+        ("en-zh", ("en", "zh")),
+        ("en-zh-cn", ("en", "zh-cn")),
+        ("en-zh_Hant", ("en", "zh_Hant")),
+        ("en-US-zh", ("en-US", "zh")),
+        ("zh-Hans-CN-pt-BR", ("zh-Hans-CN", "pt-BR")),
+        ("en-THAI", ("en", "THAI")),
+        ("en", ("en", "")),
+    ],
+)
+def test_a_direction_has_two_languages(direction: str, languages: tuple[str, str]) -> None:
+    assert languages_of(direction) == languages
+
+
+@pytest.mark.parametrize(
+    ("names", "language"),
+    [
+        (
+            [
+                "train.en",
+                "a/b.c/train.en.gz",
+                "train.en.txt",
+                "en.txt",
+                "dev_en.txt",
+                "dev-en",
+                "translation.en",
+                "T.EN",
+            ],
+            "en",
+        ),
+        (["corpus.de-en.de", "de", "de.tok.gz"], "de"),
+        (["dev.zh-CN", "dev.zh_cn", "zh-CN.txt"], "zh-CN"),
+        (["flores.zho_Hant", "zho_Hant"], "zho_Hant"),
+        (["train.src", "train.tgt", "1", "source", "text", "train", "train.en/part", "manual.ids", ".", ""], None),
+    ],
+)
+def test_names_of_files_and_columns_end_in_a_language(names: list[str], language: str | None) -> None:
+    assert [language_in(name) for name in names] == [language] * len(names)
+
+
+def test_some_scripts_tell_the_language() -> None:
+    for language, lines in RIGHT.items():
+        assert script_language(lines) == language
+        assert lacks_spaces(lines)
+        assert not lacks_spaces([" ".join(line) for line in lines])
+    assert script_language(["안녕하세요. 반갑습니다."]) == "ko"
+    assert script_language(["GPU 和 CPU 2.5"]) is None
+    for lines in (ENGLISH, ["안녕하세요. 반갑습니다."], ["Он пришёл."], [], ["", "。"]):
+        assert not lacks_spaces(lines)
