@@ -37,7 +37,7 @@ _MESSAGES = re.compile(r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED|AL
 """Messages of CUDA and NCCL, PyTorch on the CPU, C++, cuBLAS and older cuDNN, cuDNN, in this order."""
 
 
-def gave_out(error: BaseException) -> bool:
+def is_oom(error: BaseException) -> bool:
     """Return whether an error means out of memory. PyTorch has a class only for its own CUDA allocator's errors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -62,7 +62,7 @@ class Halving:
             try:
                 return [work(rows)]
             except GIVES_OUT as error:
-                if len(rows) == 1 or not gave_out(error):
+                if len(rows) == 1 or not is_oom(error):
                     raise
             # outside `except`, no error keeps the failed call's frames and tensors alive
             self._room = half * longest
@@ -127,7 +127,7 @@ def weights_within_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except GIVES_OUT as error:
-        if not gave_out(error):
+        if not is_oom(error):
             raise
         raise MtkitError(f"the memory is too small for the model's weights: {advice}") from error
     finally:

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from mtkit.memory import Halving, gave_out
+from mtkit.memory import Halving, is_oom
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from mtkit.memory import Halving, gave_out
     ids=lambda error: str(error)[:40],
 )
 def test_memory_that_gave_out_is_known_by_what_the_libraries_say(error: BaseException) -> None:
-    assert gave_out(error)
+    assert is_oom(error)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_memory_that_gave_out_is_known_by_what_the_libraries_say(error: BaseExce
     ],
 )
 def test_other_errors_are_not(error: BaseException) -> None:
-    assert not gave_out(error)
+    assert not is_oom(error)
 
 
 def test_what_memory_does_not_hold_is_done_in_halves_and_what_comes_after_too() -> None:

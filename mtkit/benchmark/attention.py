@@ -19,7 +19,7 @@ from mtkit.attention.slots import SLOTS
 from mtkit.benchmark.attention_work import BEYOND, Walk, seconds_of, training, without_projections
 from mtkit.benchmark.cost import Cost, cost_of, free_bytes, predict_bytes
 from mtkit.errors import MtkitError, did_you_mean, shown
-from mtkit.memory import gave_out, in_words
+from mtkit.memory import in_words, is_oom
 
 WORKS = ("forward-backward", "step")
 FORMS = ("sub-layer", "attention")
@@ -213,7 +213,7 @@ class _Run:
         except MtkitError:
             raise
         except Exception as error:
-            if gave_out(error):
+            if is_oom(error):
                 self._skip(name, form, length, "does not fit in memory")
             else:
                 why = " ".join(f"{type(error).__name__}: {error}".split())

@@ -130,9 +130,9 @@ def main() -> None:
 def _is_memory_full(error: Exception) -> bool:
     if not isinstance(error, MemoryError | RuntimeError):
         return False
-    from mtkit.memory import gave_out
+    from mtkit.memory import is_oom
 
-    return gave_out(error)
+    return is_oom(error)
 
 
 def _stopped() -> NoReturn:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mtkit.attention import State
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import find
 from mtkit.errors import MtkitError
 from mtkit.model.attentions import Choice, build_attention
@@ -58,9 +58,9 @@ class GatedUnit(nn.Module):
         """inputs (..., 3D), its update, reset and candidate parts with their biases; state of (..., D)."""
         (before,) = state
         width = before.shape[-1]
-        gates = widened(inputs[..., : 2 * width] + self.gates(before)).sigmoid()
+        gates = upcast(inputs[..., : 2 * width] + self.gates(before)).sigmoid()
         update, reset = gates.chunk(2, -1)
-        candidate = widened(inputs[..., 2 * width :] + self.candidate(reset * before)).tanh()
+        candidate = upcast(inputs[..., 2 * width :] + self.candidate(reset * before)).tanh()
         return (torch.lerp(before, candidate, update),)
 
     @staticmethod
@@ -84,7 +84,7 @@ class LongShortTerm(nn.Module):
         """inputs (..., 4D), its input, forget, output and candidate parts; state (output, cell) of (..., D)."""
         before, cell = state
         width = cell.shape[-1]
-        sums = widened(inputs + self.gates(before))
+        sums = upcast(inputs + self.gates(before))
         enter, forget, leave = sums[..., : 3 * width].sigmoid().chunk(3, -1)
         cell = forget * cell + enter * sums[..., 3 * width :].tanh()
         return leave * cell.tanh(), cell
@@ -140,7 +140,7 @@ class RecurrentEncoder(nn.Module):
         """
         with torch.autocast(x.device.type, enabled=False):
             if valid is None:
-                annotations, last = self.layers(widened(x))
+                annotations, last = self.layers(upcast(x))
                 states = last if isinstance(last, tuple) else (last,)
             else:
                 counts = valid.sum(1).clamp(min=1)
@@ -148,7 +148,7 @@ class RecurrentEncoder(nn.Module):
                 # longest first, by an order made on the device: PyTorch would copy it there and back, and wait
                 order = counts.argsort(descending=True)
                 sorted_lengths = lengths.sort(descending=True).values
-                packed = pack_padded_sequence(widened(x).index_select(0, order), sorted_lengths, batch_first=True)
+                packed = pack_padded_sequence(upcast(x).index_select(0, order), sorted_lengths, batch_first=True)
                 annotations, last = self.layers(packed)
                 annotations, _ = pad_packed_sequence(annotations, batch_first=True, total_length=x.shape[1])
                 back = order.argsort()
@@ -269,7 +269,7 @@ class Recurrent(Network):
         if self.first_states is None:
             return list(last)
         backward = annotations[:, 0, self.settings.d_model :]
-        layers = widened(self.first_states(backward)).tanh().chunk(len(self.cells), -1)
+        layers = upcast(self.first_states(backward)).tanh().chunk(len(self.cells), -1)
         return [each.chunk(each.shape[-1] // backward.shape[-1], -1) for each in layers]
 
     def _advanced(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mtkit.attention import Attention
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
@@ -70,7 +70,7 @@ def run_reversibly(sublayers: Sequence[SubLayer], x: Tensor, passing: Passing, m
     """The streams that come out of the sub-layers, both x (B, T, D) at first; losses are summed into `passing`."""
     parameters = list(dict.fromkeys(each for sublayer in sublayers for each in sublayer.parameters))
     stack = _Stack(sublayers, parameters)
-    a, b, log_prob, *losses = _Reversible.apply(stack, widened(x), memory, *parameters)  # type: ignore[no-untyped-call]
+    a, b, log_prob, *losses = _Reversible.apply(stack, upcast(x), memory, *parameters)  # type: ignore[no-untyped-call]
     passing.sum_in(dict(zip(stack.names, losses, strict=True)), log_prob)
     return a, b
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.recipe import ModelSettings
 
 POOL_ELEMENTS = 1 << 24
@@ -150,7 +150,7 @@ def opened(x: Tensor, model: ModelSettings) -> Stream:
     """Embeddings (..., D) as what the first sub-layer gets."""
     if not model.reversible:
         return x
-    x = widened(x)  # what is added is taken away again; what bfloat16 rounds off in between would add up
+    x = upcast(x)  # what is added is taken away again; what bfloat16 rounds off in between would add up
     return x, x
 
 

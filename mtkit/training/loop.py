@@ -11,7 +11,7 @@ import numpy as np
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import missing_tokenizer
-from mtkit.memory import GIVES_OUT, gave_out
+from mtkit.memory import GIVES_OUT, is_oom
 from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
@@ -163,7 +163,7 @@ class Training:
                 else:
                     self._update(work)
         except GIVES_OUT as error:
-            if not gave_out(error):
+            if not is_oom(error):
                 raise
             raise RunError(
                 f"the memory of {self.world.device} does not hold update {self.progress.update + 1}; "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mtkit.data.batches import Batch, blank_batch
 from mtkit.errors import RunError
-from mtkit.memory import GIVES_OUT, available_bytes, gave_out, in_words
+from mtkit.memory import GIVES_OUT, available_bytes, in_words, is_oom
 from mtkit.model.adaptation import frozen_state, trained_state
 from mtkit.model.build import SMALLER
 from mtkit.model.low_weights import LowWeights
@@ -236,7 +236,7 @@ class Updater:
             with self.low.in_place() if self._lowers else nullcontext():
                 self._accumulate(Inputs.of(batch, self.world.device), tokens, totals, last=last)
         except GIVES_OUT as error:
-            if not gave_out(error) or self._split is not None:
+            if not is_oom(error) or self._split is not None:
                 raise
             return False
         return True

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import State
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 
 FIRST_CAPACITY = 8
 
@@ -81,7 +81,7 @@ def picked(cache: Tensor, place: Tensor) -> Tensor:
 def prefix_means(x: Tensor) -> Tensor:
     """Means (..., T, X) of x over each prefix, in float32 at least; padding on the right reaches no real position."""
     count = torch.arange(1, x.shape[-2] + 1, device=x.device).unsqueeze(-1)  # (T, 1)
-    return widened(x).cumsum(-2) / count
+    return upcast(x).cumsum(-2) / count
 
 
 def start_sums(*names: str) -> State:
@@ -96,5 +96,5 @@ def add_rows(state: State, **rows: Tensor) -> State:
     """
     after = {**state, "count": state["count"] + 1}
     for name, row in rows.items():
-        after[name] = state[name].add_(row) if state["count"] else widened(row).clone()
+        after[name] = state[name].add_(row) if state["count"] else upcast(row).clone()
     return after

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import spread, widened
+from mtkit.attention.kernels.dot_product import spread, upcast
 from mtkit.attention.kernels.feature_sums import (
     Gates,
     Keys,
@@ -119,7 +119,7 @@ class FeatureAttention(HeadAttention):
             return {"shared": shared | ({"keys": _counts(memory, inputs.memory_valid)} if self.per_key else {})}, None
         p, (features, scaled) = self.projection, self.state_features
         groups = max(p.key_heads, p.value_heads)
-        like = widened(self.q_proj.weight)
+        like = upcast(self.q_proj.weight)
         state: State = {"sums": like.new_zeros(batch_size, hypotheses, groups, features, p.value_width + 1), "count": 0}
         if scaled:
             state["top"] = like.new_full((batch_size, hypotheses, groups, 1, 1), nowhere(like))
@@ -206,12 +206,12 @@ def _counts(memory: Tensor, valid: Tensor | None) -> Tensor:
     """The number of real keys in each segment (B, 1, 1, 1)."""
     if valid is None:
         valid = memory.new_ones(memory.shape[:2], dtype=torch.bool)
-    return valid.sum(1).type_as(widened(memory)).view(-1, 1, 1, 1)
+    return valid.sum(1).type_as(upcast(memory)).view(-1, 1, 1, 1)
 
 
 def _counts_so_far(tokens: Tensor) -> Tensor:
     """The number of keys up to each real position (1, 1, T, 1); padding is behind them all."""
-    return torch.arange(1, tokens.shape[1] + 1, device=tokens.device).type_as(widened(tokens)).view(1, 1, -1, 1)
+    return torch.arange(1, tokens.shape[1] + 1, device=tokens.device).type_as(upcast(tokens)).view(1, 1, -1, 1)
 
 
 def _one_more(keys: Tensor, gates: Gates | None) -> Tensor:

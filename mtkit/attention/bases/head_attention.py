@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Attention, Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import fill
 from mtkit.attention.slots import Merge, Positions, Projection, Regularizer, Slot
 from mtkit.errors import MtkitError
@@ -89,7 +89,7 @@ class HeadAttention(Attention):
         with torch.autocast(tokens.device.type, enabled=False):
             tokens = tokens.type_as(self.q_proj.weight)
             q, k = self.queries(tokens, position), self._rotated(self.projection.keys(self.k_proj(tokens)), position)
-        return widened(q), widened(k), v
+        return upcast(q), upcast(k), v
 
     def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
         """The outputs (..., width) of the maps for the same tokens (..., D).

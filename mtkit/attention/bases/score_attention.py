@@ -86,7 +86,7 @@ class Pairs(NamedTuple):
 class ScoreAttention(HeadAttention):
     """Softmax attention over scores of all pairs; its state is the columns of all tokens so far, or of the source."""
 
-    turned: ClassVar[bool] = True
+    transposed: ClassVar[bool] = True
     """Whether the state holds keys of the source as (B, G, K, S), as which products of a few queries take half the
     time."""
 
@@ -212,4 +212,4 @@ class ScoreAttention(HeadAttention):
 
     def _turned(self, name: str, x: Tensor) -> Tensor:
         """The columns (B, G, S, width) of the source as the state holds them, or the other way round."""
-        return x.transpose(-1, -2) if self.turned and name == "keys" else x
+        return x.transpose(-1, -2) if self.transposed and name == "keys" else x

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, widened
+from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
 from mtkit.attention.kernels.recurrence import Part, recur
 
 BLOCK = 16
@@ -44,8 +44,8 @@ def read_points(
     def step(
         part: Part, sequences: list[Tensor], constants: list[Tensor], state: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        q, k, v = (widened(x).squeeze(0) for x in sequences)
-        points, keys, values = (widened(x).squeeze(0) for x in constants)
+        q, k, v = (upcast(x).squeeze(0) for x in sequences)
+        points, keys, values = (upcast(x).squeeze(0) for x in constants)
         noise = seeded_dropout(dropout, seed + part.positions.start, q.device) if dropout else None
         again = torch.is_grad_enabled() and not part.whole  # the backward pass asks for no output
         before = [x.squeeze(0) for x in state]
@@ -55,7 +55,7 @@ def read_points(
 
     # all segments are one stream, as they share the maps
     sequences, constants = ([x.unsqueeze(0) for x in each] for each in ((q, k, v), (points, keys, values)))
-    like, shape = widened(v), (1, v.shape[1], v.shape[0], 1, points.shape[1])
+    like, shape = upcast(v), (1, v.shape[1], v.shape[0], 1, points.shape[1])
     nothing = [like.new_full(shape, torch.finfo(like.dtype).min), like.new_zeros(shape)]
     nothing.append(like.new_zeros(*shape, v.shape[-1]))
     heads, _ = recur(step, [x.transpose(1, 2) for x in sequences], nothing, constants=constants, chunk=CHUNK)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, ring_place, start_cache
 from mtkit.attention.contract import State
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.listed import Lists
 from mtkit.device import to_device
 
@@ -71,8 +71,8 @@ def spans_valid(valid: Tensor, spans: Spans) -> Tensor:
 def mean(rows: Tensor, there: Tensor | None = None) -> Tensor:
     """The mean over the rows that count, taken in float32 at least, in the type of the rows; zero if none counts."""
     if there is None:
-        return widened(rows).mean(-2).type_as(rows)
-    total = widened(rows).masked_fill(~there.unsqueeze(-1), 0.0).sum(-2)
+        return upcast(rows).mean(-2).type_as(rows)
+    total = upcast(rows).masked_fill(~there.unsqueeze(-1), 0.0).sum(-2)
     return (total / there.sum(-1, keepdim=True).clamp(min=1)).type_as(rows)
 
 

@@ -33,7 +33,7 @@ from mtkit.attention.compressed._sparsity import Samples, earlier_larger, spikin
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, attend_step, spread, widened
+from mtkit.attention.kernels.dot_product import attend, attend_step, spread, upcast
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.options import Positive
 from mtkit.attention.recomputed import as_first
@@ -211,6 +211,6 @@ def _at_own(rows: Tensor, active: Tensor) -> Tensor:
 def _mean(v: Tensor, valid: Tensor | None) -> Tensor:
     """The mean (B, G, 1, V) of the values of real tokens, in float32 at least; zero over none."""
     if valid is None:
-        return widened(v).mean(2, keepdim=True)
+        return upcast(v).mean(2, keepdim=True)
     real = valid[:, None, :, None]
-    return widened(v).masked_fill(~real, 0.0).sum(2, keepdim=True) / real.sum(2, keepdim=True).clamp(min=1)
+    return upcast(v).masked_fill(~real, 0.0).sum(2, keepdim=True) / real.sum(2, keepdim=True).clamp(min=1)

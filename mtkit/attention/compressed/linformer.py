@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, widened
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, upcast
 from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
 
@@ -135,4 +135,4 @@ class Linformer(HeadAttention):
 def _mixed(matrices: Tensor, rows: Tensor) -> Tensor:
     """Slots (B, G, rank, K) of rows (B, G, S, K), summed in float32 at least."""
     with torch.autocast(rows.device.type, enabled=False):
-        return (widened(matrices[:, :, : rows.shape[2]]) @ widened(rows)).type_as(rows)
+        return (upcast(matrices[:, :, : rows.shape[2]]) @ upcast(rows)).type_as(rows)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import add_rows, start_sums
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, seeded_dropout, widened
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, seeded_dropout, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.options import OneOf, Positive
@@ -229,7 +229,7 @@ class Luna(HeadAttention):
     def _tokens(self, query: Tensor, asks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v (B, H, T, K) and a (B, H, T, l) of tokens in the decoder role, in float32 at least."""
         k, v = self.keys_values(query)
-        q, k, v, context, asks = map(widened, (self.queries(query), k, v, self._heads("context_proj", query), asks))
+        q, k, v, context, asks = map(upcast, (self.queries(query), k, v, self._heads("context_proj", query), asks))
         with torch.autocast(query.device.type, enabled=False):
             return q, k, v, self._answers(context, asks)
 
@@ -237,14 +237,14 @@ class Luna(HeadAttention):
         """The heads (B, H, T, K) in the decoder role, and the values."""
         k, v = self.keys_values(query)
         tokens = self.queries(query), k, v, self._heads("context_proj", query)
-        asks = widened(self._packed_queries(packed)).flatten(0, 1)
+        asks = upcast(self._packed_queries(packed)).flatten(0, 1)
         share = 1 / torch.arange(1, query.shape[1] + 1, device=asks.device, dtype=asks.dtype).unsqueeze(-1)  # (T, 1)
         dropout, seed = self.dropout, int(torch.randint(1 << 31, ())) if self.dropout else 0
 
         def step(
             part: Part, sequences: list[Tensor], constants: list[Tensor], state: list[Tensor]
         ) -> tuple[Tensor, list[Tensor]]:
-            q, k, v, context = map(widened, sequences)
+            q, k, v, context = map(upcast, sequences)
             now = share[part.positions]
             noise = seeded_dropout(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
             a = noise(self._answers(context, *constants))

@@ -36,7 +36,7 @@ from mtkit.attention.compressed._spans import (
     start_spans,
 )
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, scores_of, spread, weighted, widened
+from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, scores_of, spread, upcast, weighted
 from mtkit.attention.kernels.listed import attend_listed
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer, refused
@@ -215,4 +215,4 @@ def _weighed(taps: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
         rows = rows.masked_fill(~there.unsqueeze(-1), 0.0)
     logits = rows[..., rows.shape[-2] // 2, :] @ taps
     shares = safe_softmax(logits, there)
-    return (widened(rows) * shares.unsqueeze(-1)).sum(-2).type_as(rows)
+    return (upcast(rows) * shares.unsqueeze(-1)).sum(-2).type_as(rows)

@@ -15,7 +15,7 @@ from mtkit.attention.content._sorted_blocks import (
 )
 from mtkit.attention.contract import ROLES, Site, State
 from mtkit.attention.hashing import hashed, random_key
-from mtkit.attention.kernels.dot_product import scores_of, spread, widened
+from mtkit.attention.kernels.dot_product import scores_of, spread, upcast
 from mtkit.attention.options import root_of_length
 from mtkit.errors import MtkitError
 
@@ -88,11 +88,11 @@ class BlockSorting(HeadAttention):
     def learned_scores(self, sums: Tensor, blocks: int) -> Tensor:
         """The scores (B, H, P, N) of the first `blocks` from sums of tokens (B, P, D)."""
         scores = F.relu(self.place_proj(F.relu(self.block_proj(sums))))
-        return widened(scores).unflatten(-1, (self.site.heads, -1))[..., :blocks].transpose(1, 2)
+        return upcast(scores).unflatten(-1, (self.site.heads, -1))[..., :blocks].transpose(1, 2)
 
     def start_order(self, batch_size: int, hypotheses: int) -> State:
         """Before the first token: no sums, no blocks."""
-        p, like = self.projection, widened(self.q_proj.weight)
+        p, like = self.projection, upcast(self.q_proj.weight)
         leading = batch_size, hypotheses
         sums = like.new_zeros(*leading, *((self.site.d_model,) if self.learned else (p.heads, p.key_width)))
         state = {"sums": sums, "columns": like.new_zeros(*leading, p.heads, self.iterations, 0), "count": 0}
@@ -100,7 +100,7 @@ class BlockSorting(HeadAttention):
 
     def next_token(self, state: State, token: Tensor, q: Tensor) -> State:
         """The state with the newest token (B, N, D) and its queries (B, N, H, K) in the sum."""
-        return {**state, "sums": state["sums"] + widened(token if self.learned else q), "count": state["count"] + 1}
+        return {**state, "sums": state["sums"] + upcast(token if self.learned else q), "count": state["count"] + 1}
 
     def next_block(self, state: State, keys: Tensor) -> tuple[Tensor, State]:
         """The weights (B*N, H, 1, N) of the block that the newest token begins; keys (B*N, G, t, K) of those before."""
@@ -109,7 +109,7 @@ class BlockSorting(HeadAttention):
         if self.learned:
             scores = self.learned_scores(sums.unsqueeze(1), blocks)
         else:
-            newest = widened(keys[:, :, -self.block :]).mean(2, keepdim=True).unflatten(0, leading)
+            newest = upcast(keys[:, :, -self.block :]).mean(2, keepdim=True).unflatten(0, leading)
             state = {**state, "means": torch.cat([state["means"], newest], dim=3)}
             means = (sums / state["count"]).unsqueeze(2)
             scores = self.scores(means, state["means"].flatten(0, 1))

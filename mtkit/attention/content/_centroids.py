@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.recomputed import as_first
 
 SMOOTHING = 1e-5
@@ -39,7 +39,7 @@ class Centroids(nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """Products (B, H, T, C) with the centroids, in float32 at least."""
         with torch.autocast(x.device.type, enabled=False):
-            x = widened(x)
+            x = upcast(x)
             return x @ self.mean.to(x.dtype).transpose(-1, -2)
 
     def nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:

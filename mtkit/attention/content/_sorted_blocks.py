@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import safe_softmax, weighted, widened
+from mtkit.attention.kernels.dot_product import safe_softmax, upcast, weighted
 
 HIDDEN = -1e30
 """Log of what is not there: finite, so that sums of nothing but such entries have no NaN."""
@@ -26,7 +26,7 @@ def order_weights(scores: Tensor, visible: Tensor | None, iterations: int, *, ca
     def shown(x: Tensor) -> Tensor:
         return x if visible is None else x.where(visible, HIDDEN)
 
-    logs = shown(widened(scores))
+    logs = shown(upcast(scores))
     for _ in range(iterations):
         logs = shown(logs - logs.logsumexp(-1, keepdim=True))
         logs = shown(logs - (logs.logcumsumexp(-2) if causal else logs.logsumexp(-2, keepdim=True)))
@@ -38,7 +38,7 @@ def next_order_weights(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]
 
     The columns (B, H, iterations, N - 1) are the logs of the sums over the rows before, in each iteration.
     """
-    logs, after = widened(scores), []
+    logs, after = upcast(scores), []
     for before in F.pad(columns, (0, 1), value=HIDDEN).unbind(2):
         logs = logs - logs.logsumexp(-1, keepdim=True)
         after.append(torch.logaddexp(before, logs))
@@ -56,18 +56,18 @@ def block_rows(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
 
 def block_sums(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
     """The sum (B, G, N, V) over each block, in float32 at least."""
-    return widened(block_rows(x, size, valid)).sum(-2)
+    return upcast(block_rows(x, size, valid)).sum(-2)
 
 
 def block_means(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
     """The mean (B, G, N, V) over the real rows of each block, in float32 at least; zero if there are none."""
     there = x.new_ones(1, x.shape[2], dtype=torch.bool) if valid is None else valid
-    return block_sums(x, size, valid) / block_sums(widened(there[:, None, :, None].type_as(x)), size).clamp(min=1)
+    return block_sums(x, size, valid) / block_sums(upcast(there[:, None, :, None].type_as(x)), size).clamp(min=1)
 
 
 def sums_to_blocks(x: Tensor, size: int) -> Tensor:
     """The sum (B, G, N, V) over all positions up to the first of each block, itself included."""
-    rows = widened(block_rows(x, size))
+    rows = upcast(block_rows(x, size))
     # the blocks before, not all less the own one, which would leave rounding
     before = F.pad(rows[:, :, :-1].sum(-2).cumsum(2), (0, 0, 1, 0))
     return before + rows[..., 0, :]

@@ -24,7 +24,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._sorted_chunks import sorted_chunks
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.hashing import random_key
-from mtkit.attention.kernels.dot_product import safe_softmax, widened
+from mtkit.attention.kernels.dot_product import safe_softmax, upcast
 from mtkit.attention.kernels.windowed_rows import SHORTEST, attend_layouts
 from mtkit.attention.options import Null, Positive, Within, refused
 from mtkit.attention.recomputed import as_first
@@ -162,7 +162,7 @@ class Reformer(HeadAttention):
         v = self.projection.values(self.v_proj(query))
         with torch.autocast(query.device.type, enabled=False):  # rounding must not move a token to another bucket
             q = self.queries(query.type_as(self.q_proj.weight), position)
-            buckets = self._buckets(widened(q.detach()))
+            buckets = self._buckets(upcast(q.detach()))
         if valid is not None:
             buckets = buckets.masked_fill(~valid[:, None, None], self.lsh_buckets)
         return q.type_as(v), v, buckets
@@ -213,4 +213,4 @@ class Reformer(HeadAttention):
 
 def _keys(q: Tensor) -> Tensor:
     """Queries at length 1."""
-    return F.normalize(widened(q), dim=-1, eps=SHORTEST).type_as(q)
+    return F.normalize(upcast(q), dim=-1, eps=SHORTEST).type_as(q)

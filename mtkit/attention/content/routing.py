@@ -38,7 +38,7 @@ from mtkit.attention.kernels.chunks import (
     attend_to_chosen,
     rows_at,
 )
-from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, spread, widened
+from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, spread, upcast
 from mtkit.attention.kernels.gathered import others_first
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import LossWeight, Natural, Null, OneOf, Positive, Share, refused
@@ -281,10 +281,10 @@ class Routing(HeadAttention):
         self, x: Tensor, tokens: Tensor, linear: nn.Linear, read: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """The layer norm, (B, H', T, K) in float32 at least, of the routed heads' queries or keys x."""
-        if x.dtype != widened(x).dtype:  # a cluster must not hang on the 8 bits of bfloat16
+        if x.dtype != upcast(x).dtype:  # a cluster must not hang on the 8 bits of bfloat16
             with torch.autocast(x.device.type, enabled=False):
                 x = read(linear(tokens.type_as(linear.weight)))  # the module's own: it may have an adapter
-        x = widened(self._routed(x))
+        x = upcast(self._routed(x))
         return F.layer_norm(x, x.shape[-1:])
 
     def _nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:

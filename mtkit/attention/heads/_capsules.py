@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import refused
 from mtkit.attention.slots import Merge
 
@@ -31,8 +31,8 @@ class Capsules(Merge):
     def forward(self, heads: Tensor) -> Tensor:
         """(B, H, T, V) to (B, T, N * P)."""
         with torch.autocast(heads.device.type, enabled=False):
-            rows = widened(heads).transpose(0, 1).flatten(1, 2)  # (H, R, V) of R = B T tokens
-            votes = torch.bmm(widened(self.votes).mT, rows.mT)  # (H, N * P, R): all sums run over neighbouring tokens
+            rows = upcast(heads).transpose(0, 1).flatten(1, 2)  # (H, R, V) of R = B T tokens
+            votes = torch.bmm(upcast(self.votes).mT, rows.mT)  # (H, N * P, R): all sums run over neighbouring tokens
             routed = self.routed(votes.unflatten(1, (self.capsules, -1)))
         return routed.flatten(0, 1).mT.contiguous().unflatten(0, (len(heads), heads.shape[2])).type_as(heads)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.slots import Positions
 
 
@@ -44,7 +44,7 @@ class SpanRamp(Positions):
     @property
     def lengths(self) -> Tensor:
         """The spans z, (H or 1,), in positions. Whatever the fractions are, a token sees itself, and z <= `longest`."""
-        return (widened(self.fraction)[self.some] * self.longest).clamp(min=1 - self.ramp, max=self.longest)
+        return (upcast(self.fraction)[self.some] * self.longest).clamp(min=1 - self.ramp, max=self.longest)
 
     @property
     def reach(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import LossWeight, SomeOf, parts
 from mtkit.attention.slots import Regularizer
 
@@ -62,7 +62,7 @@ class Disagreement(Regularizer):
 
 def _directions(heads: Tensor) -> Tensor:
     """Each head's vector at length 1, so that products are cosines; in float32 at least."""
-    return F.normalize(widened(heads), dim=-1, eps=1e-6)
+    return F.normalize(upcast(heads), dim=-1, eps=1e-6)
 
 
 def _agreement(heads: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import CountsOf, LossWeight, Natural, Null, OneOf, counts, refused
 from mtkit.attention.slots import Regularizer
 
@@ -100,7 +100,7 @@ class Guided(Regularizer):
             index = at.view(1, 1, -1, 1).expand(batch, count, -1, -1)
             if shown is not None:
                 there = there & shown[:, first : first + count].gather(-1, index).squeeze(-1)
-            row = _distance(widened(weights[:, first : first + count]), index)
+            row = _distance(upcast(weights[:, first : first + count]), index)
             if not self.by_row:
                 row = row / real.sum(1).clamp(min=1).view(-1, 1, 1)
             total = total + row.masked_fill(~there, 0.0).sum() / there.sum().clamp(min=1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
 from mtkit.attention.heads._head_numbers import HeadNumbers
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import Null, Positive
 from mtkit.errors import MtkitError
 
@@ -93,5 +93,5 @@ def _mix(heads: int, others: int) -> Tensor:
 def _mixed(x: Tensor, mix: Tensor) -> Tensor:
     """(B, H, T, S) to (B, H', T, S) by mix (H, H'), in float32 at least."""
     with torch.autocast(x.device.type, enabled=False):
-        x, mix = widened(x), widened(mix)
+        x, mix = upcast(x), upcast(mix)
         return torch.bmm(mix.T.expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, widened
+from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
 from mtkit.attention.kernels.windowed_rows import scores_at_once
 
 
@@ -69,7 +69,7 @@ class _Biased(torch.autograd.Function):
         for part in _parts(q, k, v, bias, ctx.scale):
             d_out = d_heads[part.at].flatten(0, 1)
             _put(d_v, part, noise(part.weights).type_as(v).transpose(1, 2) @ d_out)
-            d_scores = again(widened(d_out @ part.v.transpose(1, 2))).mul_(part.weights)
+            d_scores = again(upcast(d_out @ part.v.transpose(1, 2))).mul_(part.weights)
             d_scores.addcmul_(part.weights, d_scores.sum(-1, keepdim=True), value=-1)
             own = _of(d_bias, part.at)
             own += d_scores.unflatten(0, d_heads[part.at].shape[:2]).sum_to_size(own.shape)
@@ -88,7 +88,7 @@ def _parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Itera
         for block in range(0, blocks, most):
             at = slice(first, min(first + several, streams)), slice(block, min(block + most, blocks))
             near_q, near_k, near_v = q[at] * (scale / math.log(2)), k[at], v[at]
-            scores = widened(near_q @ near_k.transpose(-1, -2)).add_(_of(bias, at))
+            scores = upcast(near_q @ near_k.transpose(-1, -2)).add_(_of(bias, at))
             weights = scores.sub_(scores.amax(-1, keepdim=True)).exp2_()
             weights.div_(weights.sum(-1, keepdim=True))
             yield _Part(at, *(x.flatten(0, 1) for x in (near_q, near_k, near_v, weights)))

@@ -90,7 +90,7 @@ def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
 
     Hidden entries may hold any value. A row with a visible NaN is NaN.
     """
-    scores = widened(scores)
+    scores = upcast(scores)
     if visible is None:
         return scores.softmax(-1)
     # masked by replacement, which no logit is large enough to overcome; `masked_fill` is slower on the CPU
@@ -100,7 +100,7 @@ def safe_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
     return weights.where(visible, 0.0).contiguous() if weights.requires_grad else weights * visible
 
 
-def widened(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """x in float32 at least: sums over positions need more than the 8 significant bits of bfloat16."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
@@ -159,7 +159,7 @@ def weights_of(
 ) -> Tensor:
     """The first half of `weigh`: the weights (B, H, T, S)."""
     bias = None if positions is None else positions.bias(q, query_position, key_position, scale)
-    return safe_softmax(scores if bias is None else widened(scores) + bias, visible)
+    return safe_softmax(scores if bias is None else upcast(scores) + bias, visible)
 
 
 def outputs_of(

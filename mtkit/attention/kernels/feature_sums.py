@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import spread, widened
+from mtkit.attention.kernels.dot_product import spread, upcast
 from mtkit.attention.kernels.recurrence import Factors, Part, prefix_products, recur, triangle_products
 
 
@@ -114,7 +114,7 @@ def attend_causal(
         beside = dict(zip(names, sequences[3:], strict=True))
         phi_q = features(q, *(x.unsqueeze(1) for x in own)).features.flatten(1, 2)
         phi_k, scale = features(k, *own)
-        v1 = F.pad(widened(v), (0, 1), value=1.0)
+        v1 = F.pad(upcast(v), (0, 1), value=1.0)
         if "valid" in beside:  # what hidden keys add is zero: values are narrower than features
             v1 = v1.masked_fill(~beside["valid"], 0.0)
             scale = None if scale is None else scale.masked_fill(~beside["valid"], nowhere(scale))
@@ -181,7 +181,7 @@ def attend_next(
     with torch.autocast(v.device.type, enabled=False):
         features, v1, scale = _paired(phi_k, v)
         if gates is not None:
-            kept, added = (spread(widened(x), sums.shape[1]) for x in gates)
+            kept, added = (spread(upcast(x), sums.shape[1]) for x in gates)
             features = features * added
         if top is None:
             if gates is not None:
@@ -223,7 +223,7 @@ def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | N
     """Features and values with as many heads each, the values with a one at the end, and scales; float32 at least."""
     features, scale = phi_k if isinstance(phi_k, Keys) else Keys(phi_k)
     groups = max(features.shape[1], v.shape[1])
-    features, v = spread(widened(features), groups), spread(widened(v), groups)
+    features, v = spread(upcast(features), groups), spread(upcast(v), groups)
     return features, F.pad(v, (0, 1), value=1.0), None if scale is None else spread(scale, groups)
 
 
@@ -238,7 +238,7 @@ def _summands(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_group(phi_q: Tensor, groups: int) -> Tensor:
     """Queries (B, H, T, M) as rows (B, G, R T, M), those of heads that share keys one after the other."""
-    return widened(phi_q).unflatten(1, (groups, -1)).flatten(2, 3)
+    return upcast(phi_q).unflatten(1, (groups, -1)).flatten(2, 3)
 
 
 def _outputs(total: Tensor, phi_q: Tensor, eps: float, floor: float | Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _factors(scale: Tensor, before: Tensor, tops: Tensor, pairs: Tensor) -> Fact
 
 def _faded(kept: Tensor, valid: Tensor | None) -> Tensor:
     """The logarithm (..., c, 1) of the share of earlier sums left after each position; padding forgets nothing."""
-    kept = widened(kept)
+    kept = upcast(kept)
     return (kept if valid is None else kept.masked_fill(~valid, 0.0)).cumsum(-2)
 
 
@@ -291,7 +291,7 @@ def attend_parts(
 
     def add(part: Part, own: list[Tensor], constants: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         phi_k, scale = features(own[0], *constants)  # (N, c, M), (N, c, 1)
-        v1 = F.pad(widened(own[1]), (0, 1), value=1.0)
+        v1 = F.pad(upcast(own[1]), (0, 1), value=1.0)
         if valid is not None:
             v1 = v1.masked_fill(~own[2], 0.0)
         nothing = v1.new_empty(*v1.shape[:-1], 0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 
 KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -96,7 +96,7 @@ def _attended(part: FusedPart, scale: float) -> tuple[Tensor, Tensor]:
     """The outputs (B, H, T, V) of one part, and the log-sum-exp (B, H, T, 1)."""
     results = []
     for each in part.groups:
-        q, k, v = (widened(x) for x in (each.q, each.k, each.v))
+        q, k, v = (upcast(x) for x in (each.q, each.k, each.v))
         some = each.visible.any(-1, keepdim=True)
         heads, log_sum = KERNEL(q, k, v, 0.0, False, attn_mask=added(each.visible, some, q), scale=scale)
         results.append((heads, log_sum.unsqueeze(-1).where(some, torch.finfo(heads.dtype).min)))
@@ -128,7 +128,7 @@ def _gradients_of_group(
 ) -> list[Tensor]:
     """The gradients of a group's queries, keys and values."""
     laid = rows.q, rows.k, rows.v
-    q, k, v = (widened(x) for x in laid)
+    q, k, v = (upcast(x) for x in laid)
     some = rows.visible.any(-1, keepdim=True)
     shown = log_sum.where(some, torch.finfo(log_sum.dtype).max)  # exp would overflow for keys that are not seen
     whole = (d_heads * some).contiguous(), q, k, v, heads.contiguous(), shown.squeeze(-1).contiguous()

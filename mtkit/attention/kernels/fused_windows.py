@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.fused_parts import KERNEL, KERNEL_BACKWARD, added
 from mtkit.attention.kernels.pattern import Union
 from mtkit.attention.kernels.tiles import Fold, WindowLayout, add_windows, room, surely_all
@@ -48,7 +48,7 @@ class _Windows(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: WindowLayout, scale: float, valid: Tensor | None
     ) -> Tensor:
         ctx.layout, ctx.scale, ctx.valid = layout, scale, valid
-        heads, log_sum = _rows(v, *q.shape[1:3]), _rows(widened(v[..., :1]), *q.shape[1:3])
+        heads, log_sum = _rows(v, *q.shape[1:3]), _rows(upcast(v[..., :1]), *q.shape[1:3])
         for chunk in _chunks(q, k, v, layout, valid):
             out, sums = chunk.attended(scale)
             chunk.put(heads, out)
@@ -67,7 +67,7 @@ class _Windows(torch.autograd.Function):
         (q, k, v, heads, log_sum), layout = ctx.saved_tensors, ctx.layout
         step, places = layout.block, room(layout.blocks, layout.block, layout.width)
         d_q = _rows(q, *q.shape[1:3])
-        totals = [_rows(widened(x), x.shape[1], places * layout.dilation).zero_() for x in (k, v)]
+        totals = [_rows(upcast(x), x.shape[1], places * layout.dilation).zero_() for x in (k, v)]
         start = layout.back * layout.dilation  # before it lies what was zeros before the keys
         d_k, d_v = (total[:, :, start : start + q.shape[2]] for total in totals)
         for chunk in _chunks(q, k, v, layout, ctx.valid):
@@ -113,7 +113,7 @@ def _masks(q: Tensor, layout: WindowLayout, first: int, last: int, valid: Tensor
     masks: list[Mask] = []
     for visible in [windows, columns] if layout.columns else [windows]:
         some = visible.any(-1, keepdim=True)
-        mask = None if surely_all(visible) else added(visible, some, widened(q))
+        mask = None if surely_all(visible) else added(visible, some, upcast(q))
         masks.append((mask, None if surely_all(some) else some))
     return masks
 
@@ -124,7 +124,7 @@ class _Part:
     def __init__(self, q: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> None:
         """`mask` broadcasts to (B, H, streams, blocks, c, L), and (..., c, 1)."""
         self._fold, self._keys, self._values = Fold(q, keys), keys.shape, values.shape
-        self._rows = [widened(x) for x in (self._fold.queries(q), self._fold.keys(keys), self._fold.keys(values))]
+        self._rows = [upcast(x) for x in (self._fold.queries(q), self._fold.keys(keys), self._fold.keys(values))]
         self._mask = None if mask[0] is None else self._fold.mask(mask[0])
         self._some = mask[1]
 
@@ -184,7 +184,7 @@ class _Chunk:
 
     def gradients(self, d_heads: Tensor, heads: Tensor, log_sum: Tensor, scale: float) -> list[list[Tensor]]:
         """Of the queries in blocks, of keys and of values, by part, from those (B, H, T, ...) of the whole softmax."""
-        d_heads, heads, log_sum = (widened(self._blocks(x)) for x in (d_heads, heads, log_sum))
+        d_heads, heads, log_sum = (upcast(self._blocks(x)) for x in (d_heads, heads, log_sum))
         first, *rest = self._parts
         found = [first.gradients(d_heads, heads, log_sum, scale)]
         for part in rest:

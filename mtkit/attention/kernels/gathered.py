@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, widened
+from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
 from mtkit.attention.kernels.windowed_rows import FAR, NOTHING_SEEN, scores_at_once
 
 Places = tuple[Tensor, Tensor]
@@ -92,8 +92,8 @@ class _Gathered(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beside: _Beside, scale: float, dropout: float, seed: int
     ) -> Tensor:
         ctx.beside, ctx.scale, ctx.dropout, ctx.seed = beside, scale, dropout, seed
-        heads = widened(v).new_zeros(len(q), v.shape[1])
-        log_sum = widened(q).new_empty(*beside.queries.shape, 1)
+        heads = upcast(v).new_zeros(len(q), v.shape[1])
+        log_sum = upcast(q).new_empty(*beside.queries.shape, 1)
         noise = seeded_dropout(dropout, seed, q.device)
         for part in _parts(q, k, v, beside, scale):
             top = part.scores.amax(-1, keepdim=True)
@@ -113,13 +113,13 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_sum = ctx.saved_tensors
-        d_q, d_k, d_v = (torch.zeros_like(widened(x)) for x in (q, k, v))
+        d_q, d_k, d_v = (torch.zeros_like(upcast(x)) for x in (q, k, v))
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
         for part in _parts(q, k, v, ctx.beside, ctx.scale):
             d_out = _rows(d_heads, part.queries).type_as(v)
             weights = part.scores.sub_(log_sum[part.some]).exp2_()
             _add(d_v, part.keys, noise(weights).type_as(v).transpose(1, 2) @ d_out)
-            d_scores = again(widened(d_out @ part.v.transpose(1, 2))).mul_(weights)
+            d_scores = again(upcast(d_out @ part.v.transpose(1, 2))).mul_(weights)
             d_scores.addcmul_(weights, d_scores.sum(-1, keepdim=True), value=-1)
             d_scores = d_scores.type_as(q)
             _add(d_q, part.queries, (d_scores @ part.k) * ctx.scale)
@@ -135,7 +135,7 @@ def _parts(q: Tensor, k: Tensor, v: Tensor, beside: _Beside, scale: float) -> It
         some = slice(first, first + most)
         queries, keys = beside.queries[some], beside.keys[some]
         near_q, near_k, near_v = _rows(q, queries) * (scale / math.log(2)), _rows(k, keys), _rows(v, keys)
-        scores = widened(near_q @ near_k.transpose(1, 2)).masked_fill_(beside.hidden(some), FAR)
+        scores = upcast(near_q @ near_k.transpose(1, 2)).masked_fill_(beside.hidden(some), FAR)
         yield _Part(some, queries, keys, near_q, near_k, near_v, scores)
 
 

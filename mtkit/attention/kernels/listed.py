@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, widened
+from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
 from mtkit.attention.kernels.windowed_rows import FAR, NOTHING_SEEN, scores_at_once
 
 KEPT = 1 << 24
@@ -72,7 +72,7 @@ def attend_listed(
     """
     blocks, block = lists.labels.shape[:2]
     rest = blocks * block - q.shape[2]
-    hidden = None if missing is None else missing.repeat_interleave(q.shape[1], 0).type_as(widened(q))
+    hidden = None if missing is None else missing.repeat_interleave(q.shape[1], 0).type_as(upcast(q))
     rows = (F.pad(q, (0, 0, 0, rest)) if rest else q).flatten(0, 1).unflatten(1, (blocks, block))
     seed = int(torch.randint(1 << 31, ())) if dropout else 0
     tables = (None, None) if by_label is None else by_label
@@ -128,7 +128,7 @@ class _Listed(torch.autograd.Function):
         seen = torch.empty(*q.shape[:3], 1, dtype=torch.bool, device=q.device)
         size = *q.shape[:3], lists.places.shape[1]
         keeps = keeps and any(ctx.needs_input_grad[:3]) and math.prod(size) <= KEPT
-        kept = widened(q).new_empty(size) if keeps else None
+        kept = upcast(q).new_empty(size) if keeps else None
         noise = seeded_dropout(dropout, seed, q.device)
         for part in _parts(lists, len(q), k.shape[1], tables):
             at = part.streams, part.blocks
@@ -149,7 +149,7 @@ class _Listed(torch.autograd.Function):
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, vectors, biases, heads, seen, kept = ctx.saved_tensors
         tables = None if vectors is None else _Tables(vectors, biases, ctx.scale, q)
-        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
+        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(upcast(k)), torch.zeros_like(upcast(v))
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
         for part in _parts(ctx.lists, len(q), k.shape[1], tables):
             at = part.streams, part.blocks
@@ -157,8 +157,8 @@ class _Listed(torch.autograd.Function):
             weights = _scores(rows, tables, near_k, part, ctx.missing).softmax(-1) if kept is None else kept[at]
             d_out = d_heads[at] * seen[at]
             _add(d_v, noise(weights).type_as(v).mT @ d_out, part)
-            d_weights = again(widened(d_out @ near_v.mT))
-            mean = (widened(d_out) * heads[at]).sum(-1, keepdim=True)
+            d_weights = again(upcast(d_out @ near_v.mT))
+            mean = (upcast(d_out) * heads[at]).sum(-1, keepdim=True)
             d_scores = d_weights.sub_(mean).mul_(weights)
             d_rows = d_scores.type_as(q) @ near_k
             if tables is not None:
@@ -175,13 +175,13 @@ class _Tables:
     def __init__(self, vectors: Tensor, biases: Tensor, scale: float, q: Tensor) -> None:
         copies = len(q) // len(vectors)
         self._vectors = F.pad(vectors, (0, 0, 0, 1)).type_as(q).repeat(copies, 1, 1)
-        self._biases = F.pad(widened(biases) * scale, (0, 1), value=FAR).unsqueeze(1).repeat(copies, 1, 1)
-        self._d_vectors, self._d_biases = (torch.zeros_like(widened(x)) for x in (self._vectors, self._biases))
+        self._biases = F.pad(upcast(biases) * scale, (0, 1), value=FAR).unsqueeze(1).repeat(copies, 1, 1)
+        self._d_vectors, self._d_biases = (torch.zeros_like(upcast(x)) for x in (self._vectors, self._biases))
         self._given, self._scale, self.count = (vectors, biases), scale, self._vectors.shape[1]
 
     def scores(self, rows: Tensor, part: _Part) -> Tensor:
         """(n, b, c, L) of queries (n, b, c, K) that are scaled."""
-        scores = widened(rows.flatten(1, 2) @ self._vectors[part.streams].mT).add_(self._biases[part.streams])
+        scores = upcast(rows.flatten(1, 2) @ self._vectors[part.streams].mT).add_(self._biases[part.streams])
         return scores.view(*rows.shape[:3], -1).gather(-1, part.labels.expand(len(rows), -1, -1, -1))
 
     def gradient(self, d_scores: Tensor, rows: Tensor, part: _Part) -> Tensor:
@@ -191,7 +191,7 @@ class _Tables:
         sums = sums.unflatten(-1, (LANES, self.count)).sum(-2).flatten(1, 2)
         self._d_biases[part.streams] += sums.sum(1, keepdim=True)
         sums = sums.type_as(rows)
-        self._d_vectors[part.streams] += widened(sums.mT @ rows.flatten(1, 2))
+        self._d_vectors[part.streams] += upcast(sums.mT @ rows.flatten(1, 2))
         return (sums @ self._vectors[part.streams]).view_as(rows)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ def _beside(x: Tensor, part: _Part) -> Tensor:
 
 def _scores(rows: Tensor, tables: _Tables | None, near_k: Tensor, part: _Part, missing: Tensor | None) -> Tensor:
     """(n, b, c, L), of queries (n, b, c, K) that are scaled."""
-    scores = widened(rows @ near_k.mT)
+    scores = upcast(rows @ near_k.mT)
     if tables is None:
         scores.masked_fill_(part.labels, FAR)
     else:

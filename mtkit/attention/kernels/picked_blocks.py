@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, spread, widened
+from mtkit.attention.kernels.dot_product import seeded_dropout, spread, upcast
 from mtkit.attention.kernels.windowed_rows import FAR, NOTHING_SEEN, scores_at_once
 
 
@@ -39,7 +39,7 @@ def attend_picked(
         k, v = (spread(x, heads) for x in (k, v))
     groups, blocks, others = k.shape[1], -(-length // size), -(-k.shape[2] // size)
     picks = picks.expand(batch, heads, -1, -1)
-    hidden = _hidden(valid, k.shape[2], others * size, widened(q)).unflatten(-1, (others, size))
+    hidden = _hidden(valid, k.shape[2], others * size, upcast(q)).unflatten(-1, (others, size))
     segment, head = (torch.arange(n, device=q.device) for n in (batch, heads))
     of_keys = (segment.unsqueeze(-1) * groups + head // (heads // groups)) * others
     of_hidden = segment.unsqueeze(-1).clamp(max=len(hidden) - 1) * others
@@ -102,7 +102,7 @@ class _Picked(torch.autograd.Function):
     ) -> Tensor:
         ctx.beside, ctx.scale, ctx.dropout, ctx.seed = beside, scale, dropout, seed
         heads = v.new_empty(*q.shape[:2], v.shape[-1])
-        log_sum = widened(q).new_empty(*q.shape[:2], 1)
+        log_sum = upcast(q).new_empty(*q.shape[:2], 1)
         noise = seeded_dropout(dropout, seed, q.device)
         for part in _parts(q, k, v, beside, scale):
             top = part.scores.amax(-1, keepdim=True)
@@ -122,14 +122,14 @@ class _Picked(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, heads, log_sum = ctx.saved_tensors
-        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
-        mean = (widened(d_heads) * heads).sum(-1, keepdim=True)
+        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(upcast(k)), torch.zeros_like(upcast(v))
+        mean = (upcast(d_heads) * heads).sum(-1, keepdim=True)
         noise, again = (seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2))
         for part in _parts(q, k, v, ctx.beside, ctx.scale):
             d_out = d_heads[part.some]
             weights = part.scores.sub_(log_sum[part.some]).exp_()
             _add(d_v, part.at, noise(weights).type_as(v).transpose(1, 2) @ d_out)
-            d_weights = again(widened(d_out @ part.v.transpose(1, 2)))
+            d_weights = again(upcast(d_out @ part.v.transpose(1, 2)))
             d_scores = d_weights.sub_(mean[part.some]).mul_(weights).type_as(q)
             d_q[part.some] = (d_scores @ part.k) * ctx.scale
             _add(d_k, part.at, d_scores.transpose(1, 2) @ (q[part.some] * ctx.scale))
@@ -150,7 +150,7 @@ def _parts(q: Tensor, k: Tensor, v: Tensor, beside: _Beside, scale: float) -> It
         at = (beside.first_key[some].unsqueeze(-1) + picks.clamp(min=0)).flatten()
         shown = torch.where(picks < 0, empty, beside.first_hidden[some].unsqueeze(-1) + picks)
         near_k, near_v = (x.index_select(0, at).view(len(picks), -1, x.shape[-1]) for x in (k, v))
-        scores = widened((q[some] * scale) @ near_k.transpose(1, 2))
+        scores = upcast((q[some] * scale) @ near_k.transpose(1, 2))
         scores += beside.hidden.index_select(0, shown.flatten()).view(len(picks), 1, -1)
         if beside.own is not None:
             scores[..., -size:].add_(later * (picks[:, -1] == beside.own[some]).view(-1, 1, 1))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.contract import State
-from mtkit.attention.kernels.dot_product import safe_softmax, scores_of, weighted, widened
+from mtkit.attention.kernels.dot_product import safe_softmax, scores_of, upcast, weighted
 
 
 def attend_part(
@@ -47,7 +47,7 @@ def softmax_with_sum(
     q: Tensor, k: Tensor, scale: float, visible: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The weights (B, H, ..., T, S) and the log-sum-exp (..., T, 1) of the scores, in float32 at least."""
-    scores = widened(scores_of(q, k, scale))
+    scores = upcast(scores_of(q, k, scale))
     scores = scores if bias is None else scores + bias
     shown = scores if visible is None else scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return safe_softmax(scores, visible), shown.logsumexp(-1, keepdim=True)
@@ -73,7 +73,7 @@ def read_prefixes(
     each part again, so that memory holds those of one part. `read` may use parameters and draw dropout.
     """
     width = values.shape[-1]
-    log_sum = widened(scores).new_full(scores.shape[:-1], _nothing(widened(scores)))
+    log_sum = upcast(scores).new_full(scores.shape[:-1], _nothing(upcast(scores)))
     mean = log_sum.new_zeros(*log_sum.shape, width)
     outputs = []
     for part in zip(scores.split(chunk, -1), *(x.split(chunk, -2) for x in (values, *rows)), strict=True):
@@ -88,7 +88,7 @@ def read_prefixes(
 
 def start_softmax(batch_size: int, hypotheses: int, *queries: int, width: int, like: Tensor) -> State:
     """The softmax over no keys, for decoding: "log_sum" (B, N, *queries) and "mean" (B, N, *queries, width)."""
-    log_sum = widened(like).new_full((batch_size, hypotheses, *queries), _nothing(widened(like)))
+    log_sum = upcast(like).new_full((batch_size, hypotheses, *queries), _nothing(upcast(like)))
     return {"log_sum": log_sum, "mean": log_sum.new_zeros(*log_sum.shape, width)}
 
 
@@ -98,7 +98,7 @@ def add_keys(state: State, scores: Tensor, values: Tensor) -> State:
     Its result is the "mean" of the state.
     """
     with torch.autocast(scores.device.type, enabled=False):
-        scores, values = widened(scores), widened(values)
+        scores, values = upcast(scores), upcast(values)
         own = (scores.softmax(-1).unsqueeze(-2) @ values).squeeze(-2)
         log_sum, mean = join(state["log_sum"], state["mean"], scores.logsumexp(-1), own)
     return {**state, "log_sum": log_sum, "mean": mean}
@@ -109,7 +109,7 @@ def _read_part(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The results of one part, and the log-sum (...) and mean (..., V) after it, from those before it."""
     with torch.autocast(scores.device.type, enabled=False):
-        s, v = widened(scores), widened(values)
+        s, v = upcast(scores), upcast(values)
         earlier = torch.ones(s.shape[-1], s.shape[-1], dtype=torch.bool, device=s.device).tril()
         own = safe_softmax(s.unsqueeze(-2).expand(*s.shape[:-1], *earlier.shape), earlier) @ v
         sums, means = join(log_sum.unsqueeze(-1), mean.unsqueeze(-2), s.logcumsumexp(-1), own)

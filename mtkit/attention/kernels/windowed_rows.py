@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, widened
+from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
 
 SCORES_AT_ONCE = {"cpu": 1 << 18}
 """Scores worked on at a time, by kind of device; 2^26 on others."""
@@ -103,13 +103,13 @@ class _Layouts(torch.autograd.Function):
         noises = [seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2)]
         for group in _groups(rows):
             own = rows[group].flatten()
-            above = widened(upstream.index_select(0, own))
+            above = upcast(upstream.index_select(0, own))
             known[:, 1:].index_copy_(0, own, (above * out.index_select(0, own)).sum(-1, keepdim=True))
             layouts = [_gradients(x, layout, group, upstream, known, noises) for layout in ctx.layouts]
             of_q, of_k, of_v = (reduce(Tensor.add_, each) for each in zip(*layouts, strict=True))
             of_v.addcmul_(above, (log_sum.index_select(0, own) <= NOTHING_SEEN).type_as(above))
             inverse = x.inverse.index_select(0, own)
-            unit = widened(x.q.index_select(0, own)) * inverse
+            unit = upcast(x.q.index_select(0, own)) * inverse
             along = (of_k * unit).sum(-1, keepdim=True)
             of_k.addcmul_(unit, along, value=-1).mul_(inverse).add_(of_q, alpha=math.log(2))
             d_q.index_copy_(0, own, of_k.type_as(q))
@@ -122,7 +122,7 @@ class _Rows:
 
     def __init__(self, q: Tensor, v: Tensor) -> None:
         self.q, self.v = q.flatten(0, 2), v.flatten(0, 2)
-        length = torch.linalg.vector_norm(self.q, dim=-1, keepdim=True, dtype=widened(self.q).dtype)
+        length = torch.linalg.vector_norm(self.q, dim=-1, keepdim=True, dtype=upcast(self.q).dtype)
         self.inverse = length.clamp_(min=SHORTEST).reciprocal_()
 
 
@@ -158,7 +158,7 @@ def _gradients(
         d_out = part.blocks(upstream.index_select(0, part.queries.clamp(max=len(x.q) - 1)))
         weights = part.scores.sub_(log_sum).exp2_()
         part.add(d_v, noises[0](weights).type_as(x.v).transpose(1, 2) @ d_out)
-        d_weights = noises[1](widened(d_out @ part.v.transpose(1, 2)))
+        d_weights = noises[1](upcast(d_out @ part.v.transpose(1, 2)))
         d_scores = d_weights.sub_(mean).mul_(weights).type_as(x.v)
         part.of_queries(d_q).copy_(d_scores @ part.k)
         part.add(d_k, d_scores.transpose(1, 2) @ part.q)
@@ -181,7 +181,7 @@ class _Part:
         k = (q * (x.inverse.index_select(0, rows) / math.log(2))).type_as(x.v)
         self.q = self.blocks(q[layout.before : layout.before + len(self.queries)])
         self.k, self.v = self._windows(k), self._windows(x.v.index_select(0, rows))
-        self.scores = widened(self.q @ self.k.transpose(1, 2))
+        self.scores = upcast(self.q @ self.k.transpose(1, 2))
         layout.hide(self.scores, slice(first, last))
 
     def blocks(self, rows: Tensor) -> Tensor:

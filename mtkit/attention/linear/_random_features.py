@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
 from mtkit.attention.hashing import hashed, random_key
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.options import OneOf, Positive, Within
 from mtkit.device import to_device
@@ -74,7 +74,7 @@ class RandomFeatureAttention(FeatureAttention):
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """The feature map of x / |x| in the directions (..., D, K) of its head; no scale."""
         with torch.autocast(x.device.type, enabled=False):
-            rows = F.normalize(widened(x), dim=-1, eps=1e-6)
+            rows = F.normalize(upcast(x), dim=-1, eps=1e-6)
             projected = rows @ parameters[0].type_as(rows).mT
             return Keys(FEATURE_MAPS[self.feature_map](projected) * self.features**-0.5)
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import spread, widened
+from mtkit.attention.kernels.dot_product import spread, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.options import OneOf, Positive, refused
@@ -113,7 +113,7 @@ class Delta(HeadAttention):
                 }
             }, None
         shape = (inputs.batch_size, inputs.hypotheses, self.groups, self.features, self.projection.value_width)
-        return {"sums": widened(self.q_proj.weight).new_zeros(shape), "count": 0}, None
+        return {"sums": upcast(self.q_proj.weight).new_zeros(shape), "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
@@ -161,13 +161,13 @@ class Delta(HeadAttention):
         """Writes whose keys are not features yet."""
         with torch.autocast(memory.device.type, enabled=False):
             memory = memory.type_as(self.k_proj.weight)
-            keys, values = (spread(widened(x), self.groups) for x in self.keys_values(memory, position))
-            beta = widened(self.beta_proj(memory)).sigmoid().transpose(1, 2).unsqueeze(-1)
+            keys, values = (spread(upcast(x), self.groups) for x in self.keys_values(memory, position))
+            beta = upcast(self.beta_proj(memory)).sigmoid().transpose(1, 2).unsqueeze(-1)
         return Writes(keys, values, beta if valid is None else beta.masked_fill(~valid[:, None, :, None], 0.0))
 
     def _features(self, x: Tensor) -> Tensor:
         """(B, H, T, M), divided by their sum: with the norm of a key at most 1, no write makes the memory grow."""
-        x = widened(x)
+        x = upcast(x)
         features = elu1(x) if self.feature_map == "elu1" else dpfp(x, self.nu)
         return features / (features.sum(-1, keepdim=True) + EPS)
 
@@ -179,7 +179,7 @@ def read(q: Tensor, sums: Tensor) -> Tensor:
         return (rows.flatten(2, 3) @ sums).unflatten(2, rows.shape[2:4]).flatten(1, 2)
 
 
-def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
+def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = upcast) -> Tensor:
     """The outputs (B, H, T, V) of each query i of (B, H, T, M) after write i; time and memory O(T).
 
     `features` maps queries and keys, a few positions at a time.
@@ -200,7 +200,7 @@ def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tenso
     return heads.unflatten(0, (-1, groups)).flatten(1, 2)
 
 
-def memory_after(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = widened) -> Tensor:
+def memory_after(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = upcast) -> Tensor:
     """The memory (B, G, M, V) after all writes, with keys mapped by `features`."""
 
     def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

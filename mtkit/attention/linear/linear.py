@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import FEATURE_MAPS, Keys
 from mtkit.attention.options import OneOf, Positive, Within
 
@@ -46,7 +46,7 @@ class LinearAttention(FeatureAttention):
 
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """phi(x), as many features as the head is wide; they need no scale."""
-        return Keys(self.feature_map(widened(x)), None)
+        return Keys(self.feature_map(upcast(x)), None)
 
     @property
     def state_features(self) -> tuple[int, bool]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
 from mtkit.attention.hashing import random_key
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
 from mtkit.attention.options import Natural, Null, OneOf, Positive
 
@@ -111,7 +111,7 @@ class Performer(FeatureAttention):
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
         """The feature map on x / K^(1/4), so that products of features estimate exp(q . k / sqrt(K))."""
         with torch.autocast(x.device.type, enabled=False):
-            rows = widened(x).reshape(-1, x.shape[-1])  # one product of all rows: those of each head are few
+            rows = upcast(x).reshape(-1, x.shape[-1])  # one product of all rows: those of each head are few
             projected = rows @ (self.directions.type_as(rows) * self.scale**0.5).T
             half_square = rows.square().sum(-1, keepdim=True) * (self.scale / 2)
             return self.feature_map(*(each.view(*x.shape[:-1], -1) for each in (projected, half_square)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Gates
 from mtkit.attention.linear._random_features import FEATURE_MAPS, RandomFeatureAttention
 from mtkit.attention.options import OneOf, Positive, Within
@@ -63,5 +63,5 @@ class GatedRFA(RandomFeatureAttention):
 
     def gates_of(self, query: Tensor) -> Gates:
         """S_t = g_t S_t-1 + (1 - g_t) phi(k_t) v_t^T with g_t = sigmoid(w x_t + b)."""
-        logits = widened(self.gate(query)).transpose(1, 2).unsqueeze(-1)
+        logits = upcast(self.gate(query)).transpose(1, 2).unsqueeze(-1)
         return Gates(F.logsigmoid(logits), (-logits).sigmoid())

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, widened
+from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, upcast
 
 
 class Means(NamedTuple):
@@ -65,7 +65,7 @@ class LandmarkAttention(HeadAttention):
         """F Z (B V), in float32 at least: what rounding adds, Z multiplies. In O(T) memory."""
         q, k, v = self.queries_keys_values(inputs.query)
         with torch.autocast(inputs.query.device.type, enabled=False):
-            heads = self._heads(widened(q), widened(k), widened(v), inputs.query_valid).type_as(v)
+            heads = self._heads(upcast(q), upcast(k), upcast(v), inputs.query_valid).type_as(v)
         losses = self.losses(heads, v, None, inputs.query_valid)
         return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
 

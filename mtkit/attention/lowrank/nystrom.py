@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.lowrank._landmarks import LandmarkAttention
 from mtkit.attention.options import Positive, Within, refused
 
@@ -67,7 +67,7 @@ class Nystrom(LandmarkAttention):
         # each channel is a group: PyTorch's convolution in two dimensions on the CPU, with the heads as groups, gives
         # wrong gradients of its kernel, or ends the process, where a segment is about as long as the kernel or shorter
         width = values.shape[-1]
-        kernel = widened(self.conv.weight)[:, :, :, 0].repeat_interleave(width, 0)  # (H*V, 1, positions)
+        kernel = upcast(self.conv.weight)[:, :, :, 0].repeat_interleave(width, 0)  # (H*V, 1, positions)
         channels = values.transpose(2, 3).flatten(1, 2)
         convolved = F.conv1d(channels, kernel, padding=kernel.shape[2] // 2, groups=len(kernel))
         return convolved.unflatten(1, (-1, width)).transpose(2, 3)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import by_hypotheses, widened
+from mtkit.attention.kernels.dot_product import by_hypotheses, upcast
 from mtkit.attention.options import refused
 from mtkit.errors import MtkitError
 
@@ -82,7 +82,7 @@ class ConvolvedMaps(ScoreAttention):
         if self.site.layer > 0:
             width = 0 if memory is None else memory.shape[1]
             shape = (inputs.batch_size, inputs.hypotheses, self.site.heads, self.reach, width)
-            state["rows"] = widened(self.q_proj.weight).new_zeros(shape)
+            state["rows"] = upcast(self.q_proj.weight).new_zeros(shape)
         return state, None
 
     @packing
@@ -112,9 +112,9 @@ class ConvolvedMaps(ScoreAttention):
 
     def _map(self, scores: Tensor, carry: Carried | None, convolve: Convolve) -> Tensor:
         if self.site.layer == 0:
-            return widened(scores)
+            return upcast(scores)
         assert carry is not None  # `_kernel` has asked for it
-        return self.combined(widened(scores), carry.map, convolve)
+        return self.combined(upcast(scores), carry.map, convolve)
 
     def _kernel(self, carry: Carried | None) -> Kernel | None:
         """The layer's convolution, its own or the shared one; None in the first layer."""
@@ -147,7 +147,7 @@ class ConvolvedMaps(ScoreAttention):
             image, above, count = rows.flatten(0, 1), 0, 1
         weight, bias = kernel
         with torch.autocast(image.device.type, enabled=False):
-            convolved = F.conv2d(image, widened(weight), widened(bias), padding=(above, self.reach))
+            convolved = F.conv2d(image, upcast(weight), upcast(bias), padding=(above, self.reach))
         convolved = self.activation(convolved[:, :, :count])
         # in a step of the cross role the hypotheses are queries again
         return convolved if len(convolved) == len(pairs.q) else by_hypotheses(convolved, pairs.hypotheses)

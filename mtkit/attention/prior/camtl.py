@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import Null, OneOf, Positive
 from mtkit.errors import MtkitError
 
@@ -80,13 +80,13 @@ class CaMtl(ScoreAttention):
         if not self.applies:
             return scores, None
         if pairs.state is None:
-            return widened(scores) + self._maps(pairs.task, len(pairs.query_position)).unsqueeze(1), None
+            return upcast(scores) + self._maps(pairs.task, len(pairs.query_position)).unsqueeze(1), None
         here = pairs.state["count"] - 1
         self._fits(here + 1)
         column = here % self.block  # inside its own block; keys of the blocks before it get nothing
         row = self._rows(pairs.state["shared"]["condition"], here, here + 1)[:, 0, : column + 1]
         row = F.pad(row, (here - column, 0)).repeat_interleave(pairs.hypotheses, 0)  # (B*N, t)
-        return widened(scores) + row[:, None, None], None
+        return upcast(scores) + row[:, None, None], None
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache, and under "shared" what each segment's task makes of the map."""
@@ -133,7 +133,7 @@ class CaMtl(ScoreAttention):
     def _condition(self, task: Tensor) -> Tensor:
         """What `_rows` needs of each task (B,): gamma and beta side by side, (B, 2 b); per block, z (B, task_dim)."""
         with torch.autocast(task.device.type, enabled=False):
-            z = _wide(self.task_proj, widened(self.task_embedding(task)))
+            z = _wide(self.task_proj, upcast(self.task_embedding(task)))
             return z if self.per_block else _wide(self.modulation, z)
 
     def _rows(self, condition: Tensor, first: int, last: int) -> Tensor:
@@ -145,8 +145,8 @@ class CaMtl(ScoreAttention):
             weight = self.modulation.weight.view(*shape, -1)[:, first:last]
             bias = self.modulation.bias.view(shape)[:, first:last]
             with torch.autocast(condition.device.type, enabled=False):
-                gamma, beta = torch.einsum("prcz,bz->pbrc", widened(weight), condition) + bias.unsqueeze(1)
-        return (1 + gamma) * widened(self.map[first:last]) + beta
+                gamma, beta = torch.einsum("prcz,bz->pbrc", upcast(weight), condition) + bias.unsqueeze(1)
+        return (1 + gamma) * upcast(self.map[first:last]) + beta
 
     def _checked(self, task: Tensor | None) -> Tensor:
         """task, or (1,) of task 0. On a GPU its range is not read back: that would halt every update."""
@@ -164,4 +164,4 @@ class CaMtl(ScoreAttention):
 
 def _wide(linear: nn.Linear, x: Tensor) -> Tensor:
     """The linear map of x in float32 at least, whatever type its weights have."""
-    return F.linear(x, widened(linear.weight), widened(linear.bias))
+    return F.linear(x, upcast(linear.weight), upcast(linear.bias))

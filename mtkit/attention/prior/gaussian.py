@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import Within
 
 
@@ -54,11 +54,11 @@ class Gaussian(ScoreAttention):
         distance = (pairs.query_position.unsqueeze(-1) - pairs.key_position).abs()  # (T, S)
         table = self.table(torch.arange(len(pairs.key_position), device=distance.device))
         bias = table.index_select(1, distance.flatten()).unflatten(1, distance.shape)
-        return widened(self.scores(pairs)) + bias, None
+        return upcast(self.scores(pairs)) + bias, None
 
     def table(self, distance: Tensor) -> Tensor:
         """-|w d² + b| for each head and distance, (H, ...); float32 holds squares that half precision does not."""
-        w, b = F.softplus(widened(self.raw_w)), -F.softplus(widened(self.raw_b))
+        w, b = F.softplus(upcast(self.raw_w)), -F.softplus(upcast(self.raw_b))
         return -(w * distance.type_as(w).square() + b).abs()
 
     @packing

@@ -28,7 +28,7 @@ from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.pattern_attention import lengths_of
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import weighted, widened
+from mtkit.attention.kernels.dot_product import upcast, weighted
 from mtkit.attention.options import MOST, ListOf, Null, Within, numbers, refused
 from mtkit.attention.prior._length_ratio import LengthRatio
 
@@ -45,7 +45,7 @@ def slide(v: Tensor, weights: Tensor, first: int, dropout: float = 0.0) -> Tenso
     size = max(BLOCK, width)
     blocks = max(-(-length // size), 1)
     with torch.autocast(v.device.type, enabled=False):
-        padded = F.pad(widened(v), (0, 0, -first, blocks * size - length + first + width - 1))
+        padded = F.pad(upcast(v), (0, 0, -first, blocks * size - length + first + width - 1))
         windows = padded.unfold(2, size + width - 1, size)  # (B, G, blocks, V, window)
         matrix = _banded(weights.type_as(padded), size).unflatten(0, (groups, heads // groups))  # (G, R, size, window)
         if dropout:
@@ -64,12 +64,12 @@ def sum_windows(v: Tensor, key: Tensor, weights: Tensor) -> Tensor:
     batch, groups, length, width = v.shape
     heads = key.shape[1]
     if not key.shape[3]:
-        return widened(v).new_zeros(*key.shape[:3], width)
+        return upcast(v).new_zeros(*key.shape[:3], width)
     segment = torch.arange(batch, device=v.device)[:, None, None, None] * length
     group = torch.arange(heads, device=v.device)[:, None, None] * groups // heads
     place = (segment + key) * groups + group
     with torch.autocast(v.device.type, enabled=False):
-        rows = widened(v).transpose(1, 2).reshape(-1, width)
+        rows = upcast(v).transpose(1, 2).reshape(-1, width)
         weights = weights.type_as(rows).flatten(0, 2)
         sums = F.embedding_bag(place.flatten(0, 2), rows, mode="sum", per_sample_weights=weights)
     return sums.view(*key.shape[:3], width)
@@ -163,7 +163,7 @@ class HardCoded(HeadAttention):
             shape = self.cache_shapes["values"]
             return start_cache(inputs.batch_size, inputs.hypotheses, self.v_proj.weight, values=shape), None
         v = self._values(inputs.memory)
-        values = widened(v).transpose(1, 2).contiguous()  # (B, S, G, V), which no step has to copy
+        values = upcast(v).transpose(1, 2).contiguous()  # (B, S, G, V), which no step has to copy
         lengths = lengths_of(v, inputs.memory_valid).expand(len(v))
         return {"shared": {"values": values, "lengths": lengths}, "count": 0}, None
 
@@ -184,7 +184,7 @@ class HardCoded(HeadAttention):
             ago = (t - torch.arange(values.shape[3], device=query.device)) % window  # of each place of the ring
             row = self._weights(-ago - self.offset.unsqueeze(-1), None, values)  # (H, L)
             with torch.autocast(query.device.type, enabled=False):
-                v = widened(values).flatten(0, 1)
+                v = upcast(values).flatten(0, 1)
                 heads = weighted(row.unsqueeze(1).expand(len(v), -1, -1, -1), v)  # (B*N, H, 1, V)
             output = self.joined(heads.type_as(query)).view_as(query)
             weights = self._map(here, values[:, 0], here + 1, keys=t + 1) if inputs.need_weights else None
@@ -257,7 +257,7 @@ class HardCoded(HeadAttention):
 
     def _densities(self, distance: Tensor, like: Tensor) -> Tensor:
         """N(distance; 0, std^2) up to the cut-off, zero beyond, in the type of `like`, float32 at least."""
-        distance = distance.to(widened(like).dtype)
+        distance = distance.to(upcast(like).dtype)
         density = (-0.5 * (distance / self.std).square()).exp() / (self.std * math.sqrt(2 * math.pi))
         return density * (distance.abs() <= self.span)
 

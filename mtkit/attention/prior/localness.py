@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mtkit.attention.bases.caches import prefix_means
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import spread, widened
+from mtkit.attention.kernels.dot_product import spread, upcast
 from mtkit.attention.options import Natural, Null, OneOf, Positive, refused
 
 WINDOWS = ("query", "layer", "fixed")
@@ -77,7 +77,7 @@ class Localness(ScoreAttention):
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
         """Q K^T / sqrt(K) - 2 ((j - P) / D)² in the local heads, in float32 at least."""
-        scores = widened(self.scores(pairs))
+        scores = upcast(self.scores(pairs))
         if not self.applies:
             return scores, None
         centre, width = self.bell(pairs)
@@ -92,14 +92,14 @@ class Localness(ScoreAttention):
         """P and D of each local head, broadcastable to (B, local heads, T, 1), in float32 at least."""
         count = _count(pairs)
         with torch.autocast(pairs.q.device.type, enabled=False):
-            hidden = (widened(pairs.q[:, : self.local_heads]) @ widened(self.query_hidden)).tanh()
-            centre = (count - 1) * (hidden @ widened(self.centre_vector)).sigmoid()
+            hidden = (upcast(pairs.q[:, : self.local_heads]) @ upcast(self.query_hidden)).tanh()
+            centre = (count - 1) * (hidden @ upcast(self.centre_vector)).sigmoid()
             if self.window == "fixed":
                 return centre, self.fixed_window
             if self.window == "layer":
                 means = spread(_means(pairs, count), self.site.heads)
-                hidden = (means[:, : self.local_heads] @ widened(self.mean_hidden)).tanh()
-            return centre, count * (hidden @ widened(self.width_vector)).sigmoid() + FLOOR
+                hidden = (means[:, : self.local_heads] @ upcast(self.mean_hidden)).tanh()
+            return centre, count * (hidden @ upcast(self.width_vector)).sigmoid() + FLOOR
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -138,7 +138,7 @@ def _means(pairs: Pairs, count: Tensor | int) -> Tensor:
     """The mean of the keys each query sees, (B, G, T or 1, K)."""
     if pairs.causal:
         return prefix_means(pairs.keys)
-    keys = widened(pairs.keys)
+    keys = upcast(pairs.keys)
     if pairs.valid is not None:
         keys = keys.masked_fill(~pairs.valid[:, None, :, None], 0.0)
     return keys.sum(2, keepdim=True) / (max(count, 1) if isinstance(count, int) else count.clamp(min=1))

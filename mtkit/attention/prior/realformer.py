@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 
 
 class RealFormer(ScoreAttention):
@@ -32,6 +32,6 @@ class RealFormer(ScoreAttention):
 
     def logits(self, pairs: Pairs, carry: Tensor | None) -> tuple[Tensor, Tensor]:
         """R = Q K^T / sqrt(K) + the R (B, H, T, S) of the layer below, in float32 at least; carries R."""
-        scores = widened(self.scores(pairs))
+        scores = upcast(self.scores(pairs))
         residual = scores if carry is None else scores + carry
         return residual / (self.site.layer + 1) if self.running_mean else residual, residual

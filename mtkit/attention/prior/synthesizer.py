@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.kernels.dot_product import scores_of, widened
+from mtkit.attention.kernels.dot_product import scores_of, upcast
 from mtkit.attention.options import Null, OneOf, Positive, SomeOf, parts, refused
 from mtkit.attention.prior._synthetic_scores import (
     DenseScores,
@@ -126,5 +126,5 @@ class Synthesizer(ScoreAttention):
             scores.append(scores_of(super().queries(tokens), pairs.keys, self.scale))
         if self.mix_weight is None:
             return scores[0]
-        shares = widened(self.mix_weight).softmax(0)
-        return sum(share * widened(each) for share, each in zip(shares, scores, strict=True))
+        shares = upcast(self.mix_weight).softmax(0)
+        return sum(share * upcast(each) for share, each in zip(shares, scores, strict=True))

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import widened
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.windowed_rows import scores_at_once
 from mtkit.attention.options import Null, Positive
 from mtkit.attention.slots import Projection
@@ -55,7 +55,7 @@ class Additive(ScoreAttention):
 
     def scores(self, pairs: Pairs) -> Tensor:
         """s_ij = v . tanh(q_i + k_j), in float32 at least."""
-        q, k, v = (widened(each) for each in (pairs.q, pairs.keys, self.score_vector))
+        q, k, v = (upcast(each) for each in (pairs.q, pairs.keys, self.score_vector))
         scores: Tensor = _Scores.apply(q, k, v)  # type: ignore[no-untyped-call]
         return scores
 

@@ -29,7 +29,7 @@ class Full(SharedPast):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    turned = False
+    transposed = False
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
         """softmax(Q K^T / sqrt(K)) V over the visible keys: a step row by row, a whole sequence by the fused kernel."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import scores_of, spread, widened
+from mtkit.attention.kernels.dot_product import scores_of, spread, upcast
 from mtkit.attention.options import OneOf, refused
 from mtkit.attention.positions import Rotary
 from mtkit.attention.slots import OWN_VECTORS
@@ -57,21 +57,21 @@ class NadarayaWatson(ScoreAttention):
     @property
     def precision(self) -> Tensor:
         """w² of each head and dimension, (H, K)."""
-        return widened(self.width).square().expand(self.site.heads, self.projection.key_width)
+        return upcast(self.width).square().expand(self.site.heads, self.projection.key_width)
 
     def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
         """Keys and values, and the norms |w k|² / 2 of a key (B, G, S, H/G) in the heads that share it."""
         columns = super().columns(memory, position)
-        keys = widened(columns["keys"])
+        keys = upcast(columns["keys"])
         shared = self.precision.unflatten(0, (keys.shape[1], -1)).transpose(1, 2)  # (G, K, H/G)
         with torch.autocast(keys.device.type, enabled=False):
             return {**columns, "norms": keys.square() @ shared / 2}
 
     def scores(self, pairs: Pairs) -> Tensor:
         """w² q k - |w k|² / 2, in float32 at least."""
-        q = (widened(pairs.q) * self.precision.unsqueeze(1)).type_as(pairs.q)
+        q = (upcast(pairs.q) * self.precision.unsqueeze(1)).type_as(pairs.q)
         norms = pairs.columns["norms"].transpose(2, 3).flatten(1, 2).unsqueeze(2)  # (B, H, 1, S)
-        return widened(scores_of(q, pairs.keys, 1.0)) - norms
+        return upcast(scores_of(q, pairs.keys, 1.0)) - norms
 
     def shown(self, pairs: Pairs) -> Tensor | None:
         """All tokens but the query's own, if so asked."""

@@ -29,8 +29,8 @@ from mtkit.attention.kernels.dot_product import (
     scores_of,
     spread,
     step_rows,
+    upcast,
     weighted,
-    widened,
 )
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.kernels.listed import LabelScores, attend_listed
@@ -188,7 +188,7 @@ class Bp(HeadAttention):
         edges = list(left_walk(t, self.k))
         nodes = [finishing_order(0, t), *(finishing_order(edge.level, edge.place) for edge in edges)]
         rows, keys, values = step_rows(q[:, :, :, 0], *self._picked(state, nodes))
-        scores = widened(scores_of(rows, keys, self.scale))
+        scores = upcast(scores_of(rows, keys, self.scale))
         if self.labels is not None:
             labels = [0, *(label_of(edge.walked, edge.slot, False, self.k, self.clip) for edge in edges)]
             by_label = rows * self.scale @ self.labels.type_as(rows).T

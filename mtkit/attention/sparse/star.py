@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, widened
+from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, upcast
 from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Null, OneOf, refused
@@ -38,7 +38,7 @@ Key = tuple[Tensor, Tensor, Tensor | None]
 def attend_few(q: Tensor, keys: Sequence[Key], *, scale: float, dropout: float = 0.0) -> Tensor:
     """The heads' outputs (B, H, T, V) of queries (B, H, T, K); one that sees no key gets zero."""
     heads = q.shape[1]
-    scores = torch.stack([(widened(q) * spread(k, heads)).sum(-1) for k, _, _ in keys], dim=-1) * scale
+    scores = torch.stack([(upcast(q) * spread(k, heads)).sum(-1) for k, _, _ in keys], dim=-1) * scale
     seen = [scores.new_ones(1, 1, dtype=torch.bool) if each is None else each for _, _, each in keys]
     visible = torch.stack(torch.broadcast_tensors(*seen), dim=-1).unsqueeze(1)  # (B or 1, 1, T, keys)
     weights = safe_softmax(scores, visible)

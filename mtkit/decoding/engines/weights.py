@@ -14,7 +14,7 @@ from mtkit.attention.registry import find
 from mtkit.attention.slots import SLOTS, Positions, Projection
 from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError, shown
-from mtkit.memory import GIVES_OUT, gave_out
+from mtkit.memory import GIVES_OUT, is_oom
 from mtkit.model.build import choose_attention
 from mtkit.model.context import is_low, products
 from mtkit.model.network import Model, Network
@@ -55,7 +55,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
         with varied_shapes(), _computing(model, dtype, device), torch.inference_mode():
             yield device
     except GIVES_OUT as error:
-        if not gave_out(error):
+        if not is_oom(error):
             raise
         raise MtkitError(
             f"the memory of {device} does not hold the model and a single segment to translate; lower decoding.beam "

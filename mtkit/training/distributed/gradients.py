@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mtkit.errors import RunError
-from mtkit.memory import GIVES_OUT, gave_out
+from mtkit.memory import GIVES_OUT, is_oom
 from mtkit.training.distributed.world import World
 
 OVERLAPPED = ("cuda",)
@@ -98,7 +98,7 @@ class OverlappedSum:
         try:
             reached.backward()
         except GIVES_OUT as error:
-            if not last or not gave_out(error):
+            if not last or not is_oom(error):
                 raise
             raise RunError(
                 f"the memory of {self._device} gave out in a backward pass while its gradients were being summed over "
