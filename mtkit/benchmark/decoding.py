@@ -21,7 +21,7 @@ from mtkit.decoding.engines.weights import find_dtype
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus

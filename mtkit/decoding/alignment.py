@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.engines.weights import decoding_with
-from mtkit.decoding.lines.segments import Directions, Segment, Source, is_blank
-from mtkit.decoding.side_by_side import at_once, side_by_side
+from mtkit.decoding.lines.source import Directions, Segment, Source, is_blank
+from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import padded, plan, tasks_of
 from mtkit.errors import DataError, MtkitError
 from mtkit.memory import Halving
@@ -161,7 +161,7 @@ def over_segments(
             return results
 
         batches = plan(lengths, TOKENS, 1, at_once(device))
-        parts = side_by_side(partial(Halving(lengths).run, forced), batches, device)
+        parts = parallel_map(partial(Halving(lengths).run, forced), batches, device)
         for rows, results in zip(batches, parts, strict=True):
             found |= zip(rows, chain.from_iterable(results), strict=True)
     return [found[row] for row in range(len(segments))]

@@ -7,11 +7,10 @@ from typing import Any, BinaryIO, cast
 
 from mtkit.data.chunks import FilePart
 from mtkit.decoding.held_out import n_best_lines
-from mtkit.decoding.lines.documents import parted_by_blank_lines
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.parts import begin_part, part_lines
-from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
 from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.links.heads import Heads
 from mtkit.decoding.links.lines import pharaoh
@@ -76,7 +75,7 @@ def translate_file(
     def ids_of(chunk: Sequence[Item]) -> Sequence[int] | Sequence[str] | None:
         if not together:
             return None
-        return parted_by_blank_lines([item[0] for item in chunk]) if document_ids is None else [i[1] for i in chunk]
+        return ids_by_blank_lines([item[0] for item in chunk]) if document_ids is None else [i[1] for i in chunk]
 
     def work(place: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
         lines, ids, first = [item[0] for item in chunk], ids_of(chunk), offset + place

@@ -5,8 +5,8 @@ from functools import partial
 from itertools import chain
 
 from mtkit.decoding.engines.contract import Engine
-from mtkit.decoding.lines.segments import Directions, Source
-from mtkit.decoding.side_by_side import at_once, side_by_side
+from mtkit.decoding.lines.source import Directions, Source
+from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import OnProgress, padded, plan, tasks_of
 from mtkit.errors import DataError
 from mtkit.memory import Halving
@@ -53,7 +53,7 @@ def log_probs_of_lines(
             return log_probs.tolist()
 
         batches = plan(lengths, engine.settings.batch_tokens, 1, at_once(device))
-        parts = side_by_side(partial(Halving(lengths).run, forced), batches, device)
+        parts = parallel_map(partial(Halving(lengths).run, forced), batches, device)
         for rows, log_probs in zip(batches, parts, strict=True):
             found |= zip(rows, chain.from_iterable(log_probs), strict=True)
             if on_progress is not None:

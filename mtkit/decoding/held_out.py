@@ -29,11 +29,9 @@ from pydantic_core import from_json
 import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.contract import Engine
-from mtkit.decoding.lines.documents import Documents, source_budget
-from mtkit.decoding.lines.limits import TrainedOn
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.output import write_lines
-from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.source import Directions, Documents, TrainedOn, source_budget
 from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.errors import DataError, MtkitError, did_you_mean, shown

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.engines.contract import Engine
-from mtkit.decoding.lines.documents import Documents, apart, joined
-from mtkit.decoding.lines.limits import TrainedOn
-from mtkit.decoding.lines.segments import Directions, Segment, Source
+from mtkit.decoding.lines.source import Directions, Documents, Segment, Source, TrainedOn, join_lines, split_lines
+from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.search import Hypotheses, SourceBatch
-from mtkit.decoding.side_by_side import at_once, side_by_side
 from mtkit.errors import MtkitError
 from mtkit.memory import Halving
 from mtkit.recipe import DecodingSettings
@@ -220,7 +218,7 @@ class _Work:
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, settings.n_best), strict=True))
 
         plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device, most=self.engine.most))
-        for parts in side_by_side(partial(Halving(lengths).run, translated), plans, device, self.engine.most):
+        for parts in parallel_map(partial(Halving(lengths).run, translated), plans, device, self.engine.most):
             yield from parts
 
     def _limit(self, segment: Segment) -> int:
@@ -243,7 +241,7 @@ class _Work:
     ) -> dict[int, list[Translation]]:
         """The translations of lines in groups whose joint translation separates into as many lines."""
         found: dict[int, list[Translation]] = {}
-        for batch in self.batches([joined(source, encoded, group) for group in groups], device):
+        for batch in self.batches([join_lines(source, encoded, group) for group in groups], device):
             lines = {
                 number: [each]
                 for index, (whole, *_) in batch
@@ -260,7 +258,7 @@ def _apart(whole: Translation, tokenizer: Tokenizer, lines: int) -> list[Transla
     A cut translation is rejected, because the end of its last line is missing or it repeats itself.
     """
     ended = math.isfinite(whole.score) and not whole.cut
-    parts = apart(tokenizer, whole.pieces, lines) if ended else None
+    parts = split_lines(tokenizer, whole.pieces, lines) if ended else None
     return [replace(whole, text=text, pieces=pieces, together=lines) for text, pieces in parts or ()]
 
 

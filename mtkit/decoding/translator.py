@@ -17,9 +17,7 @@ from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, save, timed, translate_side
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.documents import Documents
-from mtkit.decoding.lines.limits import TrainedOn
-from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.source import Directions, Documents, TrainedOn
 from mtkit.decoding.links.heads import Heads
 from mtkit.decoding.links.lines import Links, link_lines
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines

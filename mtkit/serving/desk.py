@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
-from mtkit.decoding.lines.segments import is_blank
+from mtkit.decoding.lines.source import is_blank
 from mtkit.errors import MtkitError
 from mtkit.serving.batcher import Batcher, Job, QueueFullError
 from mtkit.serving.limits import ServingLimits

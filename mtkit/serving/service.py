@@ -12,7 +12,7 @@ from babel import Locale
 from babel.core import get_global
 
 from mtkit.decoding.alignment import align
-from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.lines.splitting import split
 from mtkit.decoding.translate import hypotheses_of
 from mtkit.decoding.translator import Translator

@@ -17,7 +17,7 @@ import mtkit
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.lines.documents import source_budget
+from mtkit.decoding.lines.source import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.model.build import attention_packages
 from mtkit.model.network import Network

@@ -17,7 +17,7 @@ from mtkit.data.batches import make_batch, plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import DataError
 from mtkit.evaluation.scores import Score, doubt, installed_tokenizer, score_corpus

@@ -21,7 +21,7 @@ from mtkit.benchmark.decoding import (
 )
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out
-from mtkit.decoding.lines.segments import Directions
+from mtkit.decoding.lines.source import Directions
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.runs import Run

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.decoding.held_out import HeldOut, Speed, held_out, n_best_lines, save
-from mtkit.decoding.lines.documents import Documents
+from mtkit.decoding.lines.source import Documents
 from mtkit.decoding.translate import Translation
 from mtkit.errors import DataError, MtkitError
 from mtkit.evaluation.systems import run_sides

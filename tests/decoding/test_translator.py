@@ -9,7 +9,7 @@ import torch
 from mtkit.data.lengths import lengths_of
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translator import Translator, document_pieces
 from mtkit.errors import MtkitError, RunError
 from mtkit.recipe import DecodingSettings

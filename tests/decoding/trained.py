@@ -10,7 +10,7 @@ import torch
 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
-from mtkit.decoding.lines.documents import source_budget
+from mtkit.decoding.lines.source import source_budget
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe
 from mtkit.runs import FORMAT, Run

@@ -14,7 +14,7 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.decoding.translator import Translator
 from mtkit.recipe import make_recipe

@@ -12,7 +12,7 @@ from torch import Tensor
 from mtkit.data.batches import plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import score_corpus

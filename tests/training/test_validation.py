@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import Score, score_corpus

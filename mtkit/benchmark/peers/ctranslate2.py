@@ -11,7 +11,7 @@ import torch
 from mtkit.benchmark.decoding import Decoded
 from mtkit.decoding.engines.ctranslate2.conversion import convert, not_held, piece, token, vocabulary_map
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings

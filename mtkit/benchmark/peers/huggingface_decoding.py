@@ -12,7 +12,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusC
 
 from mtkit.benchmark.decoding import Decoded
 from mtkit.decoding.engines.weights import Weights, check_plain
-from mtkit.decoding.lines.limits import TrainedOn
+from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import padded
 from mtkit.errors import MtkitError
 from mtkit.model.network import Network

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from mtkit.decoding.engines.weights import decoding_with
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.parallel import MOST
 from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.walk import greedy_search, sample
-from mtkit.decoding.side_by_side import MOST
 from mtkit.errors import MtkitError
 from mtkit.model.logits import Logits
 from mtkit.model.network import Model, Network

@@ -26,7 +26,7 @@ from torch import Tensor
 from mtkit.decoding.alignment import Layers, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
-from mtkit.decoding.lines.segments import Segment, Source
+from mtkit.decoding.lines.source import Segment, Source
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.network import Network
 from mtkit.runs import Run

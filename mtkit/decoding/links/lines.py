@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mtkit.decoding.alignment import Layers, over_segments
-from mtkit.decoding.lines.documents import Documents, joined
-from mtkit.decoding.lines.limits import TrainedOn
-from mtkit.decoding.lines.segments import Directions, Segment, Source
+from mtkit.decoding.lines.source import Directions, Documents, Segment, Source, TrainedOn, join_lines
 from mtkit.decoding.links.heads import Heads, begins, shares
 from mtkit.decoding.translate import Translation
 from mtkit.model.network import Network
@@ -129,7 +127,7 @@ def _joined(
         )
         at += len(encoded[number]) + 1  # the break
         target += [*pieces, BREAK]
-    return _Linked(joined(source, encoded, group), [*target[:-1], EOS], blocks)
+    return _Linked(join_lines(source, encoded, group), [*target[:-1], EOS], blocks)
 
 
 def _parts(source: Source, line: str, encoded: list[int], number: int, whole: Translation) -> Iterator[_Linked]:

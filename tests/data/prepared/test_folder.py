@@ -15,7 +15,7 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.prepared.columns import Mapped
 from mtkit.data.prepared.folder import _all_below
 from mtkit.data.report import summary
-from mtkit.decoding.lines.documents import source_budget
+from mtkit.decoding.lines.source import source_budget
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings
 from mtkit.text.readers import Lines

@@ -12,7 +12,7 @@ from torch import Tensor
 from mtkit.decoding.engines.contract import Engine
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, timed
-from mtkit.decoding.lines.documents import Documents
+from mtkit.decoding.lines.source import Documents
 from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError

@@ -11,8 +11,7 @@ from mtkit.decoding import alignment
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.lines import stream
-from mtkit.decoding.lines.documents import Documents
-from mtkit.decoding.lines.segments import Source
+from mtkit.decoding.lines.source import Documents, Source
 from mtkit.decoding.links.heads import Heads, words
 from mtkit.decoding.links.lines import link_lines, pharaoh
 from mtkit.decoding.translate import BLANK, Translation

@@ -25,10 +25,10 @@ from torch import Tensor
 from mtkit.decoding.engines.ctranslate2.conversion import COMPUTE_TYPES, Files, piece, token, vocabulary_map
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.parallel import at_once
 from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.choices import normalised
 from mtkit.decoding.search.contract import NEVER_GENERATED
-from mtkit.decoding.side_by_side import at_once
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import EOS, PAD
 

@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(
+def parallel_map(
     work: Callable[[Item], Result], items: Sequence[Item], device: torch.device, most: int = MOST
 ) -> Iterator[Result]:
     """The results of `work` on each item, in order; a CPU computes several at once, which share the threads of PyTorch.

@@ -11,7 +11,7 @@ from mtkit.data.lengths import MOST_SENTENCES, PERCENTILES, ROOM, Bin, Lengths, 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine
-from mtkit.decoding.lines.limits import TrainedOn, Usual
+from mtkit.decoding.lines.source import TrainedOn, Usual
 from mtkit.decoding.translate import translate_lines
 from mtkit.model.logits import Logits
 from mtkit.recipe import DecodingSettings, make_recipe

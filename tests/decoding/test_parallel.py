@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mtkit.decoding.side_by_side import MOST, side_by_side
+from mtkit.decoding.parallel import MOST, parallel_map
 
 CPU = torch.device("cpu")
 
@@ -30,16 +30,16 @@ def test_results_come_in_order_from_several_threads() -> None:
         time.sleep(0.01 * (item % 2))
         return item, torch.get_num_threads()
 
-    assert list(side_by_side(work, range(10), CPU)) == [(item, 1) for item in range(10)]
+    assert list(parallel_map(work, range(10), CPU)) == [(item, 1) for item in range(10)]
 
 
 def test_few_items_share_all_threads() -> None:
     torch.set_num_threads(4)
     try:
-        assert list(side_by_side(lambda item: torch.get_num_threads(), range(2), CPU)) == [2, 2]
-        assert list(side_by_side(lambda item: torch.get_num_threads(), range(1), CPU)) == [4]
+        assert list(parallel_map(lambda item: torch.get_num_threads(), range(2), CPU)) == [2, 2]
+        assert list(parallel_map(lambda item: torch.get_num_threads(), range(1), CPU)) == [4]
         torch.set_num_threads(12)  # more than batches at a time
-        assert list(side_by_side(lambda item: torch.get_num_threads(), range(20), CPU)) == [2] * 20
+        assert list(parallel_map(lambda item: torch.get_num_threads(), range(20), CPU)) == [2] * 20
         torch.set_num_threads(4)
         assert torch.get_num_threads() == 4
     finally:
@@ -48,7 +48,7 @@ def test_few_items_share_all_threads() -> None:
 
 def test_an_accelerator_gets_one_item_at_a_time() -> None:
     here = threading.get_ident()
-    found = list(side_by_side(lambda item: threading.get_ident(), range(5), torch.device("cuda")))
+    found = list(parallel_map(lambda item: threading.get_ident(), range(5), torch.device("cuda")))
     assert found == [here] * 5
     assert MOST > 1
 
@@ -58,8 +58,8 @@ def test_work_runs_in_the_callers_modes() -> None:
         return torch.is_inference_mode_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
 
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert set(side_by_side(work, range(6), CPU)) == {(True, torch.bfloat16)}
-    assert set(side_by_side(work, range(6), CPU)) == {(False, torch.float32)}
+        assert set(parallel_map(work, range(6), CPU)) == {(True, torch.bfloat16)}
+    assert set(parallel_map(work, range(6), CPU)) == {(False, torch.float32)}
 
 
 def test_a_failure_stops_the_rest() -> None:
@@ -73,7 +73,7 @@ def test_a_failure_stops_the_rest() -> None:
         return item
 
     with pytest.raises(ValueError, match="this one"):
-        list(side_by_side(work, range(1000), CPU))
+        list(parallel_map(work, range(1000), CPU))
     assert len(begun) < 1000
 
 
@@ -85,7 +85,7 @@ def test_nobody_works_on_for_a_caller_that_has_left() -> None:
         time.sleep(0.02)
         return item
 
-    results = side_by_side(work, range(1000), CPU)
+    results = parallel_map(work, range(1000), CPU)
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert len(begun) < 1000

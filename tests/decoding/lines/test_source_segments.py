@@ -6,7 +6,7 @@ import pytest
 
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.lines.segments import Directions, Source
+from mtkit.decoding.lines.source import Directions, Source
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings

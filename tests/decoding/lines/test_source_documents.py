@@ -8,9 +8,16 @@ import pytest
 from mtkit.data.lengths import PERCENTILES, Bin, Lengths
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import held_out
-from mtkit.decoding.lines.documents import Documents, apart, joined, parted_by_blank_lines, source_budget
-from mtkit.decoding.lines.limits import TrainedOn
-from mtkit.decoding.lines.segments import Directions, Source
+from mtkit.decoding.lines.source import (
+    Directions,
+    Documents,
+    Source,
+    TrainedOn,
+    ids_by_blank_lines,
+    join_lines,
+    source_budget,
+    split_lines,
+)
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
@@ -40,7 +47,7 @@ def translated(model: Echo, tokenizers: Tokenizers, lines: list[str], documents:
 
 
 def test_blank_lines_part_documents() -> None:
-    assert parted_by_blank_lines(LINES) == [0, 0, 1, 1, 1, 1, 2]
+    assert ids_by_blank_lines(LINES) == [0, 0, 1, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +66,10 @@ def test_neighbours_are_joined_up_to_the_budget(
     """Five pieces a line, a break between each two, and the end where the model's length counts."""
     source = Source(tokenizers.source, longest, None)
     encoded = [[9] * 5 if line.strip() else [] for line in LINES]
-    documents = Documents(parted_by_blank_lines(LINES), budget)
+    documents = Documents(ids_by_blank_lines(LINES), budget)
     assert list(documents.groups(source, encoded)) == groups
     for group in groups:
-        segment = joined(source, encoded, group)
+        segment = join_lines(source, encoded, group)
         assert segment.pieces.count(BREAK) == len(group) - 1
         assert len(segment.pieces) == 6 * len(group)
         assert segment.line == group[0]
@@ -80,7 +87,7 @@ def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> N
     tokenizer = trained.run.tokenizers.source
     source = Source(tokenizer, 14, Directions(trained.run.directions, [1] * 6))
     tag = tokenizer.tag(trained.run.directions[1])
-    assert joined(source, [[9] * 5] * 2, [0, 1]).pieces == [tag, *[9] * 5, BREAK, tag, *[9] * 5, EOS]
+    assert join_lines(source, [[9] * 5] * 2, [0, 1]).pieces == [tag, *[9] * 5, BREAK, tag, *[9] * 5, EOS]
     # 14 pieces hold two lines, their tags, the break and the end
     for longest, groups in ((14, [[0, 1], [2, 3], [4, 5]]), (13, [])):
         source = Source(tokenizer, longest, Directions(trained.run.directions, [1] * 6))
@@ -107,7 +114,7 @@ def test_a_line_of_more_sentences_than_usual_is_translated_in_parts_and_not_with
 
 def test_as_many_lines_come_out_as_went_in(tokenizers: Tokenizers) -> None:
     model = Echo(tokenizers.target.size)
-    found = translated(model, tokenizers, LINES, Documents(parted_by_blank_lines(LINES), 100))
+    found = translated(model, tokenizers, LINES, Documents(ids_by_blank_lines(LINES), 100))
     assert [each.text for each in found] == [line.strip() for line in LINES]
     assert [each.together for each in found] == [2, 2, 1, 3, 3, 3, 1]
     assert not any(each.fell_back for each in found)
@@ -118,7 +125,7 @@ def test_as_many_lines_come_out_as_went_in(tokenizers: Tokenizers) -> None:
 def test_what_does_not_come_apart_is_translated_line_by_line(tokenizers: Tokenizers) -> None:
     stubborn = set(tokenizers.source.encode("house")) - set(tokenizers.source.encode("The dog sees a cat. A bird."))
     model = Echo(tokenizers.target.size, stubborn=stubborn)
-    found = translated(model, tokenizers, LINES, Documents(parted_by_blank_lines(LINES), 100))
+    found = translated(model, tokenizers, LINES, Documents(ids_by_blank_lines(LINES), 100))
     assert [each.text for each in found] == [line.strip() for line in LINES]
     assert [each.fell_back for each in found] == [False, False, False, True, True, True, False]
     assert [each.together for each in found] == [2, 2, 1, 3, 3, 3, 1]
@@ -134,13 +141,13 @@ def test_a_line_too_long_for_the_model_is_cut_as_ever(tokenizers: Tokenizers) ->
 
 def test_a_translation_comes_apart_at_its_breaks(tokenizers: Tokenizers) -> None:
     first, second = (tokenizers.target.encode(line) for line in LINES[:2])
-    assert apart(tokenizers.target, [*first, BREAK, *second, 3], 2) == [
+    assert split_lines(tokenizers.target, [*first, BREAK, *second, 3], 2) == [
         (LINES[0], (*first, 3)),
         (LINES[1], (*second, 3)),
     ]
-    assert apart(tokenizers.target, [*first, BREAK, *second, 3], 3) is None
-    assert apart(tokenizers.target, [*first, BREAK, 3], 2) is None  # an empty line is not a translation
-    assert apart(tokenizers.target, [*first, 3], 2) is None
+    assert split_lines(tokenizers.target, [*first, BREAK, *second, 3], 3) is None
+    assert split_lines(tokenizers.target, [*first, BREAK, 3], 2) is None  # an empty line is not a translation
+    assert split_lines(tokenizers.target, [*first, 3], 2) is None
 
 
 def test_a_trained_model_gives_every_line_something(trained: Trained) -> None:
