@@ -45,8 +45,24 @@ class ShownAttention:
     heads: Heads
     links: str
     """Word alignment in Pharaoh format."""
-    source: str
     translation: str
+    left_out: str
+    """Note on the pieces that are not shown, or ""."""
+
+    @property
+    def mean(self) -> list[list[float]]:
+        """Mean weights (T, S) of the alignment's heads."""
+        return self.heads.rows(self.aligned.layers["cross"]).tolist()
+
+    @property
+    def maps(self) -> list[tuple[str, list[list[float]]]]:
+        """Title and weights (T, S) of each head of each layer that has weights."""
+        return [
+            (f"layer {layer} head {head}", weights.tolist())
+            for layer, of_layer in enumerate(self.aligned.layers["cross"], start=1)
+            if of_layer is not None
+            for head, weights in enumerate(of_layer, start=1)
+        ]
 
 
 def differing_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -114,7 +130,7 @@ def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttent
         aligned = translator.align(source, best.text, direction=direction)
     except MtkitError as error:
         return str(error)
-    return ShownAttention(aligned, heads, pharaoh(links), source, best.text)
+    return ShownAttention(aligned.first(), heads, pharaoh(links), best.text, aligned.left_out())
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:

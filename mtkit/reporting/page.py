@@ -1,10 +1,14 @@
-"""The page of a report: one HTML file with inline style and plots, which makes no network requests."""
+"""HTML report on runs: one file with inline style and plots, which makes no network requests (template: page.html)."""
 
 import shlex
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import floor, log10
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mtkit.decoding.links.heads import begins, words
 from mtkit.errors import RunError
@@ -12,26 +16,7 @@ from mtkit.evaluation.plots import SHOWN, score_lines
 from mtkit.evaluation.report import SideScores, is_many, matrix, score_side
 from mtkit.evaluation.significance import Difference
 from mtkit.evaluation.systems import run_sides
-from mtkit.reporting.contents import (
-    ShownAttention,
-    ShownSegment,
-    differing,
-    differing_settings,
-    sample_source,
-    shown_attention,
-    shown_segments,
-)
-from mtkit.reporting.markup import (
-    Html,
-    Points,
-    attention_table,
-    data_table,
-    line_chart,
-    run_name,
-    small_map,
-    tag,
-    text,
-)
+from mtkit.reporting.contents import differing, differing_settings, sample_source, shown_attention, shown_segments
 from mtkit.runs import Run
 from mtkit.storage.records import read_object
 from mtkit.terminal import ProgressBar, silent
@@ -39,10 +24,50 @@ from mtkit.training.checkpoint import read_progress
 from mtkit.training.progress import Progress
 from mtkit.training.report import read_metrics
 
-SURE = 0.05
-"""Significance level: smaller p-values are marked."""
+FOLDER = Path(__file__).parent
+SIGNIFICANCE = 0.05
+"""Smaller p-values are marked."""
 SMOOTHED = 200
 """Maximum points of a training curve; a longer curve is averaged over groups of neighbours."""
+COLOURS = 6
+"""Number of run colours; with more runs, colours repeat."""
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 420, 230, 46, 12, 24, 10
+"""Size and margins of a chart, in pixels."""
+TICKS = 4
+"""Approximate number of grid lines of a chart."""
+
+Points = Sequence[tuple[float, float]]
+
+
+class RunName(NamedTuple):
+    """Name of a run, shown in the run's colour."""
+
+    name: str
+    number: int
+    """Index of the run's colour."""
+
+
+Cell = str | RunName
+
+
+class Table(NamedTuple):
+    """Table of values; its template leaves out empty columns."""
+
+    heads: Sequence[Cell]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Line chart in pixels."""
+
+    title: str
+    grid: list[tuple[float, str]]
+    """Height and label of each grid line."""
+    updates: list[tuple[float, str, str]]
+    """Place, label and text anchor of each mark on the axis of updates."""
+    lines: list[tuple[int, list[tuple[float, float]], bool]]
+    """Run number, points, and whether the points are drawn as dots."""
 
 
 def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: ProgressBar = silent) -> str:
@@ -51,71 +76,83 @@ def report_page(runs: Sequence[Run], sides: Sequence[str] = (), progress: Progre
     Raises: RunError if a run has no translations or is damaged; DataError if the runs translated different text.
     """
     files = run_sides(runs, sides)
-    systems = [each.system for each in next(iter(files.values()))]
+    first = next(iter(files.values()))
+    systems = [RunName(translated.system, number % COLOURS) for number, translated in enumerate(first)]
     settings = runs[0].recipe.scoring
     scored = [
         score_side(
             name,
-            each,
+            translated,
             metrics=settings.metrics,
-            lengths=each[0].source is not None,
+            lengths=translated[0].source is not None,
             language=runs[0].target_language,
             tokenize=settings.tokenize,
             lowercase=settings.lowercase,
             progress=progress,
         )
-        for name, each in files.items()
+        for name, translated in files.items()
     ]
-    first = next(iter(files.values()))
     sample = sample_source(first[0])
-    title = " and ".join(systems) if len(systems) < 3 else f"{len(systems)} runs"
-    notes = dict.fromkeys(note for each in scored for note in each.notes)
-    body = text(
-        tag("h1", f"Report on {title}"),
-        *(tag("p", f"Note: {note}", class_="soft") for note in notes),
-        _overview(runs, systems, scored[0]),
-        _settings(runs, systems),
-        _curves(runs, systems),
-        *([_matrix(scored)] if is_many(scored) else [_scores(each) for each in scored]),
-        _segments(shown_segments(first), systems, scored[0].name),
-        Html() if sample is None else _attention([shown_attention(run, *sample) for run in runs], systems, *sample),
-        _commands(runs, systems),
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            title=" and ".join(name for name, _ in systems) if len(systems) < 3 else f"{len(systems)} runs",
+            style=(FOLDER / "page.css").read_text(encoding="utf-8"),
+            systems=systems,
+            notes=dict.fromkeys(note for side in scored for note in side.notes),
+            side=scored[0],
+            overview=_overview(runs, systems, scored[0]),
+            settings=_settings(runs, systems),
+            charts=_charts(runs),
+            width=WIDTH,
+            height=HEIGHT,
+            left=LEFT,
+            right=WIDTH - RIGHT,
+            significance=SIGNIFICANCE,
+            table=_matrix(scored, systems) if is_many(scored) else None,
+            signatures=[" ".join(signature) for signature in matrix(scored).signatures],
+            scores=[(scores, _scores(scores, systems)) for scores in scored],
+            lengths=[(scores, _by_length(scores, systems)) for scores in scored if scores.lengths],
+            segments=shown_segments(first),
+            differing=differing,
+            marked_words=_marked_words,
+            sample=sample,
+            attention=[] if sample is None else [shown_attention(run, *sample) for run in runs],
+            commands=_commands(runs),
+        )
     )
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    head = text(
-        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        tag("title", f"mtkit: {title}"),
-        Html(f'<link rel="icon" href="data:,"><style>{style}</style>'),
-    )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def _overview(runs: Sequence[Run], systems: Sequence[str], side: SideScores) -> Html:
-    rows = []
-    for number, (run, system) in enumerate(zip(runs, systems, strict=True)):
+def environment() -> Environment:
+    """Return the environment of the templates: text is escaped, and an undefined name is an error."""
+    loader = FileSystemLoader(FOLDER)
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+
+
+def _overview(runs: Sequence[Run], systems: Sequence[RunName], side: SideScores) -> Table:
+    rows: list[list[Cell]] = []
+    for run, system, scores in zip(runs, systems, side.overall.scores, strict=True):
         record = read_object(run.folder / "translations" / f"{side.name}.json")
         metrics = read_metrics(run.folder / "metrics.jsonl")
         peak = max((row.get("peak_bytes", 0) for row in metrics), default=0)
-        done = _progress(run)
-        scores = [f"{each.value:.2f}" for each in side.overall.scores[number]]
+        progress = _progress(run)
         rates = [row["tokens_per_second"] for row in metrics if row.get("tokens_per_second")]
         rows.append(
             [
-                run_name(system, number),
-                *scores,
-                f"{done.update:,}" if done else "",
-                f"{done.seconds / 60:,.1f}" if done else "",
+                system,
+                *(f"{score.value:.2f}" for score in scores),
+                f"{progress.update:,}" if progress else "",
+                f"{progress.seconds / 60:,.1f}" if progress else "",
                 f"{median(rates):,.0f}" if rates else "",
                 f"{record['tokens_per_second']:,.0f}" if record.get("tokens_per_second") else "",
                 f"{peak / 2**20:,.1f}" if peak else "",
                 f"{run.weights().stat().st_size / 2**20:,.1f}",
             ]
         )
-    names = [each.name for each in side.overall.scores[0]]
-    heads = ["run", *names, "updates", "training minutes", "training tokens/s", "decoding tokens/s"]
-    heads += ["peak memory of training, MiB", "weights, MiB"]
-    about = f"Scores on {side.name}, {side.segments:,} segments. Training tokens/s is the median."
-    return text(data_table(heads, rows), tag("p", about, class_="soft"))
+    metrics_heads = [score.name for score in side.overall.scores[0]]
+    heads = ["run", *metrics_heads, "updates", "training minutes", "training tokens/s", "decoding tokens/s"]
+    return Table([*heads, "peak memory of training, MiB", "weights, MiB"], rows)
 
 
 def _progress(run: Run) -> Progress | None:
@@ -129,192 +166,135 @@ def _progress(run: Run) -> Progress | None:
         return None
 
 
-def _settings(runs: Sequence[Run], systems: Sequence[str]) -> Html:
+def _settings(runs: Sequence[Run], systems: Sequence[RunName]) -> Table:
     rows = [[name, *values] for name, values in differing_settings(runs)]
-    if len(runs) == 1:
-        table = data_table(["setting", "value"], rows)
-        return text(tag("h2", "Settings"), tag("details", tag("summary", f"All {len(rows)} settings"), table))
-    if not rows:
-        return text(tag("h2", "Settings"), tag("p", "All settings are the same."))
-    heads = ["setting", *(run_name(system, number) for number, system in enumerate(systems))]
-    return text(tag("h2", "Settings that differ"), data_table(heads, rows))
+    return Table(["setting", *(["value"] if len(runs) == 1 else systems)], rows)
 
 
-def _curves(runs: Sequence[Run], systems: Sequence[str]) -> Html:
+def _charts(runs: Sequence[Run]) -> list[Chart]:
+    """Return the charts that have points: validation scores, validation loss, training loss."""
     rows = [read_metrics(run.folder / "metrics.jsonl") for run in runs]
 
     def losses(kind: str) -> list[tuple[int, Points]]:
-        found: list[tuple[int, Points]] = []
-        for number, each in enumerate(rows):
-            points = [(r["update"], r["nll"]) for r in each if r.get("kind") == kind and r.get("nll") is not None]
-            if points:
-                found.append((number, _smoothed(points)))
-        return found
-
-    def scores(measure: str) -> Html:
-        """Return a chart with a line per run and signature; scores with different signatures are not comparable."""
-        found = [(number, *line) for number, each in enumerate(rows) for line in score_lines(each, measure)]
-        several = len({signature for _, signature, _ in found}) > 1
-        title = f"Validation {SHOWN[measure]}" + (" (signatures differ: lines are not comparable)" if several else "")
-        return line_chart(title, [(number, _smoothed(points)) for number, _, points in found], dots=True)
-
-    charts = [
-        *map(scores, SHOWN),
-        line_chart("Validation loss, nats per token", losses("validation"), dots=True),
-        line_chart("Training loss, nats per token", losses("train"), dots=False),
-    ]
-    if not any(charts):
-        return Html()
-    legend = [run_name(system, number) for number, system in enumerate(systems)]
-    return text(tag("h2", "Curves"), tag("p", *legend), tag("div", *charts, class_="charts"))
-
-
-def _smoothed(points: Sequence[tuple[float, float]]) -> Points:
-    size = -(-len(points) // SMOOTHED)
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in parts]
-
-
-def _matrix(sides: Sequence[SideScores]) -> Html:
-    """Return the scores of many sides and directions as one table."""
-    shown, files = matrix(sides), sides[0].files
-    rows = [
-        [*cells[:3], run_name(cells[3], number % len(files)) if cells[3] else "", *cells[4:]]
-        for number, cells in enumerate(shown.rows)
-    ]
-    parts = [tag("h2", "Scores"), data_table(["run" if head == "system" else head for head in shown.heads], rows)]
-    if len(files) > 1:
-        about = f"Difference: the score minus the score of {files[0].system}; * if all p-values are below {SURE}."
-        parts.append(tag("p", about, class_="soft"))
-    listed = tag("pre", "\n".join("  ".join(filter(None, each)) for each in shown.signatures))
-    return text(*parts, tag("details", tag("summary", "Signatures"), listed), *map(_lengths, sides))
-
-
-def _scores(side: SideScores) -> Html:
-    rows, signatures = [], []
-    for metric, best in enumerate(side.overall.scores[0]):
-        signatures.append([best.name, best.signature])
-        for number, files in enumerate(side.files):
-            score = side.overall.scores[number][metric]
-            low_high = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
-            difference = side.overall.differences[number - 1][metric] if number else None
-            rows.append(
-                [score.name, run_name(files.system, number), f"{score.value:.2f}", low_high, *_difference(difference)]
-            )
-    heads = ["metric", "run", "score", "95% interval", "difference", "p bootstrap", "p randomisation"]
-    parts = [tag("h2", f"Scores of {side.name}"), data_table(heads, rows)]
-    if len(side.files) > 1:
-        about = f"Difference: the score minus the score of {side.files[0].system}; p is two-sided, * below {SURE}."
-        parts.append(tag("p", about, class_="soft"))
-    listed = tag("pre", "\n".join(f"{name}  {signature}" for name, signature in signatures))
-    parts.append(tag("details", tag("summary", "Signatures"), listed))
-    return text(*parts, tag("h3", "Scores by source length") if side.lengths else Html(), _by_length(side))
-
-
-def _lengths(side: SideScores) -> Html:
-    """Return the scores of a side by source length, folded."""
-    if not side.lengths:
-        return Html()
-    return tag("details", tag("summary", f"{side.name} by source length"), _by_length(side))
-
-
-def _by_length(side: SideScores) -> Html:
-    if not side.lengths:
-        return Html()
-    names = [each.name for each in side.overall.scores[0]]
-    rows = [
-        [
-            f"{row.name} words",
-            f"{row.segments:,}",
-            run_name(files.system, number),
-            *(f"{row.scores[name]:.2f}" for name in names),
-            "" if row.length_ratio is None else f"{row.length_ratio:.3f}",
+        return [
+            (number, [(row["update"], row["nll"]) for row in of_run if row.get("kind") == kind and "nll" in row])
+            for number, of_run in enumerate(rows)
         ]
-        for of_length in zip(*side.lengths, strict=True)
-        for number, (files, row) in enumerate(zip(side.files, of_length, strict=True))
+
+    charts = []
+    for measure, shown in SHOWN.items():
+        # a line per run and signature: scores with different signatures are not comparable
+        lines = [(number, *line) for number, of_run in enumerate(rows) for line in score_lines(of_run, measure)]
+        several = len({signature for _, signature, _ in lines}) > 1
+        title = f"Validation {shown}" + (" (signatures differ: lines are not comparable)" if several else "")
+        charts.append(line_chart(title, [(number, points) for number, _, points in lines], dots=True))
+    charts.append(line_chart("Validation loss, nats per token", losses("validation"), dots=True))
+    charts.append(line_chart("Training loss, nats per token", losses("train"), dots=False))
+    return [chart for chart in charts if chart is not None]
+
+
+def line_chart(title: str, lines: Sequence[tuple[int, Points]], *, dots: bool) -> Chart | None:
+    """Return the line chart of (run number, points), smoothed; None if there are no points."""
+    smoothed = [(number, _smoothed([(x, y) for x, y in points if y is not None])) for number, points in lines]
+    values = [point for _, points in smoothed for point in points]
+    if not values:
+        return None
+    right = max(x for x, _ in values) or 1
+    low, high = min(y for _, y in values), max(y for _, y in values)
+    rough = ((high - low) or abs(high) or 1) / TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    low, high = floor(low / step) * step, -floor(-high / step) * step
+    high = high if high > low else low + step
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            round(LEFT + x / right * (WIDTH - LEFT - RIGHT), 1),
+            round(TOP + (high - y) / (high - low) * (HEIGHT - TOP - BOTTOM), 1),
+        )
+
+    ticks = [low + number * step for number in range(round((high - low) / step) + 1)]
+    return Chart(
+        f"{title}, by update",
+        [(place(0, tick)[1], f"{tick:.6g}") for tick in ticks],
+        [
+            (place(share * right, low)[0], f"{share * right:,.0f}", anchor)
+            for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end"))
+        ],
+        [
+            (number % COLOURS, [place(*point) for point in points], dots or len(points) == 1)
+            for number, points in smoothed
+            if points
+        ],
+    )
+
+
+def _smoothed(points: Points) -> Points:
+    size = -(-len(points) // SMOOTHED) or 1
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
+
+
+def _matrix(sides: Sequence[SideScores], systems: Sequence[RunName]) -> Table:
+    """Return the scores of many sides and directions as one table."""
+    scores = matrix(sides)
+    rows = [
+        [*cells[:3], systems[number % len(systems)] if cells[3] else "", *cells[4:]]
+        for number, cells in enumerate(scores.rows)
     ]
-    return data_table(["source", "segments", "run", *names, "length ratio"], rows)
+    return Table(["run" if head == "system" else head for head in scores.heads], rows)
+
+
+def _scores(side: SideScores, systems: Sequence[RunName]) -> Table:
+    rows: list[list[Cell]] = []
+    for metric in range(len(side.overall.scores[0])):
+        for number, system in enumerate(systems):
+            score = side.overall.scores[number][metric]
+            interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+            difference = side.overall.differences[number - 1][metric] if number else None
+            rows.append([score.name, system, f"{score.value:.2f}", interval, *_difference(difference)])
+    return Table(["metric", "run", "score", "95% interval", "difference", "p bootstrap", "p randomisation"], rows)
 
 
 def _difference(difference: Difference | None) -> list[str]:
     if difference is None:
         return ["", "", ""]
-    found = [difference.bootstrap_p, difference.randomisation_p]
-    marks = ["" if p is None else f"{p:.4f}{' *' if p < SURE else ''}" for p in found]
-    return [f"{difference.value:+.2f}", *marks]
+    p_values = [difference.bootstrap_p, difference.randomisation_p]
+    marked = ["" if p is None else f"{p:.4f}{' *' if p < SIGNIFICANCE else ''}" for p in p_values]
+    return [f"{difference.value:+.2f}", *marked]
 
 
-def _segments(kinds: dict[str, list[ShownSegment]], systems: Sequence[str], side: str | None) -> Html:
-    parts: list[Html] = []
-    for title, segments in kinds.items():
-        parts.append(tag("h3", title))
-        parts += [_segment(each, systems) for each in segments]
-    about = (
-        f"Segments of {side}, ordered by chrF. "
-        "Words that differ from the reference are marked; reference words that a run lacks are underlined."
-    )
-    return text(tag("h2", "Segments"), tag("p", about, class_="soft"), *parts)
+def _by_length(side: SideScores, systems: Sequence[RunName]) -> Table:
+    names = [score.name for score in side.overall.scores[0]]
+    rows: list[list[Cell]] = [
+        [
+            f"{row.name} words",
+            f"{row.segments:,}",
+            system,
+            *(f"{row.scores[name]:.2f}" for name in names),
+            "" if row.length_ratio is None else f"{row.length_ratio:.3f}",
+        ]
+        for of_length in zip(*side.lengths, strict=True)
+        for system, row in zip(systems, of_length, strict=True)
+    ]
+    return Table(["source", "segments", "run", *names, "length ratio"], rows)
 
 
-def _segment(segment: ShownSegment, systems: Sequence[str]) -> Html:
-    rows: list[Html] = []
-    if segment.source is not None:
-        rows += [tag("dt", "source"), tag("dd", segment.source, dir="auto")]
-    lacking = [differing(segment.reference, each) for each in segment.translations]
-    rows += [tag("dt", "reference"), _words(segment.reference, set().union(*lacking), "span", class_="missed")]
-    for number, (system, translation) in enumerate(zip(systems, segment.translations, strict=True)):
-        score = tag("span", f" {segment.scores[number]:.1f}", class_="soft")
-        others = differing(translation, segment.reference)
-        rows += [tag("dt", run_name(system, number), score), _words(translation, others, "mark")]
-    return tag("div", tag("span", f"line {segment.number:,}", class_="soft"), tag("dl", *rows), class_="segment")
-
-
-def _words(line: str, chosen: Collection[int], name: str, **attributes: str) -> Html:
-    """Return the line with the words at the `chosen` indices inside elements."""
-    spelt, end = list[str](), 0
+def _marked_words(line: str, indices: Collection[int]) -> list[tuple[str, bool]]:
+    """Return the line in parts, and for each part whether it is one of the words at `indices`."""
+    parts, end = list[tuple[str, bool]](), 0
     for place, (begin, word) in enumerate(zip(begins(line), words(line), strict=True)):
-        spelt += [line[end:begin], tag(name, word, **attributes) if place in chosen else word]
+        parts += [(line[end:begin], False), (word, place in indices)]
         end = begin + len(word)
-    return tag("dd", *spelt, line[end:], dir="auto")
+    return [*parts, (line[end:], False)]
 
 
-def _attention(
-    found: Sequence[ShownAttention | str], systems: Sequence[str], source: str, direction: str | None
-) -> Html:
-    parts = [tag("h2", "Attention"), tag("p", source, dir="auto")]
-    for number, (system, shown) in enumerate(zip(systems, found, strict=True)):
-        parts.append(tag("h3", run_name(system, number)))
-        if isinstance(shown, str):
-            parts.append(tag("p", f"No attention is shown: {shown}", class_="soft"))
-            continue
-        aligned = shown.aligned.first()
-        layers: list[Any] = aligned.layers["cross"]
-        links = text("Words: ", tag("code", shown.links), f", by {shown.heads}.")
-        mean = shown.heads.rows(layers)
-        parts += [
-            tag("p", shown.translation, dir="auto"),
-            tag("p", links, class_="soft"),
-            attention_table(aligned.source, aligned.target, mean.tolist()),
-        ]
-        if left_out := shown.aligned.left_out():
-            parts.append(tag("p", f"{left_out.capitalize()}.", class_="soft"))
-        small = [
-            small_map(f"layer {layer} head {head}", weights.tolist())
-            for layer, each in enumerate(layers, start=1)
-            if each is not None
-            for head, weights in enumerate(each, start=1)
-        ]
-        parts.append(
-            tag("details", tag("summary", "Cross attention by layer and head"), tag("div", *small, class_="heads"))
-        )
-    return text(*parts)
-
-
-def _commands(runs: Sequence[Run], systems: Sequence[str]) -> Html:
+def _commands(runs: Sequence[Run]) -> list[str]:
     """Return the recorded training commands, and the commands that translate, score and report the runs."""
-    run_options = " ".join(f"--run {shlex.quote(str(run.folder))}" for run in runs)
-    lines = [command for run in runs for command in run.about.get("commands", [])]
-    lines += [f"mtkit translate --run {shlex.quote(str(run.folder))}" for run in runs]
-    lines += [f"mtkit score {run_options} --by-length"]
-    lines += ["mtkit report " + " ".join(shlex.quote(str(run.folder)) for run in runs)]
-    return text(tag("h2", "Commands"), tag("pre", tag("code", "\n".join(lines))))
+    folders = [shlex.quote(str(run.folder)) for run in runs]
+    return [
+        *(command for run in runs for command in run.about.get("commands", [])),
+        *(f"mtkit translate --run {folder}" for folder in folders),
+        f"mtkit score {' '.join(f'--run {folder}' for folder in folders)} --by-length",
+        f"mtkit report {' '.join(folders)}",
+    ]

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import asdict
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.evaluation.systems import run_sides
 from mtkit.reporting.contents import differing, differing_settings, shown_segments
-from mtkit.reporting.markup import attention_table, line_chart, tag
+from mtkit.reporting.page import Chart, environment, line_chart
 from mtkit.runs import Run
 from mtkit.training.checkpoint import FORMAT
 from mtkit.training.progress import Progress
@@ -109,7 +110,8 @@ def test_text_is_shown_from_the_side_that_its_letters_ask_for(folder: Path) -> N
     assert set(re.findall("<dd[^>]*>", page)) == {'<dd dir="auto">'}
     attention = page[page.index("<h2>Attention") :]
     assert attention.count('<p dir="auto">') == 3  # the source, and what each run makes of it
-    table = attention_table(["▁كلب"], ["▁dog"], [[1.0]])
+    macros = environment().get_template("macros.html").module
+    table = unescape(macros.attention_table(["▁كلب"], ["▁dog"], [[1.0]]))  # type: ignore[attr-defined]
     assert table.count('<th dir="auto">') == table.count("<th ") == 2
     assert 'title="\u2068▁dog\u2069 → \u2068▁كلب\u2069: 1.000"' in table
 
@@ -151,11 +153,19 @@ def test_differences_are_of_words() -> None:
 
 
 def test_a_chart_holds_its_points() -> None:
-    assert line_chart("x", [], dots=True) == ""
-    assert line_chart("x", [(0, [(1, 2.0)]), (1, [(1, 2.0), (3, -4.0)])], dots=True).count("<circle") == 3
-    assert line_chart("x", [(0, [(0, 0.0), (0, 0.0)])], dots=False).count("<polyline") == 1
-    assert line_chart("x", [(0, [(1, 2.0)]), (1, [(1, 2.0), (3, 4.0)])], dots=False).count("<circle") == 1
-    assert tag("p", "<&", title='"') == '<p title="&quot;">&lt;&amp;</p>'
+    def points(chart: Chart | None) -> list[tuple[int, bool]]:
+        assert chart is not None
+        return [(len(line), dots) for _, line, dots in chart.lines]
+
+    assert line_chart("x", [(0, [])], dots=True) is None
+    assert points(line_chart("x", [(0, [(1, 2.0)]), (1, [(1, 2.0), (3, -4.0)])], dots=True)) == [(1, True), (2, True)]
+    assert points(line_chart("x", [(0, [(0, 0.0), (0, 0.0)])], dots=False)) == [(2, False)]
+    assert points(line_chart("x", [(0, [(1, 2.0)]), (1, [(1, 2.0), (3, 4.0)])], dots=False)) == [(1, True), (2, False)]
+    chart = line_chart("x", [(7, [(0, 1.0), (50, 3.0), (100, 2.0)])], dots=True)
+    assert chart is not None
+    assert chart.grid == [(206.0, "1"), (157.0, "1.5"), (108.0, "2"), (59.0, "2.5"), (10.0, "3")]
+    assert chart.updates == [(46.0, "0", "start"), (227.0, "50", "middle"), (408.0, "100", "end")]
+    assert chart.lines == [(1, [(46.0, 206.0), (227.0, 10.0), (408.0, 108.0)], True)]
 
 
 def test_validation_scores_with_different_signatures_are_on_different_lines(folder: Path) -> None:
@@ -166,7 +176,7 @@ def test_validation_scores_with_different_signatures_are_on_different_lines(fold
     )
     (folder / "mtkit-runs/one/metrics.jsonl").write_text(text)
     page = typed("one")
-    chart = re.findall("<figure.*?</figure>", page)[0]
+    chart = re.findall("(?s)<figure.*?</figure>", page)[0]
     assert "Validation BLEU (signatures differ: lines are not comparable)" in chart
     assert [len(points.split()) for points in re.findall('points="([^"]*)"', chart)] == [2, 1]
 
