@@ -4,8 +4,8 @@ Mechanisms of other packages are modules that these name in the entry point grou
 
 Files that begin with `_` are helpers of the mechanisms beside them. Slots, too, are looked up by name here (`fill`).
 
-A file holds either one `Attention` or one of the slots around it (`Projection`, `Merge`, `Regularizer`), which is then
-a name of its own too: `full` with that slot set.
+A file has exactly one public `Attention` or slot class (`Projection`, `Merge`, `Regularizer`). A slot's name selects
+`full` with that slot set.
 """
 
 import importlib
@@ -304,9 +304,10 @@ def _only_mechanism_in(module: ModuleType) -> Any:
         each
         for each in vars(module).values()
         if isinstance(each, type) and each.__module__ == module.__name__ and issubclass(each, Attention | Slot)
+        if not each.__name__.startswith("_")
     ]
     if len(own) != 1:
-        raise TypeError(f"{module.__name__} must define exactly one Attention or slot, not {len(own)}")
+        raise TypeError(f"{module.__name__} must define exactly one public Attention or slot, not {len(own)}")
     if missing := [name for name in DECLARED if not hasattr(own[0], name)]:
         raise TypeError(f"{own[0].__name__} in {module.__name__} does not declare: {', '.join(missing)}")
     return own[0]

@@ -85,7 +85,7 @@ def test_a_package_is_named_where_mechanisms_are_described(install: Install) -> 
     ("given", "message"),
     [
         ({"code": "import nothing_like_it"}, "of its 1.2 cannot be loaded .ModuleNotFoundError: No module named"),
-        ({"code": "x = 1"}, "must define exactly one Attention"),
+        ({"code": "x = 1"}, "must define exactly one public Attention"),
         ({"module": "its_prefix_mean:PrefixMean"}, "is not a module"),
         ({"name": "Prefix_Mean"}, "small letters, digits and hyphens"),
     ],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.content._sorted_blocks import order_weights
+from mtkit.attention.content._block_sorting import order_weights
 
 pytestmark = pytest.mark.peer
 

@@ -29,8 +29,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import append, picked
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.head_groups import HeadGroup, PatternGroup
-from mtkit.attention.content._centroids import Centroids
-from mtkit.attention.content._member_lists import enlist, enlisted, start_lists
+from mtkit.attention.content._clusters import Centroids, enlist, enlisted, start_lists
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import (
     attend_chosen_to_chosen,

@@ -22,8 +22,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 
 from mtkit.attention.bases.caches import append, start_cache, written
-from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
-from mtkit.attention.content._sorted_blocks import block_rows, sorted_rows
+from mtkit.attention.content._block_sorting import SORTNET, BlockSorting, block_rows, sorted_rows
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import attend_beside
 from mtkit.attention.kernels.dot_product import attend_step, spread

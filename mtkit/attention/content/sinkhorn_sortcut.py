@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.content._block_sorting import SORTNET, BlockSorting
-from mtkit.attention.content._sorted_blocks import sorted_rows
+from mtkit.attention.content._block_sorting import SORTNET, BlockSorting, sorted_rows
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import attend_beside
 from mtkit.attention.kernels.dot_product import attend_step

@@ -27,8 +27,47 @@ from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed, sm
 from mtkit.attention.kernels.running_softmax import attend_part, join_parts
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
 from mtkit.attention.sparse._node_update import NodeUpdate
-from mtkit.attention.sparse._relative_labels import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
+
+
+class RelativeLabels(nn.Module):
+    """Adds scale * (q . a_label + b_label) to the scores, one table of (a, b) for each head.
+
+    Label 0 is the same position, 1 to `clip` a key to the right, clip + 1 to 2 clip one to the left, the last of each
+    for all further ones; behind these come two for pairs that do not belong together and pairs that do.
+    """
+
+    undecayed = ("biases",)
+
+    def __init__(self, heads: int, width: int, *, clip: int) -> None:
+        super().__init__()
+        self.clip = clip
+        labels = 2 * clip + 3
+        self.vectors = nn.Parameter(0.02 * torch.randn(heads, labels, width))
+        self.biases = nn.Parameter(torch.zeros(heads, labels))
+
+    def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor:
+        """(B, H, ..., T, S) by the positions, through one product with the table."""
+        label = distance_label(key_position.unsqueeze(-2) - query_position.unsqueeze(-1), self.clip)
+        return self.by_label(q, scale).gather(-1, label.expand(*q.shape[:-1], label.shape[-1]))
+
+    def belonging(self, q: Tensor, member: Tensor, scale: float) -> Tensor:
+        """(B, H, T, S) by whether query and key belong together: member (T, S)."""
+        apart, together = self.by_label(q, scale)[..., -2:].split(1, dim=-1)
+        return torch.where(member, together, apart)
+
+    def by_label(self, q: Tensor, scale: float) -> Tensor:
+        """What each label adds to a query's score, (B, H, ..., T, labels)."""
+        rows = q.flatten(2, -2)  # the heads' tables are the only batch: none is copied for a block
+        scores = (rows @ self.vectors.transpose(-1, -2) + self.biases.unsqueeze(-2)) * scale
+        return scores.unflatten(2, q.shape[2:-1])
+
+
+def distance_label(distance: Tensor, clip: int) -> Tensor:
+    """The label of a key that lies so far to the right."""
+    distance = distance.clamp(-clip, clip)
+    return torch.where(distance < 0, clip - distance, distance)
+
 
 PREFIXES = {
     "qkv": dict[tuple[str, str], str](),
@@ -102,7 +141,7 @@ class Etc(HeadAttention):
         self.share = share if global_tokens else "qkv"  # without nodes there is nobody to share with
         self.hard_g2l, self.hard_l2g, self.carries = hard_g2l, hard_l2g, global_memory == "carry"
         width = self.projection.key_width
-        self.labels = RelativeLabels(site, width, clip=rel_clip) if rel_clip else None
+        self.labels = RelativeLabels(site.heads, width, clip=rel_clip) if rel_clip else None
         self.node_labels: RelativeLabels | None = None
         self.updates = global_tokens > 0 and (not self.carries or site.layer + 1 < site.layers)
         if global_tokens and (site.layer == 0 or not self.carries):
@@ -114,7 +153,7 @@ class Etc(HeadAttention):
 
     def _build_nodes(self, width: int, clip: int) -> None:
         """What nodes that read need: labels, projections of their own if any, norms and feed-forward."""
-        self.node_labels = RelativeLabels(self.site, width, clip=clip) if clip else None
+        self.node_labels = RelativeLabels(self.site.heads, width, clip=clip) if clip else None
         if self.share != "qkv":
             self._copy("global_", "q_proj", "k_proj", "v_proj", "out_proj")
         if self.share == "none":

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
+from mtkit.attention.contract import Site
+from mtkit.attention.sparse.axial import _LineAttention
 from tests.contract.counting import Count
 
 FORMS = [
@@ -132,3 +134,46 @@ def test_a_step_reads_one_row_and_no_prefix(causal: str) -> None:
     early, late = (statistics.median(steps[some]) for some in (slice(14, 21), slice(154, 161)))  # some copy a cache
     rows = 160 // 8
     assert late - early <= (0 if causal == "shift" else 40 * rows)
+
+
+def make_part(positions: str | None = None, role: str = "decoder") -> _LineAttention:
+    return _LineAttention(Site(role, 32, 4, positions=positions)).eval()
+
+
+@pytest.mark.parametrize("positions", [None, "rotary", "alibi", "shaw"])
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_each_line_is_full_attention_of_its_own(positions: str | None, causal: bool) -> None:
+    part = make_part(positions)
+    full = build("full", role="decoder" if causal else "encoder", d_model=32, heads=4, positions=positions).eval()
+    full.load_state_dict(part.state_dict())
+    x, valid = torch.randn(2, 3, 5, 32), torch.arange(5) < torch.tensor([[5, 4, 1], [5, 2, 3]])[..., None]
+    output, losses = part.along(x, valid, causal=causal)
+    assert not losses
+    for one in range(2):
+        for line in range(3):
+            real = valid[one, line]
+            alone = full(x[one, line][real][None]).output[0]
+            torch.testing.assert_close(output[one, line][real], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [None, "rotary", "alibi", "shaw"])
+@torch.no_grad()
+def test_the_end_of_a_line_is_the_last_of_the_pass(positions: str | None) -> None:
+    """Lines of 4 of one segment, as hypotheses are laid out in decoding."""
+    part, x = make_part(positions), torch.randn(2, 3, 4, 32)
+    expected, _ = part.along(x, None, causal=True)
+    every = [part.newest(x[:, :, place], place) for place in range(4)]
+    keys, values = (torch.stack([each[number] for each in every], dim=3) for number in (1, 2))
+    output = part.at_the_end(every[-1][0], keys, values)
+    torch.testing.assert_close(output, expected[:, :, -1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_all_pairs_of_the_sequence_give_the_same(causal: bool) -> None:
+    part, x = make_part("rotary"), torch.randn(2, 12, 32)
+    position = torch.arange(12)
+    stated = part.naive_along(x, position // 4, position % 4, causal, None)
+    expected, _ = part.along(x.unflatten(1, (3, 4)), None, causal=causal)
+    torch.testing.assert_close(stated, expected.flatten(1, 2), rtol=1e-5, atol=1e-5)

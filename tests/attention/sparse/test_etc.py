@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention import build
+from mtkit.attention.sparse.etc import RelativeLabels, distance_label
 from mtkit.errors import MtkitError
 
 SHARES = ("qkv", "kv", "none")
@@ -190,3 +191,44 @@ def test_wrong_options_are_refused(wrong: dict[str, Any], message: str) -> None:
 def test_only_the_encoder_may_read_ahead(role: str) -> None:
     with pytest.raises(MtkitError, match="encoder"):
         build("etc", role=role, d_model=16, heads=2)
+
+
+def make_labels(heads: int = 2, width: int = 4, clip: int = 2) -> RelativeLabels:
+    labels = RelativeLabels(heads, width, clip=clip).double()
+    torch.nn.init.normal_(labels.vectors)
+    torch.nn.init.normal_(labels.biases)
+    return labels
+
+
+def test_a_label_tells_the_clipped_distance_and_the_side() -> None:
+    at = torch.arange(5)
+    assert distance_label(at - at.unsqueeze(-1), 2).tolist() == [
+        [0, 1, 2, 2, 2],
+        [3, 0, 1, 2, 2],
+        [4, 3, 0, 1, 2],
+        [4, 4, 3, 0, 1],
+        [4, 4, 4, 3, 0],
+    ]
+
+
+def test_vectors_and_biases_are_scaled_as_the_product_of_query_and_key_is() -> None:
+    labels, q = make_labels(), torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    at, member = torch.arange(5), torch.rand(5, 5) < 0.5
+    distances = distance_label(at - at.unsqueeze(-1), 2)
+    near, far = labels.bias(q, at, at, 0.5), labels.belonging(q, member, 0.5)
+    for head in range(2):
+        for i in range(5):
+            for j in range(5):
+                for given, label in (
+                    (near, distances[i, j]),
+                    (far, 5 + member[i, j].long()),
+                ):
+                    wanted = 0.5 * (q[:, head, i] @ labels.vectors[head, label] + labels.biases[head, label])
+                    torch.testing.assert_close(given[:, head, i, j], wanted)
+
+
+def test_in_blocks_it_gives_what_it_gives_in_one() -> None:
+    labels, q, at = make_labels(), torch.randn(3, 2, 6, 4, dtype=torch.float64), torch.arange(6)
+    whole = labels.bias(q, at, at, 0.5).detach()
+    blocks = labels.bias(q.unflatten(2, (1, 2, 3)), at.view(1, 2, 3), at.expand(1, 1, 6), 0.5)
+    torch.testing.assert_close(blocks.detach().flatten(2, 4), whole)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtkit.attention.content._sorted_blocks import (
+from mtkit.attention.content._block_sorting import (
     block_means,
     next_order_weights,
     order_weights,
