@@ -3,21 +3,21 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from mtkit.data.chunks import FilePart
 from mtkit.decoding.held_out import n_best_lines
+from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Notes
-from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
-from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.links.heads import Heads
 from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.errors import DataError, MtkitError
 from mtkit.storage.files import check_outputs, is_device
+from mtkit.storage.jobs import Item, open_job
 from mtkit.text.readers import Lines, Span
 
 Text = Path | Iterable[str]
@@ -64,56 +64,43 @@ def translate_file(
     _check_outputs(outputs, [source, document_ids], part)
     if alignments is not None:
         translator.check_links()
-    together = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
-    document_ids = document_ids if together else None
+    joins = joins_documents(translator.runs, documents, translator.settings, scores=scores, say=say)
+    ids = document_ids if joins else None
+    about = {
+        **translator.identity,
+        "direction": direction,
+        "documents": joins and ("blank lines" if ids is None else _name(ids, "ids")),
+        "scores": scores,
+        "heads": None if alignments is None else [heads.members, heads.shifted],
+    }
+    span = None
     if part is not None:
-        _check_part(translator, source, output, alignments, together=together)
-    span = None if part is None else part_lines(cast(Path, source), part)
-    offset = 0 if span is None else span.before
-    items: Iterable[Item] = zip(_lines(source, span)) if document_ids is None else _with_ids(source, document_ids)
-
-    def ids_of(chunk: Sequence[Item]) -> Sequence[int] | Sequence[str] | None:
-        if not together:
-            return None
-        return ids_by_blank_lines([item[0] for item in chunk]) if document_ids is None else [i[1] for i in chunk]
-
-    def work(place: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
-        lines, ids, first = [item[0] for item in chunk], ids_of(chunk), offset + place
-        found = translator.lines(lines, direction=direction, documents=ids, first=first, on_progress=on_progress)
-        written = [_written(found, first, several=translator.settings.n_best > 1, scores=scores)]
-        if alignments is not None:
-            best = [each for each, *_ in found]
-            written.append(map(pharaoh, translator.links(lines, best, heads, direction=direction, documents=ids)))
-        return written, Notes.of(found, first)
-
-    def in_a_document(one: Item, other: Item) -> bool:
-        return bool(one[0].strip() and other[0].strip()) if document_ids is None else one[1] == other[1]
-
-    def about() -> dict[str, Any]:
-        return {
-            **translator.identity,
-            "direction": direction,
-            "documents": together and ("blank lines" if document_ids is None else _name(document_ids, "ids")),
-            "scores": scores,
-            "heads": None if alignments is None else [heads.members, heads.shifted],
-        }
-
-    if part is not None and span is not None:
-        paths = cast("list[Path]", outputs)
-        if not begin_part(part, cast(Path, source), span, paths, about()):
+        path, paths = _check_part(translator, source, outputs, joins=joins)
+        span = part_lines(path, part)
+        if not begin_part(part, path, span, paths, about):
             say(f"part {part} is finished: {part.output(paths[0])}")
             return Notes()
         outputs = [part.output(path) for path in paths]
-    return write_lines(
-        items,
-        work,
-        outputs,
-        lambda: {**about(), "before": offset},
-        together=in_a_document if together else None,
-        live=live,
-        say=say,
-        on_skip=on_progress,
-    )
+    offset = 0 if span is None else span.before
+    items: Iterable[Item] = zip(_lines(source, span)) if ids is None else _with_ids(source, ids)
+    together = None if not joins else _not_blank if ids is None else _same_id
+    with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
+        chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
+        for chunk in job.todo(chunks, on_progress):
+            lines, first = [item[0] for item in chunk.items], offset + chunk.first
+            in_documents: Sequence[int] | Sequence[str] | None = None
+            if joins:
+                in_documents = ids_by_blank_lines(lines) if ids is None else [item[1] for item in chunk.items]
+            translations = translator.lines(
+                lines, direction=direction, documents=in_documents, first=first, on_progress=on_progress
+            )
+            written = [_written(translations, first, several=translator.settings.n_best > 1, scores=scores)]
+            if alignments is not None:
+                best = [translation for translation, *_ in translations]
+                links = translator.links(lines, best, heads, direction=direction, documents=in_documents)
+                written.append(map(pharaoh, links))
+            job.write(chunk, written, Notes.of(translations, first))
+    return job.notes
 
 
 def force_file(
@@ -139,24 +126,17 @@ def force_file(
     one = "" if ways else translator.directions(cast("str | None", directions), 1).names_of_lines()[0]
     names = ways.names_of_lines() if ways else repeat(one)
 
-    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
-        found = translator.force(
-            [item[0] for item in chunk],
-            [item[1] for item in chunk],
-            ways.part(first, len(chunk)) if ways else translator.directions(one, len(chunk)),
-            first=first,
-            on_progress=on_progress,
-        )
-        return [[f"{each:.6f}" for each in found]], Notes()
-
-    write_lines(
-        ((*pair, name) for pair, name in zip(pairs, names, strict=False)),
-        work,
-        [output],
-        lambda: {**translator.identity, "forced": True},
-        say=say,
-        on_skip=on_progress,
-    )
+    items = ((*pair, name) for pair, name in zip(pairs, names, strict=False))
+    with open_job([output], {**translator.identity, "forced": True}, Notes(), say=say) as job:
+        for chunk in job.todo(chunks_of(items), on_progress):
+            log_probs = translator.force(
+                [item[0] for item in chunk.items],
+                [item[1] for item in chunk.items],
+                ways.part(chunk.first, len(chunk.items)) if ways else translator.directions(one, len(chunk.items)),
+                first=chunk.first,
+                on_progress=on_progress,
+            )
+            job.write(chunk, [[f"{log_prob:.6f}" for log_prob in log_probs]], Notes())
 
 
 def _written(
@@ -209,16 +189,25 @@ def _check_outputs(
 
 
 def _check_part(
-    translator: Translator, source: Text, output: Path | BinaryIO, alignments: Path | BinaryIO | None, *, together: bool
-) -> None:
-    """Raises: MtkitError for what cannot be done in parts."""
-    outputs = [output] if alignments is None else [output, alignments]
-    if not all(isinstance(each, Path) and not is_device(each) for each in (source, *outputs)):
+    translator: Translator, source: Text, outputs: Sequence[Path | BinaryIO], *, joins: bool
+) -> tuple[Path, list[Path]]:
+    """The source and the outputs of a part, which are files. Raises: MtkitError for what cannot be done in parts."""
+    paths = [path for path in (source, *outputs) if isinstance(path, Path) and not is_device(path)]
+    if len(paths) <= len(outputs):
         raise MtkitError("a part is of a file and goes to files; give --input and --output a file each")
-    if together:
+    if joins:
         raise MtkitError("a part may end in the middle of a document; give --sentences, or leave --part out")
     if translator.settings.n_best > 1:
         raise MtkitError(f"a part has one translation per line, and decoding.n_best = {translator.settings.n_best}")
+    return paths[0], paths[1:]
+
+
+def _not_blank(one: Item, other: Item) -> bool:
+    return bool(one[0].strip() and other[0].strip())
+
+
+def _same_id(one: Item, other: Item) -> bool:
+    return one[1] == other[1]
 
 
 def _lines(text: Text, span: Span | None = None) -> Iterable[str]:

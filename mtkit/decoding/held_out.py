@@ -12,10 +12,10 @@ The files of another side have its name in place of `test`: that of a test side 
 Translation of a held-out side, chunk by chunk: the same call after an interruption goes on behind the last chunk.
 
 Until all of it is there, translations lie beside the others of the run, a line of JSON for each segment, in
-`.test.jsonl.partial` with the record of `mtkit.decoding.lines.stream.to_file`.
+`.test.jsonl.partial` with the journal of `mtkit.storage.jobs`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -29,15 +29,15 @@ from pydantic_core import from_json
 import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.contract import Engine
+from mtkit.decoding.lines.chunks import chunks_of
 from mtkit.decoding.lines.notes import Notes
-from mtkit.decoding.lines.output import write_lines
 from mtkit.decoding.lines.source import Directions, Documents, TrainedOn, source_budget
-from mtkit.decoding.lines.stream import Item
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.errors import DataError, MtkitError, did_you_mean, shown
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.storage.files import inside, json_text, write_json, write_text
+from mtkit.storage.jobs import Item, open_job
 from mtkit.text.tokenizer import Tokenizers
 
 TRANSLATIONS = "translations"
@@ -274,24 +274,17 @@ def translate_side(
     ways = side.directions.names_of_lines() if side.directions else [""] * len(side.sources)
     documents = [str(each) for each in side.documents.ids] if joined and side.documents else [""] * len(side.sources)
 
-    def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
-        found, speed = translated(side.at(range(first, first + len(chunk))), first)
-        share = speed.seconds / len(chunk)
-        return [[json_text({"seconds": share, "found": [*map(asdict, each)]}) for each in found]], Notes()
-
     def together(one: Item, other: Item) -> bool:
         return one[2] == other[2] != ""
 
-    write_lines(
-        zip(side.sources, ways, documents, strict=True),
-        work,
-        [path],
-        lambda: about,
-        together=together,
-        size=CHUNK,
-        say=say,
-        on_skip=on_progress,
-    )
+    items = zip(side.sources, ways, documents, strict=True)
+    with open_job([path], about, Notes(), say=say) as job:
+        for chunk in job.todo(chunks_of(items, together, CHUNK), on_progress):
+            rows = range(chunk.first, chunk.first + len(chunk.items))
+            found, speed = translated(side.at(rows), chunk.first)
+            share = speed.seconds / len(rows)
+            lines = [json_text({"seconds": share, "found": [*map(asdict, each)]}) for each in found]
+            job.write(chunk, [lines], Notes())
     found, seconds = _read(path)
     return found, Speed(seconds, len(found), sum(len(best.pieces) for best, *_ in found))
 

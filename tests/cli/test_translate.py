@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mtkit.cli.app import app
 from mtkit.decoding import translator
-from mtkit.decoding.lines import stream
+from mtkit.decoding.lines import chunks
 from mtkit.errors import DataError, MtkitError, RecipeError
 from tests.decoding.trained import make_run, sentences
 
@@ -239,13 +239,13 @@ def test_documents_are_translated_together_as_trained(wide: Path, monkeypatch: p
 
 
 def test_a_killed_translation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
     command = ["--input", "test.source", "--method", "sample", "--n-best", "2", "--output"]
     typed(*command, "whole.txt")
-    monkeypatch.setattr(stream, "CHUNK", 100)
+    monkeypatch.setattr(chunks, "CHUNK", 100)
     typed(*command, "at-once.txt")
     assert Path("whole.txt").read_text() == Path("at-once.txt").read_text()
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
     translate = translator.translate_lines
     firsts: list[int] = []
 
@@ -265,15 +265,15 @@ def test_a_killed_translation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chunks_keep_line_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 2)
+    monkeypatch.setattr(chunks, "CHUNK", 2)
     long = "The tree and the house. " * 9
     result = typed("--input", "-", stdin=f"a\nb\nc\n{long}\n".encode())
     assert "(1): 4\n" in result.stderr
     scored = lines_of(typed("--input", "test.source", "--target", "test.target"))
-    monkeypatch.setattr(stream, "CHUNK", 100)
+    monkeypatch.setattr(chunks, "CHUNK", 100)
     together = lines_of(typed("--input", "test.source", "--target", "test.target"))
     assert list(map(float, together)) == pytest.approx(list(map(float, scored)), rel=1e-5)  # products of other shapes
-    monkeypatch.setattr(stream, "CHUNK", 2)
+    monkeypatch.setattr(chunks, "CHUNK", 2)
     Path("long.txt").write_text(f"a\nb\n{long}\n")
     with pytest.raises(DataError, match="source line 3"):
         typed("--input", "long.txt", "--target", "long.txt")

@@ -8,9 +8,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
-from mtkit.decoding.lines import stream
-from mtkit.decoding.lines.journal import Finished, Journal
+from mtkit.decoding.lines import chunks
 from mtkit.errors import MtkitError
+from mtkit.storage.jobs import Finished, Journal
 from tests.decoding.trained import make_run, sentences
 
 pytestmark = pytest.mark.peer
@@ -78,7 +78,7 @@ def test_a_shortlist_is_its_vocabulary_map() -> None:
 
 
 def test_a_killed_translation_goes_on_with_the_same_engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
     typed("--input", "lines.txt", "--output", "whole.txt", "--engine", "ctranslate2")
 
     add = Journal.add

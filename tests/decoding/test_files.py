@@ -8,7 +8,7 @@ import pytest
 
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import force_file, translate_file
-from mtkit.decoding.lines import stream
+from mtkit.decoding.lines import chunks
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
@@ -45,7 +45,7 @@ def test_a_killed_call_goes_on_where_it_was(
 ) -> None:
     whole = translate_file(translator, source, tmp_path / "whole", documents=False)
     assert whole.in_parts.first == (7,)
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
     translate, firsts, said = module.translate_lines, list[int](), list[str]()
 
     def dying(*arguments: object, numbers: range, **rest: object) -> object:

@@ -9,7 +9,7 @@ import pytest
 
 from mtkit.decoding import held_out as module
 from mtkit.decoding.held_out import HeldOut, held_out
-from mtkit.decoding.lines import stream
+from mtkit.decoding.lines import chunks
 from mtkit.decoding.translate import translate_lines
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
@@ -126,7 +126,7 @@ def test_one_process_at_a_time(trained: Trained, monkeypatch: pytest.MonkeyPatch
 
 def test_long_lines_make_short_chunks(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", 100)
-    monkeypatch.setattr(stream, "CHARACTERS", 40)
+    monkeypatch.setattr(chunks, "CHARACTERS", 40)
     translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", LINES, LINES)
     killed(translator, side, monkeypatch, joined=False, after=2)
     said = list[str]()

@@ -10,7 +10,7 @@ import torch
 from mtkit.decoding import alignment
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import translate_file
-from mtkit.decoding.lines import stream
+from mtkit.decoding.lines import chunks
 from mtkit.decoding.lines.source import Documents, Source
 from mtkit.decoding.links.heads import Heads, words
 from mtkit.decoding.links.lines import link_lines, pharaoh
@@ -122,7 +122,7 @@ def test_files_with_lines_of_all_kinds(trained: Trained, tmp_path: Path, setting
 
 def test_a_kill_and_the_same_again(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, output, aligned = sentences(9, 2), tmp_path / "out", tmp_path / "aligned"
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK", 3)
     translator = Translator([trained.run], GREEDY)
 
     def translate() -> tuple[str, str]:

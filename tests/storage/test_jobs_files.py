@@ -1,4 +1,4 @@
-"""Output chunk by chunk: the files that it is kept in."""
+"""The files of a job: those that mtkit did not write stay, and each output appears when it is complete."""
 
 import gzip
 import os
@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.decoding.lines import stream
 from mtkit.errors import MtkitError
-from tests.decoding.lines.test_stream import KilledError, Worker, expected, items, run
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 10)
+from tests.storage.test_jobs import KilledError, Worker, expected, items, run, write
 
 
 @pytest.mark.parametrize("name", ["out.txt.partial", "out.txt.partial.jsonl", "out.txt.partial.lock"])
@@ -62,3 +56,26 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_output_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sees the first output may rely on the others, also after a kill between their renames."""
+    out, other, given = tmp_path / "out.txt", tmp_path / "links.txt", items(15)
+    replace, renamed = Path.replace, list[Path]()
+
+    def kill_at_the_second(self: Path, target: Path) -> Path:
+        if target in (out, other):
+            if renamed:
+                raise KilledError
+            renamed.append(target)
+        return replace(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", kill_at_the_second)
+        with pytest.raises(KilledError):
+            write(given, Worker(outputs=2), [out, other])
+    assert renamed == [other]
+    assert not out.exists()
+    write(given, Worker(outputs=2), [out, other])
+    assert out.read_bytes() == expected(given)
+    assert len(other.read_bytes().splitlines()) == 15

@@ -1,27 +1,24 @@
-"""Output chunk by chunk, and going on after a kill."""
+"""Output chunk by chunk, resumed after a kill."""
 
 import io
 import json
-import threading
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from filelock import FileLock
 
-from mtkit.decoding.lines import stream
+from mtkit.decoding.lines.chunks import Together, chunks_of
 from mtkit.decoding.lines.notes import Listed, Notes
-from mtkit.decoding.lines.stream import Item, to_file, to_stream
 from mtkit.errors import MtkitError
+from mtkit.storage.files import write_text
+from mtkit.storage.jobs import Chunk, Item, open_job
 
 
 class KilledError(Exception):
     """What stops the work in these tests."""
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CHUNK", 10)
 
 
 @pytest.fixture
@@ -51,18 +48,36 @@ class Worker:
         return [lines, [f"{len(line)}" for line in lines]][: self.outputs], Notes(cut=Listed.of([first + 1]))
 
 
+def write(
+    given: Iterable[Item],
+    worker: Callable[[int, list[Item]], tuple[Sequence[Iterable[str]], Notes]],
+    outputs: Sequence[Path | BinaryIO],
+    about: object = 1,
+    *,
+    together: Together | None = None,
+    chunks: Iterable[Chunk] | None = None,
+    said: list[str] | None = None,
+    skipped: list[int] | None = None,
+) -> Notes:
+    """Write the outputs in chunks of ten items, or in the given ones."""
+    say, on_skip = [] if said is None else said, [] if skipped is None else skipped
+    with open_job(outputs, {"about": about}, Notes(), say=say.append) as job:
+        for chunk in job.todo(chunks or chunks_of(given, together, 10), on_skip.append):
+            job.write(chunk, *worker(chunk.first, chunk.items))
+    return job.notes
+
+
 def run(out: Path, given: list[Item], worker: Worker, about: object = 1) -> tuple[list[str], int]:
-    """What was said, and how many items were skipped."""
+    """The messages, and the number of items that were skipped."""
     said: list[str] = []
     skipped: list[int] = []
-    to_file(iter(given), worker, [out], {"about": about}, say=said.append, on_skip=skipped.append)
+    write(iter(given), worker, [out], about, said=said, skipped=skipped)
     return said, sum(skipped)
 
 
 def test_notes_go_on_after_a_kill(out: Path) -> None:
     def work(at: int | None) -> Notes:
-        nobody = list[object]().append
-        return to_file(iter(items(45)), Worker(at), [out], {}, say=nobody, on_skip=nobody)
+        return write(items(45), Worker(at), [out])
 
     with pytest.raises(KilledError):
         work(25)
@@ -82,7 +97,7 @@ def test_all_of_it_is_there_in_order(out: Path, count: int) -> None:
     assert out.read_bytes() == expected(items(count))
     assert [each.name for each in out.parent.iterdir()] == ["out.txt"]
     buffer = io.BytesIO()
-    to_stream(iter(items(count)), Worker(), [buffer])
+    write(items(count), Worker(), [buffer])
     assert buffer.getvalue() == out.read_bytes()
 
 
@@ -237,92 +252,31 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         run(tmp_path, items(3), Worker())
 
 
-class Pipe(io.BytesIO):
-    """What is written to it, and a word to those who wait for more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = threading.Condition()
-
-    def flush(self) -> None:
-        with self.written:
-            self.written.notify_all()
-
-
-def test_who_writes_a_line_at_a_time_is_answered_a_line_at_a_time() -> None:
-    pipe = Pipe()
-
-    def partner() -> Iterable[Item]:
-        for number, item in enumerate(items(25)):
-            with pipe.written:
-                assert pipe.written.wait_for(lambda: pipe.getvalue() == expected(items(number)), timeout=20)  # noqa: B023
-            yield item
-
-    to_stream(partner(), Worker(), [pipe], live=True)
-    assert pipe.getvalue() == expected(items(25))
-
-
-def test_who_writes_a_document_at_a_time_is_answered_after_its_blank_line() -> None:
-    pipe = Pipe()
-    given = [("" if number % 4 == 3 else f"line {number}",) for number in range(22)]
-
-    def partner() -> Iterable[Item]:
-        for number, item in enumerate(given):
-            if number % 4 == 0:
-                with pipe.written:
-                    assert pipe.written.wait_for(lambda: pipe.getvalue() == expected(given[:number]), timeout=20)  # noqa: B023
-            yield item
-
-    to_stream(partner(), Worker(), [pipe], together=lambda one, other: bool(one[0] and other[0]), live=True)
-    assert pipe.getvalue() == expected(given)
-
-
-def test_lines_that_have_come_are_worked_on_together() -> None:
-    come, worker = threading.Event(), Worker()
-
-    def reader() -> Iterable[Item]:
-        yield from items(25)
-        come.set()
-
+def test_a_file_a_pipe_and_a_stream_get_the_same(tmp_path: Path) -> None:
     def work(first: int, chunk: list[Item]) -> tuple[Sequence[Iterable[str]], Notes]:
-        assert come.wait(20)
-        return worker(first, chunk)
+        return [[line.upper() for (line,) in chunk]], Notes(cut=Listed.of(range(first + 1, first + 1 + len(chunk))))
 
-    to_stream(reader(), work, [io.BytesIO()], live=True)
-    assert len(worker.firsts) <= 5  # one with what had come at first, two of ten, and what is left
+    def written(output: Path | BinaryIO) -> Notes:
+        return write([("a",), ("b",)], work, [output])
 
-
-def test_what_came_before_bad_input_is_written() -> None:
-    written = io.BytesIO()
-
-    def reader() -> Iterable[Item]:
-        yield from items(3)
-        raise MtkitError("line 4 is bad")
-
-    with pytest.raises(MtkitError, match="line 4"):
-        to_stream(reader(), Worker(), [written], live=True)
-    assert written.getvalue() == expected(items(3))
+    stream = io.BytesIO()
+    assert written(stream).cut == written(tmp_path / "out").cut == Listed(2, (1, 2))
+    assert stream.getvalue() == (tmp_path / "out").read_bytes() == b"A\nB\n"
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    written(tmp_path / "pipe")
+    write_text(tmp_path / "pipe", "C\n")
+    assert os.read(reading, 100) == b"A\nB\nC\n"
+    os.close(reading)
+    assert (tmp_path / "pipe").is_fifo()
 
 
-@pytest.mark.parametrize("longest", [40, 17])
-def test_no_chunk_ends_where_items_belong_together(out: Path, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def together(one: Item, other: Item) -> bool:
-        return one[1] == other[1]
-
-    monkeypatch.setattr(stream, "LONGEST_CHUNK", longest)
-    borders = (8, 25, 33)
-    given = [(str(number), "abcd"[sum(number >= end for end in borders)]) for number in range(38)]
-    worker, nobody = Worker(), list[object]().append
-    to_file(iter(given), worker, [out], {}, together=together, say=nobody, on_skip=nobody)
-    assert out.read_bytes() == expected(given)
-    # after ten items at the next border of a document, or where a chunk has become too long
-    assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
-
-    for live in (False, True):  # what belongs together has to be waited for
-        worker, written = Worker(), io.BytesIO()
-        to_stream(iter(given), worker, [written], together=together, live=live)
-        assert written.getvalue() == expected(given)
-        if live:
-            assert set(worker.firsts) <= {0, *borders}
-        else:
-            assert worker.firsts == ([0, 25] if longest == 40 else [0, 17, 33])
+def test_a_body_that_stops_early_completes_nothing(out: Path) -> None:
+    with open_job([out], {"about": 1}, Notes(), say=list[object]().append) as job:
+        for chunk in job.todo(chunks_of(items(47), None, 10), list[object]().append):
+            job.write(chunk, *Worker()(chunk.first, chunk.items))
+            if chunk.first == 20:
+                break
+    assert not out.exists()
+    assert run(out, items(47), Worker())[1] == 30
+    assert out.read_bytes() == expected(items(47))

@@ -1,0 +1,441 @@
+"""Resumable jobs: outputs that grow chunk by chunk and survive a kill, and parts of a job for several machines.
+
+OUTPUT.partial           the finished chunks of an output; it is renamed to OUTPUT when the job is complete
+OUTPUT.partial.jsonl     the journal, beside the first output: what the job depends on, a line for each finished chunk
+OUTPUT.partial.lock      held by the process that works on the job
+OUTPUT.part-2-of-8       the output of part 2 of 8
+OUTPUT.part-2-of-8.json  what that part is made of
+
+`open_job` serves the translation and scoring of files and the translation of held-out sides. Its outputs only grow, so
+a changed chunk invalidates all later ones. The shards of `mtkit.data.shards` use the parts only: a shard of a million
+pairs is too large to hold, is a file of its own, and stays valid if an earlier one changes.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
+
+from pydantic_core import from_json
+
+from mtkit.errors import DataError, MtkitError, cut
+from mtkit.storage.files import (
+    UNFINISHED,
+    finish,
+    inside,
+    is_device,
+    json_text,
+    locked,
+    packed,
+    write_json,
+    writing,
+)
+from mtkit.storage.records import record_bytes
+
+LISTED = 10
+"""Missing parts that an error lists at most."""
+
+Item = tuple[str, ...]
+"""An input line with what belongs to it, without line ends; all items of a job have the same number of strings."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Neighbouring items that are worked on together."""
+
+    first: int
+    """The number of the first item, from 0."""
+    items: list[Item]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the items, in hexadecimal digits."""
+        digest = hashlib.sha256()
+        for item in self.items:
+            digest.update("".join(f"{text}\n" for text in item).encode())
+        return digest.hexdigest()
+
+
+class Notes(Protocol):
+    """Notes on the items of a job, added up over its chunks and kept in the journal."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
+    def state(self) -> list[Any]:
+        """The notes as JSON values."""
+
+    @classmethod
+    def restored(cls, state: Any) -> Self:
+        """The notes with this `state`. Raises: TypeError or ValueError for an invalid state."""
+
+
+N = TypeVar("N", bound=Notes)
+
+
+class Job(Generic[N]):
+    """A job that writes to streams, chunk by chunk, and cannot resume; see `open_job`."""
+
+    resumes = False
+    """Whether finished chunks are skipped after an interruption: chunks must then be the same in every call."""
+
+    def __init__(self, streams: Sequence[BinaryIO], notes: N) -> None:
+        self.streams = streams
+        self.notes = notes
+        """The notes on all chunks so far, resumed ones included."""
+
+    def todo(self, chunks: Iterable[Chunk], on_skip: Callable[[int], object]) -> Iterator[Chunk]:
+        """The chunks that are not finished, in order; `on_skip` gets the number of items of each finished one."""
+        del on_skip
+        yield from chunks
+
+    def write(self, chunk: Chunk, outputs: Sequence[Iterable[str]], notes: N) -> None:
+        """Write the lines of each output for the next chunk of `todo`, and add the notes on it."""
+        del chunk
+        self.notes += notes
+        for stream, lines in zip(self.streams, outputs, strict=True):
+            stream.write(_bytes(lines))
+            stream.flush()
+
+
+class _FileJob(Job[N]):
+    """A job that writes to unfinished files, with a journal of the finished chunks."""
+
+    resumes = True
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        files: Sequence[BinaryIO],
+        journal: "Journal",
+        notes: N,
+        say: Callable[[str], object],
+    ) -> None:
+        super().__init__(files, notes)
+        self._paths, self._journal, self._say = paths, journal, say
+        self.complete = False
+
+    def todo(self, chunks: Iterable[Chunk], on_skip: Callable[[int], object]) -> Iterator[Chunk]:
+        chunks, partial = iter(chunks), self.streams[0].name
+        end, last, unfinished = 0, None, list[Chunk]()
+        finished = self._journal.finished(self._sizes(), type(self.notes).restored)
+        for chunk in chunks:
+            place, done = next(finished, (0, None))
+            if done is None or done.sha256 != chunk.fingerprint:
+                if done is not None:
+                    self._say(f"{partial} was made of other text from line {chunk.first + 1:,} on")
+                if last is not None:
+                    self._say(f"resuming after line {chunk.first:,}, where {partial} ends")
+                unfinished.append(chunk)
+                break
+            end, last = place, done
+            on_skip(len(chunk.items))
+        self._journal.keep(end)
+        if last is not None:
+            self.notes = type(self.notes).restored(last.notes)
+        for file, size in zip(self.streams, last.ends if last else [0] * len(self.streams), strict=True):
+            file.truncate(size)
+        yield from unfinished
+        yield from chunks
+        self.complete = True
+
+    def write(self, chunk: Chunk, outputs: Sequence[Iterable[str]], notes: N) -> None:
+        self.notes += notes
+        for file, path, lines in zip(self.streams, self._paths, outputs, strict=True):
+            file.write(packed(path, _bytes(lines)))
+            file.flush()
+            os.fsync(file.fileno())
+        self._journal.add(Finished(chunk.fingerprint, self._sizes(), self.notes.state()))
+
+    def finish(self) -> None:
+        """Rename the unfinished files; the first one last, as it shows that all are complete."""
+        if not any(self._sizes()):
+            for file, path in zip(self.streams, self._paths, strict=True):
+                file.write(packed(path, b""))  # a gzip file without a member is damaged
+                file.flush()
+        for file, path in reversed([*zip(self.streams, self._paths, strict=True)]):
+            finish(Path(file.name), path)
+        self._journal.keep(0)
+
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(os.fstat(file.fileno()).st_size for file in self.streams)
+
+
+@contextmanager
+def open_job(
+    outputs: Sequence[Path | BinaryIO],
+    about: Mapping[str, Any],
+    notes: N,
+    *,
+    say: Callable[[str], object],
+) -> Iterator[Job[N]]:
+    """Open a job that writes lines to `outputs`; its body writes each chunk of `Job.todo`, in order.
+
+    If all outputs are paths of files, each grows chunk by chunk in PATH.partial, and appears at its path when all
+    chunks are written. The same job after an interruption skips the finished chunks. A chunk is skipped if it and all
+    chunks before it held the same items, and if `about`, the JSON values of all else that the outputs depend on, is the
+    same. `say` gets a message when work resumes or starts again. Otherwise the outputs of a chunk are written as
+    soon as they are made; a file among them appears at the end. An output whose name ends in
+    .gz is a gzip file. `notes` are those on no chunk.
+
+    Raises: MtkitError if an output cannot be written or another process is writing it, and for an unfinished file that
+    mtkit did not write.
+    """
+    files = [output for output in outputs if isinstance(output, Path) and not is_device(output)]
+    with ExitStack() as stack:
+        if len(files) < len(outputs):
+            yield Job([_opened(output, stack) for output in outputs], notes)
+            return
+        try:
+            with _file_job(files, about, notes, say) as job:
+                yield job
+        except BrokenPipeError:
+            raise  # the reader of `say` or of what the body writes has left
+        except OSError as error:
+            raise MtkitError(
+                f"cannot write {' and '.join(map(str, files))}: {error.strerror or error}; "
+                "free some space or choose another place"
+            ) from error
+
+
+@contextmanager
+def _file_job(
+    paths: Sequence[Path], about: Mapping[str, Any], notes: N, say: Callable[[str], object]
+) -> Iterator[_FileJob[N]]:
+    paths = [Path(os.path.realpath(path)) for path in paths]  # a link stays a link
+    partials, (record, *_), locks = ([inside(path.parent, f"{path.name}{end}") for path in paths] for end in UNFINISHED)
+    _check_unfinished(paths, partials, record)
+    with ExitStack() as stack:
+        for path, lock in zip(paths, locks, strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, f"another process is writing {path}; wait for it, or choose another file"))
+        files = [stack.enter_context(partial.open("ab")) for partial in partials]
+        journal = stack.enter_context(Journal(record, about))
+        if problem := journal.problem:
+            say(f"{partials[0]} {problem}; the work starts again")
+        stack.callback(_remove_if_empty, journal, [*partials, record])
+        job = _FileJob(paths, files, journal, notes, say)
+        yield job
+        if job.complete:
+            job.finish()
+
+
+def _opened(output: Path | BinaryIO, stack: ExitStack) -> BinaryIO:
+    """The output as a stream, until the stack ends."""
+    if not isinstance(output, Path):
+        return output
+    path = output if is_device(output) else stack.enter_context(writing(output))
+    file = stack.enter_context(path.open("wb"))
+    if output.suffix == ".gz":
+        return cast(BinaryIO, stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0)))
+    return file
+
+
+def _bytes(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _check_unfinished(paths: Sequence[Path], partials: Sequence[Path], record: Path) -> None:
+    """Raises: MtkitError for folders, and for unfinished outputs, or a journal of them, that mtkit did not write."""
+    for path in paths:
+        if path.is_dir():
+            raise MtkitError(f"{path} is a folder; give the name of a file to write")
+    for partial in partials:
+        if partial.exists() and not (partial.is_file() and (record.is_file() or not partial.stat().st_size)):
+            raise MtkitError(f"{partial} exists without a record of mtkit in {record.name}; move it away")
+    if record.exists() and not (record.is_file() and (partials[0].exists() or _is_journal(record))):
+        raise MtkitError(f"{record} is not a record of mtkit; move it away")
+
+
+def _remove_if_empty(journal: "Journal", paths: Iterable[Path]) -> None:
+    if journal.empty:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished chunk."""
+
+    sha256: str
+    """The fingerprint of its items."""
+    ends: tuple[int, ...]
+    """The size of each output up to the end of this chunk, in bytes."""
+    notes: list[Any]
+    """The state of the notes on this chunk and all before it."""
+
+
+class Journal(AbstractContextManager["Journal"]):
+    """The journal of a job: JSON Lines, one for all that the job depends on and one for each finished chunk.
+
+    A line is added when its chunk is on the disk, so that the work per chunk does not grow. A kill can leave half of
+    the last line, which is ignored.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """`about` are the JSON values that the outputs depend on besides the items.
+
+        Raises: OSError if the file cannot be read and written.
+        """
+        self._file = path.open("a+b")
+        self._head = _json_line({"about": about})
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it contains no chunk."""
+        # the size first: to read again what a full disk did not accept raises the same error
+        return os.fstat(self._file.fileno()).st_size <= len(self._head) or self.problem is not None
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why nothing in it is valid; None if something is, or if it is new."""
+        self._file.seek(0)
+        head = self._file.readline()
+        if head in (self._head, b""):
+            return None
+        return "was made with another model or other settings" if _is_head(head) else "has no record that can be read"
+
+    def finished(
+        self, sizes: Sequence[int], restored: Callable[[Any], object] = lambda notes: None
+    ) -> Iterator[tuple[int, Finished]]:
+        """The finished chunks of outputs of these sizes in bytes, each with the position of the end of its line.
+
+        They end at the first line that is torn or damaged, has notes for which `restored` raises an error, or exceeds
+        the outputs.
+        """
+        self._file.seek(0)
+        if (line := self._file.readline()) != self._head:
+            return
+        place, begins = len(line), (0,) * len(sizes)
+        while (line := self._file.readline()).endswith(b"\n"):
+            with suppress(ValueError, KeyError, TypeError):
+                content = from_json(line)
+                chunk = Finished(str(content["sha256"]), tuple(map(int, content["ends"])), content["notes"])
+                restored(chunk.notes)
+                limits = zip(begins, chunk.ends, sizes, strict=True)
+                if all(begin <= end <= size for begin, end, size in limits):
+                    place, begins = place + len(line), chunk.ends
+                    yield place, chunk
+                    continue
+            return
+
+    def keep(self, end: int) -> None:
+        """Drop all lines from this position on; 0 starts the journal again."""
+        self._file.truncate(end)
+        if end == 0:
+            self._file.write(self._head)
+        self._sync()
+
+    def add(self, chunk: Finished) -> None:
+        """Record a chunk whose outputs are on the disk."""
+        self._file.write(_json_line(asdict(chunk)))
+        self._sync()
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether the file is a journal: empty, or with a readable first line."""
+    with path.open("rb") as file:
+        head = file.readline()
+    return head == b"" or _is_head(head)
+
+
+def _is_head(line: bytes) -> bool:
+    try:
+        return "about" in from_json(line)
+    except (ValueError, TypeError):
+        return False
+
+
+def _json_line(content: Mapping[str, Any]) -> bytes:
+    return (json_text(content) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several parts of a job: the lines that begin in its share of a file's bytes, or its share of pairs."""
+
+    number: int
+    """From 1."""
+    of: int
+
+    @classmethod
+    def named(cls, name: str) -> "Part":
+        """The part with the name 2/8. Raises: MtkitError for another form of name."""
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", name)
+        number, of = map(int, match.groups()) if match else (0, 0)
+        if not 1 <= number <= of:
+            raise MtkitError(f"--part {cut(name)} is no part; the second of eight is --part 2/8")
+        return cls(number, of)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def output(self, path: Path) -> Path:
+        """The file of this part of an output. Raises: MtkitError if it is a link."""
+        return inside(path.parent, f"{path.name}.part-{self.number}-of-{self.of}")
+
+    def record(self, output: Path) -> Path:
+        """The file that records what this part of an output is made of. Raises: MtkitError if it is a link."""
+        return inside(output.parent, f"{self.output(output).name}.json")
+
+
+def all_parts(outputs: Sequence[Path], finished: Callable[[Part], bool], verb: str) -> list[Part]:
+    """All parts of these outputs, by the names of the files beside them; `verb` makes a part, for messages.
+
+    Raises: DataError if one is missing or not `finished`, or if there are parts of different divisions.
+    """
+    names = re.compile(rf"{re.escape(outputs[0].name)}\.part-([0-9]+)-of-([0-9]+)(\.json)?")
+    matches = [names.fullmatch(path.name) for path in outputs[0].parent.glob("*.part-*-of-*")]
+    divisions = sorted({int(match[2]) for match in matches if match})
+    if not divisions:
+        raise DataError(f"no parts of {outputs[0]}; {verb} them first, with --part 1/8 to 8/8")
+    if len(divisions) > 1:
+        raise DataError(
+            f"{outputs[0]} has parts of {' and of '.join(map(str, divisions))}; remove those that are not wanted"
+        )
+    parts = [Part(number + 1, divisions[0]) for number in range(divisions[0])]
+    if missing := [part.number for part in parts if not finished(part)]:
+        listed = ", ".join(map(str, missing[:LISTED]))
+        more = f" and {len(missing) - LISTED:,} more" if len(missing) > LISTED else ""
+        raise DataError(
+            f"of {len(parts):,} parts of {' and '.join(map(str, outputs))}, {len(missing):,} are missing or not "
+            f"finished: {listed}{more}; {verb} with --part {missing[0]}/{len(parts)} and so on"
+        )
+    return parts
+
+
+def begin_outputs(record: Path, made_of: Mapping[str, Any], outputs: Sequence[Path]) -> bool:
+    """Record what the outputs are made of, before they are; False if all exist and were made of just that.
+
+    Outputs that were made of something else are removed. Each output must appear only when it is complete.
+
+    Raises: MtkitError for files that mtkit did not write, and if the record cannot be written.
+    """
+    made_of = json.loads(json_text(made_of))
+    existing = [output for output in outputs if output.exists()]
+    recorded = None
+    with suppress(OSError, ValueError):
+        recorded = from_json(record_bytes(record))
+    is_record = isinstance(recorded, dict) and recorded.keys() <= made_of.keys()  # {}: begun by an earlier version
+    if record.exists() and not (record.is_file() and (existing or is_record)):
+        raise MtkitError(f"{record} is not a record of mtkit; move it away")
+    if existing and not record.exists():
+        raise MtkitError(f"{existing[0]} exists, and mtkit has no record that it wrote it; move it away")
+    if recorded == made_of:
+        return not all(output.is_file() for output in outputs)
+    for output in existing:
+        output.unlink()
+    write_json(record, made_of)
+    return True
