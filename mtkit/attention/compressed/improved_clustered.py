@@ -1,13 +1,13 @@
-"""Improved clustered: as clustered, but each query weighs the keys that matter most to its cluster by itself.
+"""Improved clustered: clustered attention that is exact at the keys with the largest weights of each cluster.
 
 Paper: Vyas, Katharopoulos and Fleuret, "Fast Transformers with Clustered Attention", NeurIPS 2020, arXiv 2007.04825,
-section 3.3. With A^c the weights of the mean query of cluster c, top_c the k keys of most weight in it and m_c the sum
-of their weights, query i of cluster c has the weights
+section 3.3. A^c are the weights of the mean query of cluster c, top_c the k keys with the largest weights in A^c, and
+m_c is the sum of these weights. Query i of cluster c has the weights
     w_ij = m_c softmax over top_c of (q_i . k_j / sqrt(K))   for j in top_c,   w_ij = A^c_j for all others.
-Departures: those of `clustered`.
-Up to k tokens are all in top_c, and the result is that of `full`, which is then computed directly.
-Dropout acts on the weights within top_c, of each query, and on A^c, of each cluster.
-Cost: O(T C (K + bits iterations) + T k K) time, O(T C) memory for a few heads at a time, besides O(T).
+Departures: those of `clustered`. If a segment has at most k tokens, all keys are in top_c and the result is that of
+`full`, which is then computed directly.
+Dropout acts on each query's weights within top_c, and on the weights A^c of each cluster.
+Cost: O(T C (K + bits iterations) + T k K) time; O(T C) memory for a few heads at a time, and O(T).
 """
 
 from typing import Any, ClassVar
@@ -25,18 +25,18 @@ from mtkit.attention.options import Positive
 from mtkit.attention.recomputed import as_first, choosing_once
 
 BLOCKS = 4, 32
-"""Queries of a cluster computed together, with one copy of its keys: as many as it has on average, within these."""
+"""Least and most queries of a cluster that share one copy of its keys; between them, the average cluster size."""
 AT_ONCE = 1 << 20
-"""Weights of clusters computed at a time, those of a few heads; the backward pass computes them again."""
+"""Cluster weights computed at a time, for a few heads; the backward pass computes them again."""
 
 
 class ImprovedClustered(ClusteredQueries):
-    """Attention of the mean query of each cluster, made exact at the keys of most weight.
+    """Attention of the mean query of each cluster, made exact at the keys with the largest weights.
 
-    clusters: number of clusters per head, at most. cluster_bits: bits of the code of a query. cluster_iters: iterations
+    clusters: largest number of clusters per head. cluster_bits: bits in the code of a query. cluster_iters: iterations
     of k-means over the codes. cluster_hash_bias: whether the planes that give the bits are moved off the origin, so
-    that the length of a query counts too. cluster_topk: number of keys per cluster
-    that each of its queries weighs by itself.
+    that the length of a query counts too. cluster_topk: number of keys per cluster for which each query computes its
+    own weight.
     """
 
     complexity = "O(T (C + k))"
@@ -52,22 +52,27 @@ class ImprovedClustered(ClusteredQueries):
         cluster_hash_bias: bool = True,
         cluster_topk: Positive = 32,
     ) -> None:
-        super().__init__(site, clusters=clusters, bits=cluster_bits, iterations=cluster_iters, bias=cluster_hash_bias)
+        super().__init__(
+            site,
+            clusters=clusters,
+            cluster_bits=cluster_bits,
+            cluster_iters=cluster_iters,
+            cluster_hash_bias=cluster_hash_bias,
+        )
         self.topk = cluster_topk
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-        """Attention over C mean queries, and of each query over the k best keys of its cluster."""
         if k.shape[2] <= self.topk:
             return attend(q.type_as(v), k.type_as(v), v, scale=self.scale, valid=valid, dropout=self.dropout)[0]
         means, groups = self.clustered(q, valid)
-        some = max(AT_ONCE // (len(means) * means.shape[2] * q.shape[2]), 1)
+        heads_at_once = max(AT_ONCE // (len(means) * means.shape[2] * q.shape[2]), 1)
         rows = means, groups, q, spread(k, self.site.heads), spread(v, self.site.heads)
-        parts = zip(*(x.split(some, 1) for x in rows), strict=True)
+        parts = zip(*(x.split(heads_at_once, 1) for x in rows), strict=True)
         heads = [checkpoint(choosing_once(self._of_heads), *part, valid, use_reentrant=False) for part in parts]
         return torch.cat(heads, 1)
 
     def _of_heads(self, means: Tensor, groups: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-        """`attended` for a few heads, given the mean query and the number of each cluster."""
+        """Return the outputs of a few heads, given the mean query of each cluster and the cluster of each query."""
         seen = None if valid is None else valid[:, None, None]
         with torch.autocast(q.device.type, enabled=False):
             scores = scores_of(means, k, self.scale)  # (B, h, C, T)
@@ -83,8 +88,7 @@ class ImprovedClustered(ClusteredQueries):
         return of_members(mass.type_as(v), groups) * exact + of_members(weighted(rest, v), groups)
 
     def weights_of(self, q: Tensor, mean: Tensor, k: Tensor) -> Tensor:
-        """Those of the cluster, shared out anew among the keys of most weight."""
         weights = (k @ mean * self.scale).softmax(-1)
         top = weights.topk(min(self.topk, len(k))).indices
-        own = (k[top] @ q * self.scale).softmax(-1)
-        return weights.scatter(0, top, weights[top].sum() * own)
+        exact = (k[top] @ q * self.scale).softmax(-1)
+        return weights.scatter(0, top, weights[top].sum() * exact)

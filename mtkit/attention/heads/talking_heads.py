@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
-from mtkit.attention.heads._head_numbers import HeadNumbers
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.options import Null, Positive
+from mtkit.attention.options import Null, Positive, refused
+from mtkit.attention.slots import Projection
 from mtkit.errors import MtkitError
 
 
@@ -53,7 +53,7 @@ class TalkingHeads(ScoreAttention):
         value_heads: Annotated[Positive | None, Null("that of the heads")] = None,
     ) -> None:
         keys, self.softmax_heads, values = (each or site.heads for each in (key_heads, softmax_heads, value_heads))
-        own = HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None
+        own = _HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None
         super().__init__(site, own)
         if {keys, self.softmax_heads, values} != {site.heads}:
             self._refuse_what_reads_each_head()
@@ -95,3 +95,23 @@ def _mixed(x: Tensor, mix: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         x, mix = upcast(x), upcast(mix)
         return torch.bmm(mix.T.expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
+
+
+class _HeadNumbers(Projection):
+    """Key heads, and value heads, share the width of the model equally, as heads do elsewhere."""
+
+    def __init__(self, site: Site, key_heads: int, value_heads: int) -> None:
+        """Raises: MtkitError where they do not divide the width."""
+        super().__init__(site)
+        for option, heads in (("key_heads", key_heads), ("value_heads", value_heads)):
+            if site.d_model % heads:
+                raise refused(option, heads, f"divide the model's width {site.d_model}")
+        self.heads = self.key_heads = key_heads
+        self.value_heads = value_heads
+        self.key_width = site.d_model // key_heads
+        self.value_width = site.d_model // value_heads
+
+    @property
+    def joined_width(self) -> int:
+        """The width of the model."""
+        return self.value_heads * self.value_width

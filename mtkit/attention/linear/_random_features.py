@@ -1,7 +1,4 @@
-"""What random feature attention is with gates and without: its features, and the pool that their directions are from.
-
-Both files cite the paper.
-"""
+"""Base of random feature attention with and without gates; the two mechanisms cite the paper."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar
@@ -20,12 +17,12 @@ from mtkit.device import to_device
 
 
 def sine(projected: Tensor) -> Tensor:
-    """(sin w x, cos w x) for each direction w (equation 3)."""
+    """Return (sin w x, cos w x) for each direction w (equation 3)."""
     return torch.cat([projected.sin(), projected.cos()], dim=-1)
 
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"sine": sine, "arc-cosine": F.relu}
-"""From products (..., D) with the directions to features, not yet divided by sqrt(D)."""
+"""Functions from products (..., D) with the directions to features, not yet divided by sqrt(D)."""
 
 
 class RandomFeatureAttention(FeatureAttention):
@@ -61,7 +58,7 @@ class RandomFeatureAttention(FeatureAttention):
         self.register_buffer("drawn", self._matrices(self._numbers(0)))
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Picks the matrix that each head uses in training until the next update."""
+        """Pick the matrix that each head uses in training until the next update."""
         super().after_update(update, total_updates)
         self.drawn.copy_(to_device(self._matrices(self._numbers(update)), self.drawn.device))
 
@@ -72,7 +69,7 @@ class RandomFeatureAttention(FeatureAttention):
         return (directions if self.sigma is None else directions * self.sigma.unsqueeze(1),)
 
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
-        """The feature map of x / |x| in the directions (..., D, K) of its head; no scale."""
+        """Map x / |x| to features in the directions (..., D, K) of its head; without a scale."""
         with torch.autocast(x.device.type, enabled=False):
             rows = F.normalize(upcast(x), dim=-1, eps=1e-6)
             projected = rows @ parameters[0].type_as(rows).mT
@@ -80,15 +77,14 @@ class RandomFeatureAttention(FeatureAttention):
 
     @property
     def state_features(self) -> tuple[int, bool]:
-        """2 D features, D of arc-cosine, without a scale."""
         return self.features * (2 if self.feature_map == "sine" else 1), False
 
     def _numbers(self, update: int) -> Tensor:
-        """The number in the pool of each head's matrix after an update."""
+        """Return each head's matrix number in the pool after an update."""
         return hashed(hashed(torch.arange(self.projection.key_heads) + self._key) + update) % self.pool
 
     def _matrices(self, numbers: Tensor) -> Tensor:
-        """The pool's matrices (key heads, D, K) of these numbers, one of each head: normal directions."""
-        keys = hashed(hashed(torch.arange(len(numbers)) + self._key + 1) + numbers)  # + 1: not what picks the numbers
+        """Draw the matrix (key heads, D, K) of normal directions with this number in the pool, for each head."""
+        keys = hashed(hashed(torch.arange(len(numbers)) + self._key + 1) + numbers)  # + 1: unlike in `_numbers`
         shape = self.features, self.projection.key_width
         return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(key)) for key in keys.tolist()])

@@ -1,10 +1,10 @@
-"""Random feature attention with gates: a decoder whose sums over keys forget what lies back, by learned gates.
+"""Random feature attention with gates: a decoder whose sums over keys forget earlier keys, by learned gates.
 
 Paper: Peng, Pappas, Yogatama, Schwartz, Smith and Kong, "Random Feature Attention", ICLR 2021, arXiv 2103.02143,
 section 3.2 (RFA-Gate).
-Departures: those of `rfa`. The size of the denominator is at least 1e-3 of what the gates leave of the visible keys, so
-that a first token is its own value, whatever its gate.
-Training differs from evaluation as that of `rfa` does. Dropout acts on the outputs of the heads.
+Departures: those of `rfa`, but for the default number of directions. The magnitude of the denominator is at least 1e-3
+times the visible keys' remaining gate factors, so that a first token gets its own value at any gate. Dropout acts on
+the outputs of the heads.
 Cost: that of `rfa`: O(T M V) time, O(T) memory for M features. A step reads and writes M V numbers per head, at any
 position.
 """

@@ -1,10 +1,4 @@
-"""Sums of the values near a position, under weights that are given and not learned.
-
-Either all queries have the same weights by distance, and blocks of queries share one small matrix (`slide`), or each
-query names its window and the weights in it (`sum_windows`). Sums are in float32 at least, also under autocast. The
-weights get no gradient, so that nothing is kept for the backward pass but the weights themselves.
-
-Hard-coded attention: each head sums the values around a fixed offset from its query under a Gaussian, unlearned.
+"""Hard-coded attention: each head sums the values around a fixed offset from its query under a Gaussian, unlearned.
 
 Paper: You, Sun and Iyyer, "Hard-Coded Gaussian Attention for Neural Machine Translation", ACL 2020, arXiv 2005.00742,
 sections 3.1 and 4.
@@ -21,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, start_cache, written
@@ -30,7 +24,45 @@ from mtkit.attention.bases.pattern_attention import lengths_of
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import upcast, weighted
 from mtkit.attention.options import MOST, ListOf, Null, Within, numbers, refused
-from mtkit.attention.prior._length_ratio import LengthRatio
+
+
+class LengthRatio(nn.Module):
+    """Source tokens per target token in all training so far; 1 before it."""
+
+    tokens: Tensor
+    new_tokens: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # source and target; whole numbers, which no cast of the model rounds
+        self.register_buffer("tokens", torch.ones(2, dtype=torch.long))
+        # empty between updates, when checkpoints are written
+        self.register_buffer("new_tokens", torch.zeros(2, dtype=torch.long), persistent=False)
+
+    @property
+    def value(self) -> Tensor:
+        """The ratio, a scalar in float64."""
+        return self.tokens[0].double() / self.tokens[1].clamp(min=1)
+
+    @torch.no_grad()
+    def gather(self, source: Tensor, source_valid: Tensor | None, target: Tensor, target_valid: Tensor | None) -> None:
+        """Count real tokens for the next update, in training, where nothing is computed twice.
+
+        Activations are recomputed while a backward pass runs, and only there.
+        """
+        if not self.training or torch._C._current_graph_task_id() != -1:
+            return
+        for place, x, valid in ((0, source, source_valid), (1, target, target_valid)):
+            self.new_tokens[place] += x.shape[:2].numel() if valid is None else valid.sum()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what was counted since the last update, by all processes together."""
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(self.new_tokens)
+        self.tokens += self.new_tokens
+        self.new_tokens.zero_()
+
 
 BLOCK = 32
 """Queries that share a matrix, at least: a matrix much narrower than its window would read values over and over."""

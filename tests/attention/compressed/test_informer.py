@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mtkit.attention import build
-from mtkit.attention.compressed import _sparsity
-from mtkit.attention.compressed._sparsity import Samples, earlier_larger, spikiness
+from mtkit.attention.compressed import informer
+from mtkit.attention.compressed.informer import Samples, earlier_larger, spikiness
 from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
 
@@ -159,7 +159,7 @@ def test_measures_of_gathered_keys_are_those_of_all_scores(monkeypatch: pytest.M
     for keys in (torch.arange(1, 71).view(1, 1, -1), torch.tensor([70, 30, 1]).view(-1, 1, 1)):
         dense = samples.measures(q, k, keys)
         with monkeypatch.context() as patched:
-            patched.setattr(_sparsity, "MOST_KEYS", 0)
+            patched.setattr(informer, "MOST_KEYS", 0)
             torch.testing.assert_close(samples.measures(q, k, keys), dense, rtol=1e-5, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.heads._span_ramp import SpanRamp
+from mtkit.attention.heads.adaptive_span import _SpanRamp
 from mtkit.errors import MtkitError
 from tests.contract.counting import Count
 
@@ -119,7 +119,7 @@ def test_a_window_of_the_largest_span_gives_what_one_of_the_widest_gives(
     largest = copy.deepcopy(attention).to("meta").train().span.reach
     assert largest == 53
     for reach in (12, largest):
-        monkeypatch.setattr(SpanRamp, "reach", reach)
+        monkeypatch.setattr(_SpanRamp, "reach", reach)
         output = attention(x).output
         found.append((output, *torch.autograd.grad(output.square().sum(), [x, *attention.parameters()])))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
