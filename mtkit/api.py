@@ -28,8 +28,8 @@ from mtkit.recipe.decoding import with_method
 from mtkit.runs import Run, beginning, begun_folder, find_run, named_run, run_folder
 from mtkit.text.readers import Lines
 from mtkit.text.tokenizer import EOS
-from mtkit.training.limits import Outcome
 from mtkit.training.loop import train as run_training
+from mtkit.training.progress import Outcome
 
 
 def lines_in(given: Iterable[str], of: str = "") -> list[str]:

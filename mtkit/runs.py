@@ -65,7 +65,7 @@ class Origin(TypedDict):
     imported_from: str | None
     """Model of another library that the run was made of."""
     data: list[str]
-    """Training data, as `mtkit.training.folder.trained_on` returns it."""
+    """Training data, as `mtkit.training.run_folder.trained_on` returns it."""
 
 
 @stored

@@ -5,7 +5,7 @@ import torch
 
 from mtkit.device import autocast, autocast_disabled, find_device, varied_shapes
 from mtkit.errors import MtkitError
-from mtkit.training.arithmetic import fast_and_repeatable
+from mtkit.training.precision import fast_and_repeatable
 
 
 def test_devices_by_name() -> None:

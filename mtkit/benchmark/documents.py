@@ -24,8 +24,7 @@ from mtkit.decoding.search import SourceBatch
 from mtkit.decoding.search.beam import beam_search
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
-from mtkit.model.logits import Logits
-from mtkit.model.network import Model, Network
+from mtkit.model.network import Logits, Model, Network
 from mtkit.recipe import AttentionSettings, Recipe
 from mtkit.text.tokenizer import EOS
 

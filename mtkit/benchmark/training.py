@@ -24,11 +24,11 @@ from mtkit.errors import MtkitError
 from mtkit.model.build import build_model, label_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.training.arithmetic import fast_and_repeatable
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed, Work
-from mtkit.training.optimization.optimizer import Precision, build_schedule
+from mtkit.training.data_loader import Feed, Work
+from mtkit.training.optimizer import build_schedule
+from mtkit.training.precision import Precision, fast_and_repeatable
 from mtkit.training.update import LOSS, Updater
+from mtkit.training.world import World
 
 TURN = 10
 """Updates that one trainer makes before it is the next one's turn."""

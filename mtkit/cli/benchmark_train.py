@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mtkit.benchmark.training import OwnTrainer, Trainer
     from mtkit.data.prepared import Prepared
     from mtkit.recipe import Recipe
-    from mtkit.training.distributed.world import World
+    from mtkit.training.world import World
 
 
 def train(
@@ -87,8 +87,8 @@ def train(
     from mtkit.cli.progress import steps
     from mtkit.data.prepared import open_prepared
     from mtkit.experiments.entries import entries
-    from mtkit.training.arithmetic import fixed_workspaces
-    from mtkit.training.distributed.world import World
+    from mtkit.training.precision import fixed_workspaces
+    from mtkit.training.world import World
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -114,7 +114,7 @@ def _own(
     """A trainer for each recipe in each precision. Raises: RecipeError, MtkitError."""
     from mtkit.benchmark.training import OwnTrainer
     from mtkit.recipe import make_recipe, merged
-    from mtkit.training.optimization.optimizer import precisions as choices
+    from mtkit.training.precision import precisions as choices
 
     named = [choices(world.device) if each == "auto" else (each,) for each in precisions]
     return [

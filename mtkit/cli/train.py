@@ -125,7 +125,7 @@ def train(
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
     from mtkit.training.loop import train as run_training
-    from mtkit.training.report import heard_or_not
+    from mtkit.training.metrics import heard_or_not
 
     label = label_attention(settings)  # names, roles and options are checked before any data is read
 

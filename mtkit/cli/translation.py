@@ -172,7 +172,7 @@ def own_part(
     Raises: MtkitError for a name that is no part, and for processes of torchrun without a file of which to take parts.
     """
     from mtkit.data.chunks import FilePart
-    from mtkit.training.distributed.world import World
+    from mtkit.training.world import World
 
     world = World(device)
     if world.size == 1:

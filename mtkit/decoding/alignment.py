@@ -15,7 +15,8 @@ from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import padded, plan, tasks_of
 from mtkit.errors import DataError, MtkitError
 from mtkit.memory import Halving
-from mtkit.model.network import Network, Weights
+from mtkit.model.layers import Weights
+from mtkit.model.network import Network
 from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
 
 ROLES = ("encoder", "decoder", "cross")

@@ -28,7 +28,7 @@ from mtkit.runs import Run
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import Count, read_stored
 from mtkit.training.loop import train
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
 
 

@@ -16,7 +16,7 @@ from mtkit.runs import Origin, Run
 from mtkit.storage.records import read_stored
 from mtkit.terminal import markdown
 from mtkit.text.languages import languages_of
-from mtkit.training.folder import imported_from, origins, trained_on
+from mtkit.training.run_folder import imported_from, origins, trained_on
 
 USES = {
     "huggingface": """from transformers import {model}, MarianTokenizer

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mtkit.model.sublayers import Dropout
+from mtkit.model.layers import Dropout
 
 
 class Embedding(nn.Module):

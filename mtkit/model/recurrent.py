@@ -26,9 +26,8 @@ from mtkit.attention.registry import find
 from mtkit.errors import MtkitError
 from mtkit.model.attentions import Choice, build_attention
 from mtkit.model.embedding import Embedding, token_table
-from mtkit.model.logits import Logits
-from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
-from mtkit.model.sublayers import Dropout
+from mtkit.model.layers import Dropout, Weights
+from mtkit.model.network import Encoded, Logits, Network, Output, Shortlist
 from mtkit.recipe import ModelSettings
 
 CellState = tuple[Tensor, ...]

@@ -19,8 +19,7 @@ from mtkit.attention import Attention
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.recomputed import keeping, repeating
 from mtkit.errors import MtkitError
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
-from mtkit.model.sublayers import Stream
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing, Stream
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from mtkit.attention import State
 from mtkit.attention.registry import find
 from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
-from mtkit.model.logits import Logits
-from mtkit.model.network import Encoded, Network, Output, Shortlist, Weights
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing, Weights, closed, opened
+from mtkit.model.network import Encoded, Logits, Network, Output, Shortlist
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
-from mtkit.model.sublayers import closed, opened
 from mtkit.recipe import ModelSettings
 
 TOGETHER = 1024

@@ -14,7 +14,7 @@ from mtkit.evaluation.systems import Translated, read_texts
 from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.text.readers import Lines
-from mtkit.training.folder import imported_from
+from mtkit.training.run_folder import imported_from
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment

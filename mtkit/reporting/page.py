@@ -21,8 +21,8 @@ from mtkit.runs import Run
 from mtkit.storage.records import read_object
 from mtkit.terminal import ProgressBar, silent
 from mtkit.training.checkpoint import read_progress
+from mtkit.training.metrics import read_metrics
 from mtkit.training.progress import Progress
-from mtkit.training.report import read_metrics
 
 FOLDER = Path(__file__).parent
 SIGNIFICANCE = 0.05

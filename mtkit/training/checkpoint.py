@@ -26,7 +26,7 @@ from mtkit.runs import BASE
 from mtkit.storage.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
 from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import PICKLES, check_sum, read_tensors
-from mtkit.training.optimization.optimizer import mean_weights
+from mtkit.training.optimizer import mean_weights
 from mtkit.training.progress import LATER, Progress, rank
 
 FORMAT = 1

@@ -18,18 +18,17 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, beginning, is_begun
 from mtkit.text.languages import languages_of
-from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces, why_not_exact
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed, Work
-from mtkit.training.folder import alone_in, begin, open_folder
-from mtkit.training.limits import Interruption, Limits, Outcome
-from mtkit.training.optimization.choice import settle
-from mtkit.training.optimization.optimizer import Precision, build_schedule
-from mtkit.training.progress import Progress
-from mtkit.training.report import Interval, Metrics, ProgressLine, Say, heard_or_not
+from mtkit.training.data_loader import Feed, Work
+from mtkit.training.metrics import Interval, Metrics, ProgressLine, Say, heard_or_not
+from mtkit.training.optimizer import build_schedule
+from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
+from mtkit.training.precision_choice import settle
+from mtkit.training.progress import Interruption, Limits, Outcome, Progress
+from mtkit.training.run_folder import alone_in, begin, open_folder
 from mtkit.training.update import Updater
 from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
+from mtkit.training.world import World
 
 AGAIN = "the same command resumes it"
 """Advice printed after a signal."""

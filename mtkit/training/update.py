@@ -15,26 +15,17 @@ from mtkit.errors import RunError
 from mtkit.memory import GIVES_OUT, available_bytes, in_words, is_oom
 from mtkit.model.adaptation import frozen_state, trained_state
 from mtkit.model.build import SMALLER
-from mtkit.model.low_weights import LowWeights
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.storage.weights import load_weights
-from mtkit.training.distributed.gradients import FlatSum, gradient_sum
-from mtkit.training.distributed.split import SplitModel, gathered, split_like
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Inputs, Work
-from mtkit.training.loss import Baseline, TokenLoss, batch_loss
-from mtkit.training.optimization.optimizer import (
-    MovingAverage,
-    Precision,
-    apply,
-    build_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from mtkit.training.data_loader import Inputs, Work
+from mtkit.training.gradient_reduction import FlatSum, SplitModel, gathered, gradient_sum, split_like
+from mtkit.training.loss import Baseline, TokenLoss, batch_loss, batch_loss_twice, twice
+from mtkit.training.metrics import Say
+from mtkit.training.optimizer import MovingAverage, apply, build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.precision import LowWeights, Precision
 from mtkit.training.progress import Divergence, Progress
-from mtkit.training.r_drop import batch_loss_twice, twice
-from mtkit.training.report import Say
+from mtkit.training.world import World
 
 LOSS, NLL, EXTRA, REWARD, SEGMENTS, DIVERGENCE = range(6)
 """Places in the totals of an update: sums over target tokens of the smoothed loss with R-Drop's term, of the nll and of

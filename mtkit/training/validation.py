@@ -30,13 +30,12 @@ from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.terminal import shortened
 from mtkit.text.languages import languages_of
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Inputs
-from mtkit.training.limits import Interruption
+from mtkit.training.data_loader import Inputs
 from mtkit.training.loss import batch_loss
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.progress import Progress
-from mtkit.training.report import Say
+from mtkit.training.metrics import Say
+from mtkit.training.precision import Precision
+from mtkit.training.progress import Interruption, Progress
+from mtkit.training.world import World
 
 
 class _InterruptedError(Exception):

@@ -21,8 +21,8 @@ from mtkit.benchmark.training import (
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Work
+from mtkit.training.data_loader import Work
+from mtkit.training.world import World
 from tests.training.conftest import prepared, prepared_folder, tiny
 
 __all__ = ["prepared", "prepared_folder"]

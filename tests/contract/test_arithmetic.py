@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from mtkit.attention.positions import POSITIONS
-from mtkit.model.low_weights import LowWeights
+from mtkit.training.precision import LowWeights
 from tests.contract.cases import Case, each, plain, small, steps, valid_mask
 from tests.contract.stack import Stack, make, memory_for, tokens
 

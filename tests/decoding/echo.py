@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtkit.model.logits import Logits
+from mtkit.model.network import Logits
 from mtkit.text.tokenizer import BREAK, EOS, PAD, UNK
 
 

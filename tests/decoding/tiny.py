@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.decoding.search import SourceBatch
-from mtkit.model.logits import Logits
+from mtkit.model.network import Logits
 from mtkit.text.tokenizer import BOS, EOS, PAD
 
 FIRST_WORD = EOS + 1

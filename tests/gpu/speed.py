@@ -14,11 +14,10 @@ from mtkit.attention import build
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe, make_recipe
-from mtkit.training.arithmetic import fast_and_repeatable
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.data_loader import Feed
+from mtkit.training.precision import Precision, fast_and_repeatable
 from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
 from tests.gpu.machine import median_seconds, wait
 from tests.gpu.training import model_of

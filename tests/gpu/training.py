@@ -19,14 +19,13 @@ from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.recipe.data import DataSettings
-from mtkit.training.arithmetic import fast_and_repeatable, fixed_workspaces
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Work, count_tokens
+from mtkit.training.data_loader import Work, count_tokens
 from mtkit.training.loop import train
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.report import read_metrics
+from mtkit.training.metrics import read_metrics
+from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces
 from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.gpu.check import Result, Setup, guarded
 
 SMALL: dict[str, Any] = {

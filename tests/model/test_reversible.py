@@ -8,9 +8,8 @@ from torch import Tensor
 
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
-from mtkit.model.layers import Context, Passing
+from mtkit.model.layers import Context, Passing, closed, opened
 from mtkit.model.network import Output
-from mtkit.model.sublayers import closed, opened
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from mtkit.attention import Attention, build
 from mtkit.model import reversible
-from mtkit.model.layers import Passing
+from mtkit.model.layers import Passing, Stream
 from mtkit.model.reversible import SubLayer, run_reversibly
-from mtkit.model.sublayers import Stream
 
 CHOOSING = [
     ("reformer", "encoder", {"lsh_buckets": 8, "chunk": 4, "rounds": 2}),

@@ -7,8 +7,8 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.recipe.data import DataSettings
-from mtkit.training.limits import Outcome
 from mtkit.training.loop import train
+from mtkit.training.progress import Outcome
 
 
 @pytest.fixture(scope="session")

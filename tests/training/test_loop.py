@@ -21,8 +21,8 @@ from mtkit.recipe import load_recipe, merged
 from mtkit.runs import Run
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, verified_tensors
-from mtkit.training.folder import alone_in
-from mtkit.training.report import read_metrics
+from mtkit.training.metrics import read_metrics
+from mtkit.training.run_folder import alone_in
 from tests.training.conftest import run, tiny
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
+from mtkit.training.metrics import Metrics
 from mtkit.training.progress import Divergence
-from mtkit.training.report import Metrics
 from tests.training.conftest import run, tiny
 
 

@@ -11,14 +11,13 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe, merged
-from mtkit.training.arithmetic import fast_and_repeatable
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Work, count_tokens
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.report import read_metrics
+from mtkit.training.data_loader import Work, count_tokens
+from mtkit.training.metrics import read_metrics
+from mtkit.training.precision import Precision, fast_and_repeatable
 from mtkit.training.update import LOSS, Updater
 from mtkit.training.validation import validation_loss
+from mtkit.training.world import World
 from tests.processes import together
 from tests.training.conftest import TINY, run, tiny
 from tests.training.distributed.test_gradients import trained

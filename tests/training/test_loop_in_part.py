@@ -22,7 +22,7 @@ from mtkit.recipe import Recipe, load_recipe
 from mtkit.runs import Run
 from mtkit.storage.weights import load_weights, read_tensors
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.report import read_metrics
+from mtkit.training.metrics import read_metrics
 from tests.training.conftest import run, tiny
 from tests.training.test_loop import assert_same_numbers
 

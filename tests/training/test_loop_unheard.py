@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtkit.data.prepared import Prepared
-from mtkit.training.report import read_metrics
+from mtkit.training.metrics import read_metrics
 from tests.training.conftest import TINY, run, tiny
 
 LAST = "checkpoints/update-00000024"

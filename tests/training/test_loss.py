@@ -11,10 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
-from mtkit.training.feed import Inputs
-from mtkit.training.loss import batch_loss, token_loss
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.r_drop import batch_loss_twice, twice
+from mtkit.training.data_loader import Inputs
+from mtkit.training.loss import batch_loss, batch_loss_twice, token_loss, twice
+from mtkit.training.precision import Precision
 from tests.training.conftest import tiny
 
 ROWS, WIDTH, PIECES = 23, 6, 10

@@ -10,10 +10,10 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Work, count_tokens
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.data_loader import Work, count_tokens
+from mtkit.training.precision import Precision
 from mtkit.training.update import EXTRA, LOSS, NLL, REWARD, SEGMENTS, Updater, seed_generators
+from mtkit.training.world import World
 from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")

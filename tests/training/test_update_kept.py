@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from mtkit.model.build import build_model
 from mtkit.training.checkpoint import Progress
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Work
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.data_loader import Work
+from mtkit.training.precision import Precision
 from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.training.conftest import tiny
 
 CPU = torch.device("cpu")

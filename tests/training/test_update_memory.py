@@ -1,9 +1,9 @@
 import pytest
 
 from mtkit.errors import RunError
-from mtkit.training.distributed.world import World
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.precision import Precision
 from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.training.conftest import tiny
 from tests.training.test_update import CPU, StandIn
 

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import torch
 
-from mtkit.training.distributed.world import World
 from mtkit.training.loss import Baseline
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
 from mtkit.training.update import Updater
+from mtkit.training.world import World
 from tests.training.conftest import tiny
 from tests.training.test_update import CPU, StandIn
 

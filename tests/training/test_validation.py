@@ -20,8 +20,8 @@ from mtkit.model.transformer import Transformer
 from mtkit.runs import Run
 from mtkit.training import validation
 from mtkit.training.checkpoint import Progress, read_state
-from mtkit.training.optimization.optimizer import Precision
-from mtkit.training.report import Metrics, read_metrics
+from mtkit.training.metrics import Metrics, read_metrics
+from mtkit.training.precision import Precision
 from mtkit.training.update import Updater
 from tests.training.conftest import run, tiny
 

@@ -10,10 +10,10 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import validation
-from mtkit.training.distributed.world import World
-from mtkit.training.limits import Interruption
 from mtkit.training.loop import train
-from mtkit.training.optimization.optimizer import Precision
+from mtkit.training.precision import Precision
+from mtkit.training.progress import Interruption
+from mtkit.training.world import World
 from tests.processes import together
 from tests.training.conftest import TINY
 

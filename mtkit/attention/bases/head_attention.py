@@ -94,8 +94,8 @@ class HeadAttention(Attention):
     def projected(self, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
         """The outputs (..., width) of the maps for the same tokens (..., D).
 
-        On a GPU, whose kernels are short beside the time to start them, and in decoding (`mtkit.model.context`), one
-        product computes all of them.
+        On a GPU, whose kernels are short beside the time to start them, and in decoding
+        (`mtkit.model.decoding_products`), one product computes all of them.
         """
         if tokens.device.type != "cuda" or len(maps) == 1 or any(type(each) is not nn.Linear for each in maps):
             return [each(tokens) for each in maps]

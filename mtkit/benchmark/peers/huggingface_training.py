@@ -12,9 +12,9 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError, shown
 from mtkit.recipe import Recipe
 from mtkit.text.tokenizer import BOS, EOS, PAD
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Work
-from mtkit.training.optimization.optimizer import build_schedule
+from mtkit.training.data_loader import Work
+from mtkit.training.optimizer import build_schedule
+from mtkit.training.world import World
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 """Precisions of Hugging Face's trainer: float32, or autocast to the others."""

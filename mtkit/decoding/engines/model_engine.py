@@ -23,8 +23,7 @@ from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.walk import greedy_search, sample
 from mtkit.errors import MtkitError
-from mtkit.model.logits import Logits
-from mtkit.model.network import Model, Network
+from mtkit.model.network import Logits, Model, Network
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
 

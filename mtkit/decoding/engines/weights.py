@@ -16,7 +16,7 @@ from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError, shown
 from mtkit.memory import GIVES_OUT, is_oom
 from mtkit.model.build import choose_attention
-from mtkit.model.context import is_low, products
+from mtkit.model.decoding_products import is_low, products
 from mtkit.model.network import Model, Network
 from mtkit.recipe import Recipe
 
@@ -28,7 +28,7 @@ DTYPES = {
     "int8": torch.int8,
 }
 """The arithmetic by name; auto is float32, whose results do not depend on the batch. In int8, and in bfloat16 on the
-CPU, linear layers alone compute (`mtkit.model.context`); the rest is in float32."""
+CPU, linear layers alone compute (`mtkit.model.decoding_products`); the rest is in float32."""
 
 
 def find_dtype(name: str) -> torch.dtype | None:

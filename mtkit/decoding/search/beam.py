@@ -17,8 +17,7 @@ from torch import Tensor
 from mtkit.attention.contract import close_gaps, reorder
 from mtkit.decoding.search.choices import best_continuations, coverage_penalty, forbid_repeats, normalised
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
-from mtkit.model.logits import Logits
-from mtkit.model.network import Model
+from mtkit.model.network import Logits, Model
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtkit.decoding.search.contract import NEVER_GENERATED, restrict
-from mtkit.model.logits import Logits
+from mtkit.model.network import Logits
 from mtkit.text.tokenizer import BREAK, EOS
 
 

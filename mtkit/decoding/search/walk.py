@@ -16,8 +16,7 @@ from torch import Tensor
 from mtkit.attention.contract import close_gaps
 from mtkit.decoding.search.choices import Forbid, best, best_continuations, forbid_repeats, log_probs_of, normalised
 from mtkit.decoding.search.contract import Hypotheses, SourceBatch, begin, ending, still_running
-from mtkit.model.logits import Logits
-from mtkit.model.network import Model
+from mtkit.model.network import Logits, Model
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
 

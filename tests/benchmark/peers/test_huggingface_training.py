@@ -3,8 +3,8 @@ import torch
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed
+from mtkit.training.data_loader import Feed
+from mtkit.training.world import World
 from tests.training.conftest import prepared, prepared_folder, tiny
 
 __all__ = ["prepared", "prepared_folder"]

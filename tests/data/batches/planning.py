@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from mtkit.data.prepared.folder import _open_side
 from mtkit.recipe.data import DataSettings
-from mtkit.training.distributed.world import World
-from mtkit.training.feed import Feed
+from mtkit.training.data_loader import Feed
+from mtkit.training.world import World
 from tests.training.conftest import tiny
 
 

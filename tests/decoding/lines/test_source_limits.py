@@ -13,7 +13,7 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine
 from mtkit.decoding.lines.source import TrainedOn, Usual
 from mtkit.decoding.translate import translate_lines
-from mtkit.model.logits import Logits
+from mtkit.model.network import Logits
 from mtkit.recipe import DecodingSettings, make_recipe
 from mtkit.text.tokenizer import BREAK, EOS
 from tests.decoding.echo import Echo

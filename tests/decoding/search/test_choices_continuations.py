@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mtkit.decoding.search.choices import best_continuations, forbid_repeats
 from mtkit.decoding.search.contract import NEVER_GENERATED
-from mtkit.model import logits as module
-from mtkit.model.logits import Logits
+from mtkit.model import network as module
+from mtkit.model.network import Logits
 from mtkit.text.tokenizer import EOS
 
 

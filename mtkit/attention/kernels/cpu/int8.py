@@ -51,7 +51,7 @@ class Int8:
         return in_blocks(self._of_rows, x, self._outputs)
 
     def in_units(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (..., I) to sums (..., O), units (...) and what is added (O,), as in `mtkit.model.logits.InUnits`."""
+        """x (..., I) to sums (..., O), units (...) and what is added (O,), as in `mtkit.model.network.InUnits`."""
         *before, width = x.shape
         rows = x.reshape(-1, width)
         tiles = self._tiles_for(rows.shape[0])

@@ -12,7 +12,7 @@ from mtkit.attention.kernels.cpu.int8 import Int8, has_whole_products
 from mtkit.attention.kernels.cpu.tiles import BYTES, has
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model
-from mtkit.model.context import products
+from mtkit.model.decoding_products import products
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from torch import Tensor
+
+from mtkit.model.layers import POOL_ELEMENTS, Dropout
+
+
+def masks(share: float, count: int, size: int) -> Tensor:
+    dropout = Dropout(share)
+    return torch.stack([dropout(torch.ones(size)) for _ in range(count)])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_share_of_zeros_and_the_mean_are_as_promised(share: float) -> None:
+    torch.manual_seed(0)
+    drawn = masks(share, 50, 20_000)
+    deviation = (share * (1 - share) / drawn.numel()) ** 0.5
+    assert abs(float((drawn == 0).float().mean()) - share) < 5 * deviation
+    assert drawn[drawn != 0].unique().tolist() == [pytest.approx(1 / (1 - share))]
+
+
+def test_masks_of_several_calls_and_places_are_independent() -> None:
+    torch.manual_seed(0)
+    centred = (masks(0.5, 200, 4_000) == 0).float() - 0.5
+    between = (centred @ centred.t() / 4_000).triu(1)
+    # of 19,900 pairs, some stretches may overlap in the pool; in the same place as another none does
+    assert float(between.abs().max()) < 5 * 0.25 / 4_000**0.5
+    neighbours = (centred[:, 1:] * centred[:, :-1]).mean()
+    assert abs(float(neighbours)) < 5 * 0.25 / 800_000**0.5
+
+
+def test_masks_are_a_function_of_the_seed() -> None:
+    torch.manual_seed(3)
+    first = masks(0.3, 4, 100)
+    torch.manual_seed(3)
+    assert torch.equal(masks(0.3, 4, 100), first)
+    assert len(first.unique(dim=0)) == 4
+
+
+def test_the_gradient_has_the_mask_of_the_forward_pass() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(30, 40, requires_grad=True)
+    out = Dropout(0.4)(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad * x, out)
+    assert 0 < int((x.grad == 0).sum()) < x.numel()
+
+
+@pytest.mark.parametrize("size", [POOL_ELEMENTS // 2, POOL_ELEMENTS // 2 + 1])
+def test_large_tensors_are_dropped_from_as_well(size: int) -> None:
+    assert float((Dropout(0.25)(torch.ones(size)) == 0).float().mean()) == pytest.approx(0.25, abs=0.002)
+
+
+def test_nothing_happens_outside_training_nor_without_a_share() -> None:
+    x = torch.randn(5)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x

@@ -1,0 +1,104 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from mtkit.attention.contract import Site
+from mtkit.attention.heads.guided import Guided
+from mtkit.recipe import TrainingSettings
+from mtkit.training.progress import ENDLESS, Interruption, Limits, Progress
+
+
+def limits(**settings: object) -> Limits:
+    return Limits(TrainingSettings.model_validate(settings), updates_per_epoch=10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "at"),
+    [
+        ({"max_updates": 5}, Progress(update=4), Progress(update=5)),
+        ({"max_epochs": 2}, Progress(epoch=1, batch=9), Progress(epoch=2)),
+        ({"max_minutes": 1.5}, Progress(seconds=89.9), Progress(seconds=90.0)),
+        ({"patience": 3}, Progress(stale=2), Progress(stale=3)),
+    ],
+)
+def test_a_limit_is_reached_at_its_number_and_not_before(
+    settings: dict[str, object], before: Progress, at: Progress
+) -> None:
+    ((name, number),) = settings.items()
+    assert limits(**settings).reached(before) is None
+    assert limits(**settings).reached(at) == f"{name} = {number}"
+    assert limits().reached(at) is None
+
+
+def test_the_nearest_limit_says_how_much_is_done_and_left() -> None:
+    both = limits(max_updates=100, max_minutes=10)
+    progress = Progress(update=20, seconds=300)
+    assert both.done(progress) == 0.5
+    assert both.seconds_left(progress, seconds_per_update=1.0) == 80
+    assert both.seconds_left(progress, seconds_per_update=9.0) == 300
+    assert limits(max_epochs=3).seconds_left(progress, 2.0) == 20.0
+    assert limits().seconds_left(progress, 1.0) is None
+    assert limits().done(progress) == 0.0
+
+
+def test_total_updates_follow_from_the_limits() -> None:
+    assert limits(max_updates=100, max_epochs=3).total_updates(Progress()) == 30
+    assert limits(max_updates=20, max_epochs=3).total_updates(Progress()) == 20
+    assert limits(max_minutes=1).total_updates(Progress(update=7, seconds=20.0)) == 21
+    assert limits(max_minutes=1, max_updates=20).total_updates(Progress(update=7, seconds=20.0)) == 20
+    assert limits(max_minutes=1).total_updates(Progress(update=25, seconds=61.0)) == 25
+    assert limits(patience=2).total_updates(Progress(update=7)) == ENDLESS
+    assert limits(max_minutes=1).total_updates(Progress()) == ENDLESS
+
+
+@pytest.mark.parametrize("settings", [{"max_minutes": 60}, {"patience": 3}, {"max_updates": 30_000}])
+def test_guided_heads_are_guided_at_full_weight_as_long_as_their_options_say(settings: dict[str, float]) -> None:
+    guided = Guided(Site("encoder", 32, 4), hold=20_000)
+    progress = Progress(update=5_000, seconds=900.0)
+    guided.after_update(5_001, limits(**settings).total_updates(progress))
+    assert guided.factor == 1.0
+
+
+def test_all_limits_are_described() -> None:
+    text = limits(max_updates=5, max_minutes=1.5, patience=2).describe()
+    assert text == "5 updates or 1.5 minutes or 2 validations without a better BLEU"
+    assert limits(patience=2, best_by="exact").describe() == "2 validations without a better exact match"
+    assert limits().describe() == "Ctrl-C"
+
+
+def test_large_numbers_are_written_out() -> None:
+    long = limits(max_updates=1_234_567, max_minutes=10_080.5)
+    assert long.describe() == "1,234,567 updates or 10,080.5 minutes"
+    assert long.reached(Progress(update=1_234_567)) == "max_updates = 1,234,567"
+    assert limits(max_updates=1_000_000).describe() == "1,000,000 updates"
+
+
+def test_the_first_signal_is_a_wish_and_a_later_one_acts_as_usual(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)  # the same, once more
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.signal == signal.SIGINT
+        monkeypatch.setattr("mtkit.training.progress.SAME_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work() -> None:
+        with Interruption() as interruption:
+            seen.append((signal.getsignal(signal.SIGTERM), interruption.signal))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, None)]
