@@ -16,9 +16,9 @@ from mtkit.training.world import Heartbeat
 SCRIPT = """
 import os, signal, sys, time
 from mtkit.errors import MtkitError
-from mtkit.training.distributed import heartbeat
+from mtkit.training import world as module
 from mtkit.training.world import World
-heartbeat.INTERVAL, heartbeat.SILENCE = 0.2, 3.0
+module.INTERVAL, module.SILENCE = 0.2, 3.0
 try:
     with World("cpu") as world:
         world.agree()
