@@ -4,12 +4,12 @@ import pytest
 
 from mtkit.attention import build
 from mtkit.cli.values import parse_numbers, parse_options
-from mtkit.data.chunks import FilePart
 from mtkit.decoding.engines.weights import find_dtype
 from mtkit.device import find_device
 from mtkit.errors import MtkitError, cut_words, shown
 from mtkit.recipe import make_recipe
 from mtkit.runs import find_run, run_folder
+from mtkit.storage.jobs import Part
 
 LONG = "x" * 5000
 
@@ -53,7 +53,7 @@ def test_other_libraries_messages_are_one_line_with_long_words_cut() -> None:
         lambda: run_folder(f"{LONG}/"),
         lambda: find_dtype(LONG),
         lambda: find_device(LONG),
-        lambda: FilePart.named(LONG),
+        lambda: Part.named(LONG),
         lambda: parse_options([LONG]),
         lambda: parse_options([f"a=[{LONG}"]),
         lambda: parse_numbers("--beam", LONG),

@@ -100,13 +100,13 @@ def prepare(
         ),
     }
     from mtkit.cli.progress import through
-    from mtkit.data.chunks import FilePart
     from mtkit.data.encode import usable_cores
     from mtkit.data.prepare import prepare as prepare_data
     from mtkit.data.prepare import prepare_part
     from mtkit.data.report import summary
     from mtkit.recipe import load_recipe
     from mtkit.recipe.settings import run_folder_of
+    from mtkit.storage.jobs import Part
 
     settings = load_recipe(recipe, {"data": _present(given)})
     text = settings.data
@@ -119,7 +119,7 @@ def prepare(
         text = with_translations(text, say=typer.echo, progress=through)
     processes = workers or usable_cores()
     if part is not None:
-        place, pairs = prepare_part(text, FilePart.named(part), workers=processes, progress=through)
+        place, pairs = prepare_part(text, Part.named(part), workers=processes, progress=through)
         typer.echo(f"{pairs:,} pairs encoded: {place}\n\nNext, when all parts are there: the same command with --join")
         return
     report = prepare_data(text, overwrite=overwrite, workers=processes, progress=through, join=join)

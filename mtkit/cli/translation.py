@@ -150,7 +150,7 @@ def heads_for(translator: "Translator", data: Path) -> "Heads":
 
 
 if TYPE_CHECKING:
-    from mtkit.data.chunks import FilePart
+    from mtkit.storage.jobs import Part
 
 
 def check_parts(part: str | None, join: bool, input: str | None, output: Path | None, target: Path | None) -> None:
@@ -166,24 +166,24 @@ def check_parts(part: str | None, join: bool, input: str | None, output: Path | 
 
 def own_part(
     part: str | None, input: str | None, output: Path | None, target: Path | None, device: str
-) -> "tuple[FilePart | None, str]":
+) -> "tuple[Part | None, str]":
     """The part of --input for this process, and its device; each process of torchrun has a part and a GPU of its own.
 
     Raises: MtkitError for a name that is no part, and for processes of torchrun without a file of which to take parts.
     """
-    from mtkit.data.chunks import FilePart
+    from mtkit.storage.jobs import Part
     from mtkit.training.world import World
 
     world = World(device)
     if world.size == 1:
-        return None if part is None else FilePart.named(part), device
+        return None if part is None else Part.named(part), device
     if part is not None:
         raise MtkitError(
             "each process of torchrun translates a part; leave --part out, or start mtkit without torchrun"
         )
     if input in (None, "-") or output is None or target is not None:
         raise MtkitError("torchrun translates parts of a file; give --input FILE and --output FILE, and no --target")
-    return FilePart(world.rank + 1, world.size), str(world.device)
+    return Part(world.rank + 1, world.size), str(world.device)
 
 
 def join(input: Path, output: Path, alignments: Path | None) -> None:

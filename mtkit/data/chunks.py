@@ -1,89 +1,27 @@
-"""Parts of a large file or text, which any machines work on; the parts of one division, found beside their output.
-
-The text of a side in chunks, measured as it is read: what is encoded, and written, at a time.
-"""
+"""The text of a side in chunks, which are the units of encoding and writing; it is measured as it is read."""
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mtkit.errors import DataError, MtkitError, cut
+from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
-from mtkit.storage.files import inside, json_text
+from mtkit.storage.files import json_text
+from mtkit.storage.jobs import Part
 from mtkit.terminal import ProgressBar
 from mtkit.text.readers import Facts, Measuring, SegmentPair, line_count, name_of, read_corpus
 
-_NAMED = 10
-
-
-@dataclass(frozen=True)
-class FilePart:
-    """One of several parts: of a file, the lines that begin in its share of the bytes; of text, its share of pairs."""
-
-    number: int
-    """From 1."""
-    of: int
-
-    @classmethod
-    def named(cls, name: str) -> "FilePart":
-        """The part that is called 2/8. Raises: MtkitError for another form of name."""
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", name)
-        number, of = map(int, found.groups()) if found else (0, 0)
-        if not 1 <= number <= of:
-            raise MtkitError(f"--part {cut(name)} is no part; the second of eight is --part 2/8")
-        return cls(number, of)
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
-
-    def output(self, path: Path) -> Path:
-        """The file of this part of an output. Raises: MtkitError if it is a link."""
-        return inside(path.parent, f"{path.name}.part-{self.number}-of-{self.of}")
-
-    def record(self, output: Path) -> Path:
-        """The file that tells what this part of an output is made of. Raises: MtkitError if it is a link."""
-        return inside(output.parent, f"{self.output(output).name}.json")
-
-
-def all_parts(outputs: Sequence[Path], finished: Callable[[FilePart], bool], verb: str) -> list[FilePart]:
-    """The parts of these outputs, by the files beside them; `verb` says what makes a part, for messages.
-
-    Raises: DataError where one is missing or not `finished`, or where files are parts of different divisions.
-    """
-    names = re.compile(rf"{re.escape(outputs[0].name)}\.part-([0-9]+)-of-([0-9]+)(\.json)?")
-    found = [names.fullmatch(each.name) for each in outputs[0].parent.glob("*.part-*-of-*")]
-    divisions = sorted({int(each[2]) for each in found if each})
-    if not divisions:
-        raise DataError(f"no parts of {outputs[0]}; {verb} them first, with --part 1/8 to 8/8")
-    if len(divisions) > 1:
-        raise DataError(
-            f"{outputs[0]} has parts of {' and of '.join(map(str, divisions))}; remove those that are not wanted"
-        )
-    parts = [FilePart(number + 1, divisions[0]) for number in range(divisions[0])]
-    if missing := [part.number for part in parts if not finished(part)]:
-        listed = ", ".join(map(str, missing[:_NAMED]))
-        more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
-        raise DataError(
-            f"of {len(parts):,} parts of {' and '.join(map(str, outputs))}, {len(missing):,} are missing or not "
-            f"finished: {listed}{more}; {verb} with --part {missing[0]}/{len(parts)} and so on"
-        )
-    return parts
-
-
 _PAIRS, _CHARACTERS = 10_000, 4_000_000
-"""Segment pairs, and characters of them, that a chunk has at most."""
+"""Maximum segment pairs and characters of a chunk."""
 
 _ALIGNED = 100_000
-"""Lines of a corpus that are all looked at for sides that do not match; beyond, some of each chunk."""
+"""Pairs of a corpus that are all checked for misaligned sides; after these, the first ones of each chunk."""
 
 _ALIGNED_IN_CHUNK = 500
 
 
 class Chunk(NamedTuple):
-    """Segment pairs that stand together in one corpus, by columns: these are quick to send to another process."""
+    """Neighbouring segment pairs of one corpus, in columns, which are quick to send to another process."""
 
     corpus: int
     direction: str
@@ -98,18 +36,14 @@ class Chunk(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of its text and documents, in hexadecimal digits."""
-        about = [
-            self.corpus,
-            self.direction,
-            self.lines,
-            any(each is not None for each in self.documents) and self.documents,
-        ]
+        """SHA-256 of the text and the documents, in hexadecimal digits."""
+        documents = any(document is not None for document in self.documents) and self.documents
+        about = [self.corpus, self.direction, self.lines, documents]
         return hashlib.sha256("\n".join([json_text(about), *self.sources, *self.targets]).encode()).hexdigest()
 
 
 def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, before: int = 0) -> Iterator[Chunk]:
-    """The pairs of a corpus in chunks, each small enough to be held, from behind those `before`, a multiple of 10,000.
+    """The pairs of a corpus in chunks that fit in memory; `before`, a multiple of 10,000, pairs come before the first.
 
     Every 10,000th pair of a corpus ends a chunk, so chunks are the same wherever reading begins.
     """
@@ -132,75 +66,74 @@ def _chunk(held: list[SegmentPair], corpus: int, direction: str, end: int) -> Ch
 
 
 class SideText:
-    """The text of a side; `chunks` reads it once, and then `facts` tell what was read."""
+    """The text of a side; `chunks` reads it, after which `facts` are available."""
 
     def __init__(self, name: str, corpora: Sequence[Corpus], settings: DataSettings) -> None:
-        """Counts the lines where that takes no reading of the text. Raises: DataError where sides are not equal."""
+        """Count the lines if that needs no reading of the text. Raises: DataError for sides of unequal length."""
         self.name, self.corpora = name, corpora
         self.lines: list[int | None] = [line_count(corpus) for corpus in corpora]
-        """Segment pairs of each corpus; None where they are not known."""
+        """Segment pairs of each corpus; None if unknown."""
         self._directions = [settings.direction_of(corpus) for corpus in corpora]
         self._measuring: list[Measuring] = []
 
     @property
     def pairs(self) -> int | None:
-        """Segment pairs in all; None where they are not known."""
-        return None if None in self.lines else sum(each or 0 for each in self.lines)
+        """Segment pairs of all corpora; None if unknown."""
+        return None if None in self.lines else sum(lines or 0 for lines in self.lines)
 
     def count(self, progress: ProgressBar) -> None:
-        """Count the lines that are not known, by reading them. Raises: DataError as `read_corpus`."""
+        """Count lines of unknown number by reading them. Raises: DataError as `read_corpus`."""
         for index, (corpus, lines) in enumerate(zip(self.corpora, self.lines, strict=True)):
             if lines is None:
                 self.lines[index] = sum(1 for _ in progress(read_corpus(corpus), self._what("counting", index), None))
 
     def chunks(self, progress: ProgressBar, verb: str = "encoding") -> Iterator[Chunk]:
-        """All chunks in order, read anew.
+        """All chunks in order, read again by each call.
 
-        Raises: DataError as `read_corpus`, where a corpus holds nothing, and where it has other lines than before.
+        Raises: DataError as `read_corpus`, for an empty corpus, and if the number of lines has changed.
         """
         self._measuring = [Measuring(name_of(corpus)) for corpus in self.corpora]
         for index, (corpus, measuring) in enumerate(zip(self.corpora, self._measuring, strict=True)):
             pairs = measuring.through(read_corpus(corpus, measuring.repairs))
             shown = progress(pairs, self._what(verb, index), self.lines[index])
             yield from chunks(shown, index, self._directions[index])
-            lines, there = self.lines[index], measuring.lines
-            if lines and lines != there:
+            lines = self.lines[index]
+            if lines and lines != measuring.lines:
                 raise DataError(
-                    f"{name_of(corpus)} changed while it was read, from {lines:,} lines to {there:,}; give files that "
-                    "do not change, and no pipes"
+                    f"{name_of(corpus)} changed while it was read, from {lines:,} lines to {measuring.lines:,}; give "
+                    "files that do not change, and no pipes"
                 )
             measuring.check()
 
-    def chunks_of(self, part: FilePart, progress: ProgressBar) -> Iterator[Chunk]:
-        """The chunks of one part; plain text is read from its beginning on.
+    def chunks_of(self, part: Part, progress: ProgressBar) -> Iterator[Chunk]:
+        """The chunks of one part; of plain text, only that part is read.
 
-        A part has those 10,000 pairs of a corpus, from a multiple of 10,000 on, that begin in its share of all pairs.
-        Raises: DataError as `read_corpus`; ValueError where the number of pairs is not known.
+        The blocks of 10,000 pairs of a corpus that begin in the part's share of all pairs belong to it.
+        Raises: DataError as `read_corpus`; ValueError if the number of pairs is unknown.
         """
         before, pairs = 0, self.pairs
         if pairs is None:
             raise ValueError("parts need the number of pairs")
         for index, (corpus, lines) in enumerate(zip(self.corpora, self.lines, strict=True)):
-            first, last = (
-                _first_of(each, part.of, pairs, before, lines or 0) for each in (part.number, part.number + 1)
+            first, end = (
+                _first_pair(number, part.of, pairs, before, lines or 0) for number in (part.number, part.number + 1)
             )
             before += lines or 0
-            if first < last:
-                read = progress(
-                    read_corpus(corpus, rows=range(first, last)), self._what("encoding", index), last - first
-                )
-                yield from chunks(read, index, self._directions[index], first)
+            if first < end:
+                rows = read_corpus(corpus, rows=range(first, end))
+                shown = progress(rows, self._what("encoding", index), end - first)
+                yield from chunks(shown, index, self._directions[index], first)
 
     @property
     def facts(self) -> list[Facts]:
-        """The facts of each corpus, once `chunks` has come to its end."""
+        """The facts of each corpus, after `chunks` has ended."""
         return [measuring.facts for measuring in self._measuring]
 
     def _what(self, verb: str, index: int) -> str:
         return f"{verb} {self.name}" + (f" {index + 1}/{len(self.corpora)}" if len(self.corpora) > 1 else "")
 
 
-def _first_of(part: int, of: int, pairs: int, before: int, lines: int) -> int:
-    """The first pair of a corpus, which has so many lines and pairs before it, that no part before `part` has."""
-    begin = max(0, -(-pairs * (part - 1) // of) - before)  # the share's, in this corpus
+def _first_pair(part: int, of: int, pairs: int, before: int, lines: int) -> int:
+    """The first pair of a corpus in `part` or a later one; the corpus has `lines` pairs after `before` others."""
+    begin = max(0, -(-pairs * (part - 1) // of) - before)  # of the part's share, in this corpus
     return min(-(-begin // _PAIRS) * _PAIRS, lines)

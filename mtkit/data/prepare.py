@@ -17,7 +17,7 @@ from mtkit import __version__
 from mtkit.data import shards
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
 from mtkit.data.builtin.corpus import corpus as builtin_corpus
-from mtkit.data.chunks import FilePart, SideText, all_parts
+from mtkit.data.chunks import SideText
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
 from mtkit.data.prepared import open_prepared
@@ -30,6 +30,7 @@ from mtkit.errors import DataError, DiffersError
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import inside, json_text, locked, write_json, writing
+from mtkit.storage.jobs import Part, all_parts
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.readers import name_of
 from mtkit.text.readers.facts import with_languages
@@ -102,7 +103,7 @@ def prepare(
             made_of = _sampled(settings, texts["train"], sample, progress)
             _check_size(settings, texts["train"].pairs)
             if settings.train and (texts["train"].pairs or sys.maxsize) > shards.PAIRS:
-                parts = [Shards(_partial(folder), FilePart(1, 1), _about(settings, made_of))]
+                parts = [Shards(_partial(folder), Part(1, 1), _about(settings, made_of))]
                 stack.push(lambda error, *_: _tidy(settings, parts[0]) if error else None)
                 stack.enter_context(parts[0].begun())
                 _keep_tokenizers(settings, sample, parts[0].tokenizer, progress)
@@ -164,7 +165,7 @@ def _unchanged(settings: DataSettings, sides: Corpora, notes: list[str], progres
 
 
 def prepare_part(
-    settings: DataSettings, part: FilePart, *, progress: ProgressBar = silent, workers: int = 1
+    settings: DataSettings, part: Part, *, progress: ProgressBar = silent, workers: int = 1
 ) -> tuple[Path, int]:
     """Encode one part of the training side, for `prepare(settings, join=True)`; its folder and number of pairs.
 
@@ -212,7 +213,7 @@ def _joined(settings: DataSettings) -> list[Shards]:
     _check_parted(settings)
     folder = settings.folder
 
-    def of(part: FilePart) -> Shards:
+    def of(part: Part) -> Shards:
         return Shards(part.output(folder), part, {})
 
     parts = [of(part) for part in all_parts([folder], lambda part: of(part).record["pairs"] is not None, "prepare")]

@@ -1,10 +1,13 @@
-"""A part of the training text, encoded but not cleaned yet, in shards: so a killed `prepare` goes on, and parts join.
+"""A part of the training text, encoded but not cleaned, in shards: a killed `prepare` resumes, and parts can be joined.
 
-Cleaning looks for what came before, so it goes over all shards in order, when all of them are there.
+Cleaning compares each pair with all before it, so it reads all shards in order when all of them exist.
 
-tokenizer/        the one that encoded them
+tokenizer/        the tokenizer of all shards
 shard-1.arrow     a record batch and a fingerprint for each chunk of text; it appears when it is complete
-part.json         what the part is made of, and how many pairs and shards it has once it is finished
+part.json         what the part is made of, and its numbers of pairs and shards when it is finished
+
+`mtkit.storage.jobs` names the parts and finds them. Its journal does not fit: a shard is too large to hold, is checked
+chunk by chunk while it is skipped, and stays valid if the text of an earlier one changes.
 """
 
 import hashlib
@@ -14,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,19 +25,20 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from mtkit.data.borrowed import vocabulary_of
-from mtkit.data.chunks import Chunk, FilePart, SideText
+from mtkit.data.chunks import Chunk, SideText
 from mtkit.data.encode import EncodedChunk, Encoder
 from mtkit.data.sides import SideAlignment
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import DataSettings
 from mtkit.storage.files import inside, json_text, locked, write_json, writing
+from mtkit.storage.jobs import Part
 from mtkit.storage.records import Count, read_stored
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.readers import name_of
 from mtkit.text.segments import Ragged, lists
 
 PAIRS = 1_000_000
-"""Segment pairs of a shard, about: at most so many are encoded once more after a kill."""
+"""Segment pairs of a shard, about; a kill loses the encoding of one shard."""
 
 _SCHEMA = pa.schema(
     {
@@ -64,19 +68,19 @@ class ShardsRecord(TypedDict):
 class Shards:
     """The shards of one part, in a folder of their own."""
 
-    def __init__(self, folder: Path, part: FilePart, about: Mapping[str, Any]) -> None:
-        """`about` are the JSON values of all that decides what is encoded, but for the tokenizer itself."""
+    def __init__(self, folder: Path, part: Part, about: Mapping[str, Any]) -> None:
+        """`about` are the JSON values of all that the shards depend on, except the tokenizer itself."""
         self.folder, self.part = folder, part
         self._about = json.loads(json_text(about))
 
     @property
     def tokenizer(self) -> Path:
-        """The folder of its tokenizer."""
+        """The folder of the tokenizer."""
         return inside(self.folder, "tokenizer")
 
     @property
     def record(self) -> ShardsRecord:
-        """Content of part.json; one that tells of nothing where there is none that can be read."""
+        """Content of part.json; a record of no part if it cannot be read."""
         try:
             return read_stored(self.folder / "part.json", ShardsRecord, "prepare that part again")
         except MtkitError:
@@ -84,59 +88,56 @@ class Shards:
 
     @property
     def complete(self) -> int:
-        """How many of its shards are whole."""
+        """The number of complete shards."""
         return sum(1 for _ in self.folder.glob("shard-*.arrow"))
 
     @property
     def finished(self) -> bool:
-        """Whether all of it was written and is there."""
-        found = self.record
-        return found["pairs"] is not None and all(
-            self._path(number).is_file() for number in range(1, found["shards"] + 1)
-        )
+        """Whether all shards were written and exist."""
+        return self.record["pairs"] is not None and all(path.is_file() for path in self._paths())
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Keeps the folder to this process; what stands in it and is of other text or settings is removed.
+        """Lock the folder; shards and a tokenizer of other text or settings are removed.
 
-        Raises: DataError where it holds anything else; MtkitError where another process has it.
+        Raises: DataError if it contains anything else; MtkitError if another process has locked it.
         """
-        found = self.record
-        if self.folder.exists() and found["part"] is None and any(self.folder.iterdir()):
+        record = self.record
+        if self.folder.exists() and record["part"] is None and any(self.folder.iterdir()):
             raise DataError(f"{self.folder} exists and is no part of prepared data; move it away")
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(inside(self.folder, "lock"), f"{self.folder} is being written by another process; let it end"):
-            if (found["part"], found["about"]) != (str(self.part), self._about):
-                for each in self.folder.glob("shard-*.arrow"):
-                    each.unlink()
+            if (record["part"], record["about"]) != (str(self.part), self._about):
+                for shard in self.folder.glob("shard-*.arrow"):
+                    shard.unlink()
                 shutil.rmtree(self.tokenizer, ignore_errors=True)
             self._write_record(None, 0)
             yield
 
     def write(self, settings: DataSettings, text: SideText, encoder: Encoder, progress: ProgressBar = silent) -> None:
-        """Encode the part of the training text; whole shards that were made of the same are not made again.
+        """Encode the part of the training text; complete shards of the same text are kept.
 
-        All text is one part too: then `text.facts` tell what was read. Raises: DataError where the sides seem not to
-        match.
+        If the part is all of the text, `text.facts` are available afterwards. Raises: DataError if the sides seem
+        misaligned.
         """
-        while not self._written(settings, text, encoder, progress):
-            pass  # a shard was of other text, and went
+        while not self._write_once(settings, text, encoder, progress):
+            pass  # a shard was of other text and has been removed
 
-    def _written(self, settings: DataSettings, text: SideText, encoder: Encoder, progress: ProgressBar) -> bool:
-        """Whether all shards stand; one of other text is removed, and what came before it stays."""
+    def _write_once(self, settings: DataSettings, text: SideText, encoder: Encoder, progress: ProgressBar) -> bool:
+        """Whether all shards are written; False after removing one of other text, which must be read again."""
         chunks = text.chunks(progress) if self.part.of == 1 else text.chunks_of(self.part, progress)
         alignment, tokenizer = SideAlignment(text.corpora, settings), vocabulary_of(self.tokenizer)
-        number, count = 0, 0
-        for number, some in groupby(_numbered(chunks), key=lambda each: each[0]):
-            path, own = self._path(number), (chunk for _, chunk in some)
+        number, pairs = 0, 0
+        for number, group in groupby(_numbered(chunks), key=lambda numbered: numbered[0]):
+            path, shard_chunks = self._path(number), (chunk for _, chunk in group)
             made_of = json_text([self._about, tokenizer, str(self.part), number, PAIRS])
             key = {b"mtkit": hashlib.sha256(made_of.encode()).hexdigest().encode()}
-            if (known := _made_of(path, key)) is not None:
-                for chunk, fingerprint in zip_longest(own, known):
+            if (fingerprints := _made_of(path, key)) is not None:
+                for chunk, fingerprint in zip_longest(shard_chunks, fingerprints):
                     if chunk is None or chunk.fingerprint != fingerprint:
                         path.unlink()
                         return False
-                    count += len(chunk.lines)
+                    pairs += len(chunk.lines)
                     alignment.check(chunk, None)
                 continue
             schema = _SCHEMA.with_metadata(key)
@@ -145,29 +146,30 @@ class Shards:
                 pa.OSFile(str(temporary), "wb") as file,
                 pa.ipc.new_stream(file, schema) as writer,
             ):
-                for chunk, encoded in encoder.encode(own):
-                    count += len(chunk.lines)
+                for chunk, encoded in encoder.encode(shard_chunks):
+                    pairs += len(chunk.lines)
                     alignment.check(chunk, encoded.suspicious)
                     writer.write_batch(*_packed(chunk, encoded, schema))
-        self._write_record(count, number)
+        self._write_record(pairs, number)
         return True
 
     def read(self) -> Iterator[tuple[Chunk, EncodedChunk]]:
-        """The chunks of a finished part, in order, without texts but those of altered targets.
+        """The chunks of a finished part, in order; of the texts, only altered targets.
 
-        Raises: DataError where one is damaged.
+        Raises: DataError for a damaged shard.
         """
         for path in self._paths():
             for batch, about in _batches(path):
                 yield _unpacked(batch, about)
 
     def fingerprints(self) -> Iterator[str]:
-        """Those of the chunks that a finished part was made of. Raises: DataError where a shard is damaged."""
+        """The fingerprints of the chunks of a finished part. Raises: DataError for a damaged shard."""
         for path in self._paths():
-            yield from _fingerprints(path)
+            for _, about in _batches(path):
+                yield about["fingerprint"]
 
     def hashes(self) -> Iterator[np.ndarray]:
-        """Those of a finished part's pairs, a chunk at a time."""
+        """The hashes of the pairs of a finished part, chunk by chunk."""
         for path in self._paths():
             # mapped, so that no other column is read
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
@@ -188,23 +190,22 @@ class Shards:
 
 
 def _numbered(chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
-    """Chunks, each with the number of its shard."""
-    before = 0
+    """The chunks, each with the number of its shard."""
+    pairs = 0
     for chunk in chunks:
-        yield before // PAIRS + 1, chunk
-        before += len(chunk.lines)
+        yield pairs // PAIRS + 1, chunk
+        pairs += len(chunk.lines)
 
 
 def check_joined(parts: Sequence[Shards], text: SideText, progress: ProgressBar = silent) -> None:
-    """Read all the text, so that `text.facts` are known. Raises: DataError where a part was made of other text."""
+    """Read all the text, after which `text.facts` are available. Raises: DataError for a part of other text."""
     chunks = text.chunks(progress, "checking")
-    for each in parts:
-        for fingerprint in each.fingerprints():
+    for shards in parts:
+        for fingerprint in shards.fingerprints():
             chunk = next(chunks, None)
             if chunk is None or chunk.fingerprint != fingerprint:
-                raise DataError(
-                    f"part {each.part} was prepared from other text; prepare it again with --part {each.part}"
-                )
+                part = shards.part
+                raise DataError(f"part {part} was prepared from other text; prepare it again with --part {part}")
     if chunk := next(chunks, None):
         raise DataError(
             f"{name_of(text.corpora[chunk.corpus])} goes on after line {chunk.lines[0] - 1:,}, where its parts end; "
@@ -213,17 +214,16 @@ def check_joined(parts: Sequence[Shards], text: SideText, progress: ProgressBar 
 
 
 def _metadata(path: Path) -> dict[bytes, bytes] | None:
-    """What a shard is made of; None where it cannot be read."""
+    """The metadata of a shard; None if it cannot be read."""
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            found: dict[bytes, bytes] | None = reader.schema.metadata
-            return found
+            return cast("dict[bytes, bytes] | None", reader.schema.metadata)
     except (OSError, pa.ArrowException):
         return None
 
 
 def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-    """The batches of a shard, each with what is said of its chunk. Raises: DataError where it is damaged."""
+    """The batches of a shard, each with the metadata of its chunk. Raises: DataError if it is damaged."""
     try:
         # not mapped: the pages of a whole shard would count as memory of this process
         with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
@@ -238,23 +238,17 @@ def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
 
 
 def _made_of(path: Path, key: dict[bytes, bytes]) -> list[str] | None:
-    """The fingerprints of its chunks, where there is a whole shard that says `key` of itself."""
+    """The fingerprints of the chunks of a complete shard with the metadata `key`; None if there is none."""
     if not path.is_file() or _metadata(path) != key:
         return None
     try:
-        return list(_fingerprints(path))
+        return [about["fingerprint"] for _, about in _batches(path)]
     except DataError:  # damaged: it is made again
         return None
 
 
-def _fingerprints(path: Path) -> Iterator[str]:
-    """Those of the chunks that a shard was made of."""
-    for _, about in _batches(path):
-        yield about["fingerprint"]
-
-
 def _packed(chunk: Chunk, encoded: EncodedChunk, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, str]]:
-    texts = [text if gone else None for text, gone in zip(chunk.targets, encoded.altered.tolist(), strict=True)]
+    texts = [text if altered else None for text, altered in zip(chunk.targets, encoded.altered.tolist(), strict=True)]
     columns = [
         lists(encoded.source),
         lists(encoded.target),
@@ -265,7 +259,7 @@ def _packed(chunk: Chunk, encoded: EncodedChunk, schema: pa.Schema) -> tuple[pa.
         pa.array(encoded.altered),
         pa.array(texts, pa.string()),
     ]
-    named = any(each is not None for each in chunk.documents)
+    in_documents = any(document is not None for document in chunk.documents)
     about = {
         "corpus": chunk.corpus,
         "direction": chunk.direction,
@@ -273,7 +267,7 @@ def _packed(chunk: Chunk, encoded: EncodedChunk, schema: pa.Schema) -> tuple[pa.
         "suspicious": encoded.suspicious,
         "sentences": encoded.sentences.tolist(),
         "fingerprint": chunk.fingerprint,
-        "documents": chunk.documents if named else None,
+        "documents": chunk.documents if in_documents else None,
     }
     return pa.record_batch(columns, schema=schema), {"chunk": json_text(about)}
 

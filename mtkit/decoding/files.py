@@ -5,7 +5,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mtkit.data.chunks import FilePart
 from mtkit.decoding.held_out import n_best_lines
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Notes
@@ -17,7 +16,7 @@ from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.errors import DataError, MtkitError
 from mtkit.storage.files import check_outputs, is_device
-from mtkit.storage.jobs import Item, open_job
+from mtkit.storage.jobs import Item, Part, open_job
 from mtkit.text.readers import Lines, Span
 
 Text = Path | Iterable[str]
@@ -36,7 +35,7 @@ def translate_file(
     alignments: Path | BinaryIO | None = None,
     heads: Heads | None = None,
     live: bool = False,
-    part: FilePart | None = None,
+    part: Part | None = None,
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
 ) -> Notes:
@@ -54,7 +53,7 @@ def translate_file(
     messages for people, `on_progress` the number of lines just finished.
 
     With a `part` of a source file, its lines alone are translated, as in a translation of the whole, into files of that
-    part (`FilePart.output`). `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
+    part (`Part.output`). `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
 
     Raises: MtkitError for options that do not combine, and where `output` cannot be written or would replace text that
     is read or a file of a run; DataError for bad input.
@@ -178,9 +177,7 @@ def _count(text: Text) -> int | None:
     return len(text) if isinstance(text, Sequence) else None
 
 
-def _check_outputs(
-    outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | None], part: FilePart | None = None
-) -> None:
+def _check_outputs(outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | None], part: Part | None = None) -> None:
     """Raises: MtkitError as `check_outputs`, for the outputs that are paths."""
     paths = [each for each in outputs if isinstance(each, Path)]
     if part is not None:

@@ -1,14 +1,13 @@
 """Training text one side of which a trained run translates from the other.
 
 FOLDER-translated/train-2.txt   the side that the second training corpus of the prepared data FOLDER lacks
-FOLDER-translated/train-2.json  what it was made of; written last
+FOLDER-translated/train-2.json  what it is made of
 
 A corpus with a source alone gets the run's translations as its target: sequence-level distillation (Kim and Rush, 2016,
 https://aclanthology.org/D16-1139). One with a target alone gets a source: back-translation (Sennrich et al., 2016,
 https://aclanthology.org/P16-1009).
 """
 
-import json
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -17,12 +16,12 @@ from pathlib import Path
 from mtkit.data.borrowed import with_tokenizer
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translator import Translator
-from mtkit.errors import DataError, RecipeError, RunError
+from mtkit.errors import RecipeError, RunError
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.recipe.settings import run_folder_of
 from mtkit.runs import named_run
-from mtkit.storage.files import inside, json_text, write_json
-from mtkit.storage.records import read_object
+from mtkit.storage.files import inside
+from mtkit.storage.jobs import begin_outputs
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.languages import languages_of
 from mtkit.text.readers import EMPTY_LINES, Lines, measure_file
@@ -74,10 +73,7 @@ def _completed(
         "text": facts.sha256,
         "documents": corpus.documents if ids is None else measure_file(ids).sha256,
     }
-    if not output.is_file() or read_object(record) != json.loads(json_text(about)):
-        if output.exists() and not record.is_file():
-            raise DataError(f"{output} exists, and mtkit has no record that it wrote it; move it away")
-        write_json(record, {})  # what is unfinished was made of nothing yet, but by mtkit
+    if begin_outputs(record, about, [output]):
         run = translator.runs[0].folder
         say(f"translating {facts.lines:,} lines of {text} with {run}, beam {translator.settings.beam}, into {output}")
         bar = iter(progress(range(facts.lines), f"translating {text.name}", facts.lines))
@@ -94,7 +90,6 @@ def _completed(
         deque(bar, maxlen=0)
         for message in notes.messages():
             say(f"note: {message}")
-        write_json(record, about)
     return corpus.model_copy(update={missing: output, "translated_by": None})
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from mtkit.data import chunks as module
-from mtkit.data.chunks import Chunk, FilePart, SideText, chunks
+from mtkit.data.chunks import Chunk, SideText, chunks
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
+from mtkit.storage.jobs import Part
 from mtkit.terminal import silent
 from mtkit.text.readers import SegmentPair, measure_corpus
 
@@ -78,7 +79,7 @@ def test_parts_are_all_of_it_and_plain_text_is_read_from_their_beginning(
     assert text.lines == [83, 34, 25]
     whole = list(text.chunks(silent))
     assert text.facts == [measure_corpus(each) for each in settings.train]
-    parts = [list(text.chunks_of(FilePart(number, of), silent)) for number in range(1, of + 1)]
+    parts = [list(text.chunks_of(Part(number, of), silent)) for number in range(1, of + 1)]
     assert [chunk for part in parts for chunk in part] == whole
     for number, part in enumerate(parts):
         shares = [142 * share / of for share in (number, number + 1)]

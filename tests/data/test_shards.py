@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.chunks import FilePart
 from mtkit.data.encode import Encoder
 from mtkit.data.prepare import prepare, prepare_part
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, TokenizerSettings
+from mtkit.storage.jobs import Part
 from mtkit.text.readers import corpora
 from tests.damage import check_damages
 from tests.data.conftest import WritePair
@@ -131,7 +131,7 @@ def test_what_is_left_of_other_text_is_not_taken(
     settings: DataSettings, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
-    part = FilePart(1, 1)
+    part = Part(1, 1)
     folder, _ = prepare_part(settings.model_copy(update={"tokenizer": TokenizerSettings(vocabulary=360)}), part)
     other = elsewhere(settings, "other")
     shutil.move(folder, other.folder.parent / "other.partial")
@@ -148,11 +148,11 @@ def test_parts_join_to_what_one_prepare_writes(
 ) -> None:
     monkeypatch.setattr("mtkit.data.shards.PAIRS", 70)
     other = elsewhere(settings, "joined")
-    counts = [prepare_part(other, FilePart(number, parts))[1] for number in range(parts, 0, -1)]
+    counts = [prepare_part(other, Part(number, parts))[1] for number in range(parts, 0, -1)]
     assert sum(counts) == 2 * PAIRS
     shard = other.folder.parent / f"joined.part-1-of-{parts}" / "shard-1.arrow"
     before = shard.stat().st_mtime_ns
-    assert prepare_part(other, FilePart(1, parts))[1] == counts[-1]
+    assert prepare_part(other, Part(1, parts))[1] == counts[-1]
     assert shard.stat().st_mtime_ns == before
     assert written(prepare(other, join=True).folder) == whole
     assert prepare(other, join=True).unchanged
@@ -164,7 +164,7 @@ def test_more_parts_than_chunks_join_too(
     monkeypatch.setattr("mtkit.data.chunks._PAIRS", 200)
     other = elsewhere(settings, "many")
     # chunks of 200, 30, 200 and 30 pairs, as they begin in fifths of 460
-    assert [prepare_part(other, FilePart(number, 5))[1] for number in range(1, 6)] == [200, 0, 230, 0, 30]
+    assert [prepare_part(other, Part(number, 5))[1] for number in range(1, 6)] == [200, 0, 230, 0, 30]
     joined = open_prepared(prepare(other, join=True).folder)
     assert joined.train.lines.tolist() == open_prepared(settings.folder).train.lines.tolist()
     assert whole
@@ -172,8 +172,8 @@ def test_more_parts_than_chunks_join_too(
 
 def test_joining_is_refused_where_parts_do_not_fit(settings: DataSettings) -> None:
     for number in (1, 2, 3):
-        prepare_part(settings, FilePart(number, 3))
-    parts = [FilePart(number, 3).output(settings.folder) for number in (1, 2, 3)]
+        prepare_part(settings, Part(number, 3))
+    parts = [Part(number, 3).output(settings.folder) for number in (1, 2, 3)]
     kept = settings.folder.with_name("kept")
 
     def refused(match: str, settings: DataSettings = settings) -> None:
@@ -188,7 +188,7 @@ def test_joining_is_refused_where_parts_do_not_fit(settings: DataSettings) -> No
     shutil.copytree(parts[0], parts[1])
     refused(r"part-2-of-3 holds part 1/3, not 2/3; prepare it again with --part 2/3")
     shutil.rmtree(parts[1])
-    prepare_part(settings.model_copy(update={"cleaning": Cleaning(misaligned=True, overlap=False)}), FilePart(2, 3))
+    prepare_part(settings.model_copy(update={"cleaning": Cleaning(misaligned=True, overlap=False)}), Part(2, 3))
     refused(r"part 2/3 was prepared with other settings \(.*cleaning\.overlap: False -> True")
     shutil.rmtree(parts[1])
     kept.rename(parts[1])
@@ -203,8 +203,8 @@ def test_joining_is_refused_where_parts_do_not_fit(settings: DataSettings) -> No
 
 
 def test_a_damaged_shard_is_named(settings: DataSettings) -> None:
-    prepare_part(settings, FilePart(1, 1))
-    shard = FilePart(1, 1).output(settings.folder) / "shard-1.arrow"
+    prepare_part(settings, Part(1, 1))
+    shard = Part(1, 1).output(settings.folder) / "shard-1.arrow"
     shard.write_bytes(shard.read_bytes()[:3_000])
     with pytest.raises(DataError, match=r"shard-1.arrow is damaged; remove it and prepare its part again"):
         prepare(settings, join=True)
@@ -212,12 +212,12 @@ def test_a_damaged_shard_is_named(settings: DataSettings) -> None:
 
 def test_typed_again_a_damaged_shard_is_made_again(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
-    folder, _ = prepare_part(settings, FilePart(1, 1))
+    folder, _ = prepare_part(settings, Part(1, 1))
     before = {path: path.read_bytes() for path in folder.glob("shard-*.arrow")}
     for number, left in ((2, 3_000), (4, 0)):
         path = folder / f"shard-{number}.arrow"
         path.write_bytes(before[path][:left])
-    prepare_part(settings, FilePart(1, 1))
+    prepare_part(settings, Part(1, 1))
     assert {path: path.read_bytes() for path in folder.glob("shard-*.arrow")} == before
 
 
@@ -237,7 +237,7 @@ def test_of_text_that_changed_since_only_what_is_made_of_it_is_made_again(
     monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
     prepare(settings.model_copy(update={"folder": settings.folder.with_name("lender")}))
     borrowing = settings.model_copy(update={"tokenizer_from": settings.folder.with_name("lender")})
-    one = FilePart(1, 1)
+    one = Part(1, 1)
     folder, _ = prepare_part(elsewhere(borrowing, "first"), one)
     shutil.move(folder, settings.folder.with_name("data.partial"))
     changed(settings, b"\nthe 133 dogs", b"\nthe 133 cats")
@@ -261,14 +261,14 @@ def test_of_text_that_changed_since_only_what_is_made_of_it_is_made_again(
 
 def test_a_tokenizer_of_other_text_is_made_again(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtkit.data.shards.PAIRS", 100)
-    folder, _ = prepare_part(elsewhere(settings, "first"), FilePart(1, 1))
+    folder, _ = prepare_part(elsewhere(settings, "first"), Part(1, 1))
     shutil.move(folder, settings.folder.with_name("data.partial"))
     changed(settings, b"\nthe 133 dogs", b"\nthe 133 cats")
     assert written(prepare(settings).folder) == written(prepare(elsewhere(settings, "anew")).folder)
 
 
 def test_damaged_records_of_parts_are_no_parts(settings: DataSettings) -> None:
-    folders = [prepare_part(settings, FilePart(number, 2))[0] for number in (1, 2)]
+    folders = [prepare_part(settings, Part(number, 2))[0] for number in (1, 2)]
 
     def join() -> None:
         prepare(settings, join=True)
@@ -279,7 +279,7 @@ def test_damaged_records_of_parts_are_no_parts(settings: DataSettings) -> None:
 
 def test_joining_text_that_has_grown_is_refused(settings: DataSettings) -> None:
     for number in (1, 2):
-        prepare_part(settings, FilePart(number, 2))
+        prepare_part(settings, Part(number, 2))
     for side in (settings.train[1].source, settings.train[1].target):
         with Path(str(side)).open("ab") as file:
             file.write(b"more\n" * 20)
@@ -302,7 +302,7 @@ def test_a_part_reads_its_own_share(settings: DataSettings, monkeypatch: pytest.
 
     for module in ("text.readers.facts", "data.vocabulary", "data.chunks"):
         monkeypatch.setattr(f"mtkit.{module}.read_corpus", counted)
-    assert [prepare_part(plain, FilePart(number, 3))[1] for number in (2, 3, 1)] == [80, 70, 80]
+    assert [prepare_part(plain, Part(number, 3))[1] for number in (2, 3, 1)] == [80, 70, 80]
     assert read == [*range(81, 161), *range(161, 231), *range(1, 81)]
 
 
@@ -332,12 +332,12 @@ def test_sides_that_do_not_match_are_refused_before_all_is_encoded(settings: Dat
     corpus = Corpus(source=tmp_path / "off.en", target=tmp_path / "off.de")
     off = settings.model_copy(update={"train": (corpus,), "cleaning": Cleaning()})
     with pytest.raises(DataError, match="lines go better with their neighbour's translation"):
-        prepare_part(off, FilePart(1, 1))
+        prepare_part(off, Part(1, 1))
 
 
 def test_the_built_in_corpus_has_no_parts(tmp_path: Path) -> None:
     with pytest.raises(MtkitError, match="the built-in corpus is not prepared in parts"):
-        prepare_part(DataSettings(folder=tmp_path / "data"), FilePart(1, 2))
+        prepare_part(DataSettings(folder=tmp_path / "data"), Part(1, 2))
     with pytest.raises(MtkitError, match="the built-in corpus is not prepared in parts"):
         prepare(DataSettings(folder=tmp_path / "data"), join=True)
 
@@ -355,8 +355,8 @@ def test_a_link_in_the_place_of_the_shards_is_refused(settings: DataSettings, mo
 
 def test_shards_that_another_tokenizer_encoded_are_made_again(settings: DataSettings) -> None:
     small = elsewhere(settings, "small").model_copy(update={"tokenizer": TokenizerSettings(vocabulary=360)})
-    (folder, _), (other, _) = (prepare_part(each, FilePart(1, 1)) for each in (settings, small))
+    (folder, _), (other, _) = (prepare_part(each, Part(1, 1)) for each in (settings, small))
     before = (folder / "shard-1.arrow").read_bytes()
     shutil.copytree(other / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
-    prepare_part(settings, FilePart(1, 1))
+    prepare_part(settings, Part(1, 1))
     assert (folder / "shard-1.arrow").read_bytes() != before

@@ -11,7 +11,7 @@ from mtkit.decoding import translated_text
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
-from mtkit.errors import DataError, RecipeError, RunError
+from mtkit.errors import DataError, MtkitError, RecipeError, RunError
 from mtkit.recipe import make_recipe
 from mtkit.recipe.data import DataSettings
 from tests.decoding.trained import Trained, make_run, sentences
@@ -88,7 +88,7 @@ def test_a_file_of_the_user_is_not_replaced() -> None:
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_text("years of work\n")
     theirs.with_suffix(".json").unlink(missing_ok=True)
-    with pytest.raises(DataError, match="exists, and mtkit has no record that it wrote it; move it away"):
+    with pytest.raises(MtkitError, match="exists, and mtkit has no record that it wrote it; move it away"):
         with_translations(settings({"source": "more.en", "translated_by": "mtkit-runs/one"}))
     assert theirs.read_text() == "years of work\n"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.data.chunks import FilePart
 from mtkit.decoding.lines.parts import begin_part, join_parts, part_lines
 from mtkit.errors import DataError, MtkitError
+from mtkit.storage.jobs import Part
 from mtkit.text.readers import Lines, Span
 from tests.damage import WRONG, check_damages
 
@@ -23,7 +23,7 @@ TEXTS = [
 ]
 
 
-def translate(source: Path, out: Path, part: FilePart, about: object = 1) -> bool:
+def translate(source: Path, out: Path, part: Part, about: object = 1) -> bool:
     """Each line of a part, numbered."""
     span = part_lines(source, part)
     if not begin_part(part, source, span, [out], {"about": about}):
@@ -55,11 +55,11 @@ def test_each_line_is_in_the_part_where_it_begins(tmp_path: Path, out: Path, tex
     for number in range(1, parts + 1):
         low, high = len(text) * (number - 1) // parts, len(text) * number // parts
         own = [place for place, begin in enumerate(begins) if low <= begin < high]
-        span = part_lines(source, FilePart(number, parts))
+        span = part_lines(source, Part(number, parts))
         assert list(Lines(source, span=span)) == [list(Lines(source))[place] for place in own]
         if own:
             assert span.before == own[0]
-        assert translate(source, out, FilePart(number, parts))
+        assert translate(source, out, Part(number, parts))
     assert join_parts(source, [out]) == (parts, len(lines))
     assert out.read_bytes().decode() == "".join(f"{at} {line}\n" for at, line in enumerate(Lines(source)))
 
@@ -73,7 +73,7 @@ def test_a_span_ends_where_a_block_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_finished_part_is_not_made_again_unless_of_something_else(source: Path, out: Path) -> None:
-    part = FilePart(2, 3)
+    part = Part(2, 3)
     assert translate(source, out, part)
     assert not translate(source, out, part)
     assert translate(source, out, part, about=2)
@@ -99,12 +99,12 @@ def test_a_finished_part_is_not_made_again_unless_of_something_else(source: Path
 )
 def test_a_join_names_what_is_wrong_and_writes_nothing(source: Path, out: Path, wrong: str, message: str) -> None:
     for number in (1, 2, 3):
-        translate(source, out, FilePart(number, 3))
-    second = FilePart(2, 3).output(out)
+        translate(source, out, Part(number, 3))
+    second = Part(2, 3).output(out)
     if wrong == "missing":
         second.unlink()
     elif wrong == "about":
-        translate(source, out, FilePart(2, 3), about=2)
+        translate(source, out, Part(2, 3), about=2)
     elif wrong == "short":
         second.write_bytes(b"".join(second.read_bytes().splitlines(keepends=True)[:-1]))
     elif wrong == "text":
@@ -113,9 +113,9 @@ def test_a_join_names_what_is_wrong_and_writes_nothing(source: Path, out: Path, 
         with source.open("ab") as file:
             file.write(b"more\n")
     elif wrong == "record":
-        FilePart(2, 3).record(out).write_text("{}")
+        Part(2, 3).record(out).write_text("{}")
     else:
-        translate(source, out, FilePart(1, 4))
+        translate(source, out, Part(1, 4))
     with pytest.raises(DataError, match=message) as raised:
         join_parts(source, [out])
     assert "\n" not in str(raised.value)
@@ -124,26 +124,26 @@ def test_a_join_names_what_is_wrong_and_writes_nothing(source: Path, out: Path, 
 
 def test_a_damaged_record_of_a_part_is_named_and_replaced(source: Path, out: Path) -> None:
     for number in (1, 2, 3):
-        translate(source, out, FilePart(number, 3))
-    record = FilePart(2, 3).record(out)
+        translate(source, out, Part(number, 3))
+    record = Part(2, 3).record(out)
     whole = record.read_bytes()
     assert check_damages(record, lambda: join_parts(source, [out]), names=Path("part 2/3")) > 40
     for wrong in WRONG:
         record.write_text(json.dumps(json.loads(whole) | {"begin": wrong}))
-        assert translate(source, out, FilePart(2, 3))
+        assert translate(source, out, Part(2, 3))
         assert record.read_bytes() == whole
 
 
 def test_what_cannot_be_parted_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.gz").write_bytes(b"")
     with pytest.raises(DataError, match="gunzip"):
-        part_lines(tmp_path / "text.gz", FilePart(1, 2))
+        part_lines(tmp_path / "text.gz", Part(1, 2))
     with pytest.raises(DataError, match="no file"):
-        part_lines(tmp_path / "nowhere", FilePart(1, 2))
+        part_lines(tmp_path / "nowhere", Part(1, 2))
     for name in ("0/2", "3/2", "2", "a/b", "1/2/3", "-1/2"):
         with pytest.raises(MtkitError, match="the second of eight is --part 2/8"):
-            FilePart.named(name)
-    assert str(FilePart.named("2/8")) == "2/8"
+            Part.named(name)
+    assert str(Part.named("2/8")) == "2/8"
 
 
 @pytest.mark.parametrize("name", ["out.part-2-of-3", "out.part-2-of-3.json"])
@@ -158,6 +158,6 @@ def test_what_mtkit_did_not_write_stays(source: Path, out: Path, name: str, kind
     else:
         os.mkfifo(theirs)
     with pytest.raises(MtkitError, match=f"{name} .*(move it away|remove it)$"):
-        translate(source, out, FilePart(2, 3))
+        translate(source, out, Part(2, 3))
     assert theirs.is_fifo() or theirs.read_text() == "years of work\n"
     assert kept.read_text() == "years of work\n"
