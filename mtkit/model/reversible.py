@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from mtkit.attention import Attention
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.recomputed import keeping, repeating
+from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing, Stream
 
@@ -113,7 +113,7 @@ class _Reversible(torch.autograd.Function):
         a, b, passing, choices = x, x, Passing(), list[Tensor]()
         for sublayer in stack.sublayers:
             stack.generators.append(_generators(x.device))
-            with keeping() as chosen:
+            with record_choices() as chosen:
                 _, branch = sublayer.run((0.0, b), passing, memory)
             stack.chosen.append(len(chosen))
             choices += chosen
@@ -138,7 +138,7 @@ class _Reversible(torch.autograd.Function):
             del choices[len(choices) - count :]
             read = u.detach().requires_grad_()
             beside = None if memory is None else memory.detach().requires_grad_()
-            with torch.enable_grad(), ctx.autocast(), _replayed(generators, u.device), repeating(first):
+            with torch.enable_grad(), ctx.autocast(), _replayed(generators, u.device), replay_choices(first):
                 _, branch = sublayer.run((0.0, read), passing, beside)
             outputs, grads = [branch], [grad_w.to(branch.dtype)]
             by_name = dict(zip(stack.names, grad_losses, strict=True))

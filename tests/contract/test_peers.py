@@ -34,7 +34,7 @@ def heads_of(linear: Any, x: Tensor) -> Tensor:
     return linear(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
 
 
-def joined(attention: Any, heads: Tensor) -> Tensor:
+def merge_heads(attention: Any, heads: Tensor) -> Tensor:
     return attention.out_proj(heads.transpose(1, 2).flatten(2))
 
 
@@ -58,7 +58,7 @@ def test_performer_agrees_with_performer_pytorch(role: str, feature_map: str) ->
     heads = (
         peer.linear_attention(q, k, v) if role == "encoder" else peer.causal_linear_attention_noncuda(q, k, v, eps=0.0)
     )
-    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -75,7 +75,7 @@ def test_reformer_agrees_with_reformer_pytorch(causal: bool) -> None:
     q, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.v_proj))
     theirs = peer.LSHAttention(bucket_size=8, n_hashes=1, causal=causal).eval()
     heads = theirs(q.flatten(0, 1) * WIDTH**0.5, v.flatten(0, 1))[0].unflatten(0, (2, HEADS))
-    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-8, atol=1e-10)
 
 
 def test_routing_agrees_with_routing_transformer() -> None:
@@ -91,7 +91,7 @@ def test_routing_agrees_with_routing_transformer() -> None:
     theirs.kmeans.means.copy_(ours.centroids.mean)
     theirs.kmeans.initted.fill_(True)
     heads, _ = theirs(*(heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj)))
-    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-4, atol=1e-5)  # it divides by n + 1e-5
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-4, atol=1e-5)  # it divides by n + 1e-5
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_windows_of_blocks_agree_with_local_attention(
     ours, x = make(name, role, **options), torch.randn(2, 30, 32).double()
     q, k, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj))
     heads = peer.LocalAttention(5, use_rotary_pos_emb=False, **theirs).double()(q, k, v)
-    torch.testing.assert_close(ours(x).output, joined(ours, heads), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads), rtol=1e-8, atol=1e-10)
 
 
 def test_delta_agrees_with_flash_linear_attention() -> None:
@@ -133,7 +133,7 @@ def test_delta_agrees_with_flash_linear_attention() -> None:
     beta = ours.beta_proj(x).sigmoid().transpose(1, 2)
     heads, _ = peer.delta_rule_recurrence(q * WIDTH**0.5, k, heads_of(ours.v_proj, x), beta)
     # it computes in float32
-    torch.testing.assert_close(ours(x).output, joined(ours, heads.double()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, heads.double()), rtol=1e-4, atol=1e-5)
 
 
 def test_the_order_of_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
@@ -153,7 +153,7 @@ def test_sinkhorn_agrees_with_sinkhorn_transformer() -> None:
     q, k = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj))
     theirs = peer.SinkhornAttention(5, HEADS * WIDTH, WIDTH, HEADS, 20).eval()
     theirs.sort_net = Given(ours.order(x, q, k, None, 5))
-    torch.testing.assert_close(ours(x).output, joined(ours, theirs(q, k, k)), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, theirs(q, k, k)), rtol=1e-8, atol=1e-10)
 
 
 def test_sortcut_agrees_with_sinkhorn_transformer() -> None:
@@ -163,7 +163,7 @@ def test_sortcut_agrees_with_sinkhorn_transformer() -> None:
     q, k, v = (heads_of(linear, x) for linear in (ours.q_proj, ours.k_proj, ours.v_proj))
     theirs = peer.SinkhornAttention(10, HEADS * WIDTH, WIDTH, HEADS, 20, kv_bucket_size=5, n_sortcut=2).eval()
     theirs.sort_net = Given(ours.order(x, q, k, None, 5))
-    torch.testing.assert_close(ours(x).output, joined(ours, theirs(q, k, v)), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(ours(x).output, merge_heads(ours, theirs(q, k, v)), rtol=1e-8, atol=1e-10)
 
 
 class Given(torch.nn.Module):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtkit.attention.kernels.cpu import product
 from mtkit.attention.kernels.cpu.product import Float32, Tiled, in_few_counts
-from mtkit.attention.kernels.cpu.tiles import FLOATS, has
+from mtkit.attention.kernels.cpu.product_tiles import FLOATS, has
 from mtkit.model import decoding_products
 from mtkit.model.build import build_model
 from mtkit.model.decoding_products import products

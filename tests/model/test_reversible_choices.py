@@ -99,7 +99,7 @@ def test_rounding_moves_no_choice(name: str, role: str, options: Any, monkeypatc
     x, error = near_tie(attention, memory)
     expected = kept(attention, x, memory)
     assert distance(rebuilt(attention, x, memory, error), expected) < 1e-4
-    monkeypatch.setattr(reversible, "repeating", lambda kept: nullcontext())
+    monkeypatch.setattr(reversible, "replay_choices", lambda kept: nullcontext())
     assert distance(rebuilt(attention, x, memory, error), expected) > 1e-2, "another function's gradient"
 
 

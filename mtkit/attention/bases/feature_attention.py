@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import spread, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import (
     Gates,
     Keys,
@@ -109,7 +109,7 @@ class FeatureAttention(HeadAttention):
                     q, k, v, self.features_of, parameters=parameters, valid=valid, chunk=PART, **guards
                 )
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
+        return Attended(self.merge_heads(F.dropout(heads, self.dropout)), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Sums over no tokens; in the cross role those over the source, shared by all hypotheses."""
@@ -133,7 +133,7 @@ class FeatureAttention(HeadAttention):
         if "shared" in state:
             phi_q = self._features(self.queries(query)).features
             guards = self._guards(lambda: state["shared"]["keys"])
-            return Attended(self.joined(read(phi_q, state["shared"]["sums"], like=query, **guards))), state
+            return Attended(self.merge_heads(read(phi_q, state["shared"]["sums"], like=query, **guards))), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         here = torch.full((1,), state["count"], device=query.device)
         phi_q = self._features(self.queries(rows, here)).features
@@ -142,7 +142,7 @@ class FeatureAttention(HeadAttention):
         sums, gates = state["sums"].flatten(0, 1), self.gates_of(rows)
         guards = self._guards(lambda: _one_more(state["keys"].flatten(0, 1), gates))
         heads, _ = attend_next(phi_q, phi_k, v, sums, top, gates=gates, **guards)
-        output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {**state, "count": state["count"] + 1}
 
     @packing
@@ -152,17 +152,17 @@ class FeatureAttention(HeadAttention):
         k, v = self.keys_values(inputs.context)
         own, other = self._features(self.queries(inputs.query)), self._features(k)
         phi_q, phi_k = (x.features if x.scale is None else x.features * x.scale.exp() for x in (own, other))
-        similarity = torch.einsum("bhtm,bhsm->bhts", phi_q, spread(phi_k, self.site.heads))
+        similarity = torch.einsum("bhtm,bhsm->bhts", phi_q, expand_heads(phi_k, self.site.heads))
         visible = torch.ones_like(similarity, dtype=torch.bool)
         if self.site.causal:
             visible = visible.tril()
         if valid is not None:
             visible = visible & valid[:, None, None, :]
         counted = visible.type_as(similarity)
-        scales = None if other.scale is None else spread(other.scale, self.site.heads).transpose(-1, -2)
+        scales = None if other.scale is None else expand_heads(other.scale, self.site.heads).transpose(-1, -2)
         gates = self.gates_of(inputs.query) if self.site.causal else None
         if gates is not None:  # the product of e^kept over all positions after the key's, up to the query's
-            kept, added = (spread(x, self.site.heads) for x in gates)
+            kept, added = (expand_heads(x, self.site.heads) for x in gates)
             faded = kept.cumsum(-2)
             faded = (faded - faded.transpose(-1, -2)).masked_fill(~visible, 0.0)
             left = faded.exp() * added.transpose(-1, -2)
@@ -174,7 +174,7 @@ class FeatureAttention(HeadAttention):
             largest = scales.masked_fill(~visible, nowhere(scales)).amax(-1, keepdim=True)
             floor = floor * (largest if own.scale is None else own.scale + largest).exp()
         weights = similarity / guarded(similarity.sum(-1, keepdim=True), self.eps, floor)
-        return Attended(self.joined(torch.einsum("bhts,bhsv->bhtv", weights, spread(v, self.site.heads))))
+        return Attended(self.merge_heads(torch.einsum("bhts,bhsv->bhtv", weights, expand_heads(v, self.site.heads))))
 
     def _guards(self, keys: Callable[[], Tensor]) -> dict[str, Any]:
         """What guards the denominators, for the number of keys in each, (B or 1, G or 1, T or 1, 1)."""
@@ -193,7 +193,7 @@ class FeatureAttention(HeadAttention):
     def _features(self, x: Tensor) -> Keys:
         """The features of x (B, H or G, T, K), each head's with its own parameters."""
         batch, heads = x.shape[:2]
-        parameters = [spread(p.unsqueeze(0), heads).squeeze(0) for p in self.feature_parameters]
+        parameters = [expand_heads(p.unsqueeze(0), heads).squeeze(0) for p in self.feature_parameters]
         if not parameters:
             return self.features_of(x)
         # (H, B T, K): all rows of a head meet its parameters in one product; broadcasting would copy them per segment

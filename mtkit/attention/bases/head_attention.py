@@ -102,7 +102,7 @@ class HeadAttention(Attention):
         weight, bias = torch.cat([each.weight for each in maps]), torch.cat([each.bias for each in maps])
         return F.linear(tokens, weight, bias).split([each.out_features for each in maps], dim=-1)
 
-    def joined(self, heads: Tensor) -> Tensor:
+    def merge_heads(self, heads: Tensor) -> Tensor:
         """The output (B, T, D) of the layer from those of the heads (B, H, T, V)."""
         output: Tensor = self.out_proj(self.merged(heads))
         return output

@@ -1,16 +1,210 @@
-"""The base of attention over sparse position patterns; a mechanism adds the patterns."""
+"""Base of softmax attention over sparse position patterns, whose heads may form groups; a mechanism adds the patterns.
 
-from collections.abc import Sequence
+Neighbouring heads form a group; the groups of a layer may differ in pattern, width or attention. A group reads its
+share of the layer's queries, keys and values, and has its own cache, which holds the keys that later queries of its
+heads can still see.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtkit.attention.bases.caches import append, picked, ring_place, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.bases.head_groups import HeadGroup, PatternGroup, together
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
-from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
+from mtkit.attention.kernels.dot_product import attend_step, scores_of, weights_of
+from mtkit.attention.kernels.pattern import Pattern, Rows
+from mtkit.attention.kernels.random_pattern import block_size, keys_of_block
+from mtkit.attention.kernels.sparse import dense_attend, sparse_attend, visible_pairs
 from mtkit.attention.slots import Positions
+from mtkit.device import to_device
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """A range of neighbouring heads among the `heads` of a layer.
+
+    Its queries, keys and values are its share of those of all heads (`of`), or are made for it alone, with any width.
+    Heads of a group may share keys.
+    """
+
+    some: range
+    heads: int
+
+    def rows(self, shared: int) -> Sequence[int]:
+        """The rows that the group reads among `shared` ones, each of which neighbouring heads share."""
+        share = self.heads // shared
+        first, last = self.some.start // share, (self.some.stop - 1) // share
+        if first == last or not (self.some.start % share or self.some.stop % share):
+            return range(first, last + 1)
+        return [head // share for head in self.some]
+
+    def of(self, *all_heads: Tensor, axis: int = 1) -> list[Tensor]:
+        """Its share of queries, keys or values of all heads, along `axis`: views, unless its border splits a row."""
+        return [self._share(x, axis) for x in all_heads]
+
+    def _share(self, x: Tensor, axis: int) -> Tensor:
+        rows = self.rows(x.shape[axis])
+        if isinstance(rows, range):
+            if len(rows) == x.shape[axis]:  # autograd would copy the gradient of a part
+                return x
+            return x.narrow(axis, rows.start, len(rows))
+        return x.index_select(axis, to_device(torch.tensor(rows), x.device))
+
+    def weights(
+        self, q: Tensor, k: Tensor, *, scale: float, visible: Tensor | None, positions: Positions | None
+    ) -> Tensor:
+        """Its weights (B, h, T, S) from the q (B, H, T, K) and k (B, G, S, K) of all heads.
+
+        visible broadcasts to the weights; positions are those of all heads.
+        """
+        q, k = self.of(q, k)
+        query_position, key_position = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        return weights_of(
+            scores_of(q, k, scale),
+            q,
+            scale=scale,
+            visible=visible,
+            positions=None if positions is None else positions.of_heads(self.some),
+            query_position=query_position,
+            key_position=key_position,
+        )
+
+    def start(self, batch_size: int, hypotheses: int, like: Tensor, **shapes: tuple[int, int]) -> State:
+        """An empty cache for its share of rows that are, for all heads, of (heads, width)."""
+        own = {name: (len(self.rows(heads)), width) for name, (heads, width) in shapes.items()}
+        return start_cache(batch_size, hypotheses, like, **own)
+
+
+@dataclass(frozen=True)
+class PatternGroup(HeadGroup):
+    """A group of heads over the keys of one pattern."""
+
+    pattern: Pattern
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        valid: Tensor | None = None,
+        positions: Positions | None = None,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The outputs (B, h, T, V), and the weights (B, h, T, T) if asked for.
+
+        Its own q (B, h, T, K), k (B, g, T, K), v (B, g, T, V); positions are those of all heads.
+        """
+        return sparse_attend(
+            q,
+            k,
+            v,
+            self.pattern,
+            scale=scale,
+            causal=causal,
+            valid=valid,
+            positions=None if positions is None else positions.of_heads(self.some),
+            dropout=dropout,
+            need_weights=need_weights,
+        )
+
+    def step(
+        self,
+        state: State,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        positions: Positions | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, State]:
+        """The newest token reads only the keys of its pattern.
+
+        Its own q (B, N, h, K), k (B, N, g, K), v (B, N, g, V). Outputs (B, N, h, V), the weights (B, h, N, t) if asked
+        for, and the state with the new token.
+        """
+        t = state["count"]
+        first, window = self.pattern.kept
+        state = append(state, window=window, first=first, keys=k, values=v)
+        keys, values = (written(state, name, window=window, first=first) for name in ("keys", "values"))
+        asked = positions is not None or need_weights  # otherwise positions are not needed
+        where, place, visible = self._seen(t, keys.shape[3], asked, q.device)
+        if place is not None:
+            keys, values = (picked(x, place) for x in (keys, values))
+        heads, weights = attend_step(
+            q,
+            keys,
+            values,
+            scale=scale,
+            visible=visible,
+            positions=None if positions is None else positions.of_heads(self.some),
+            query_position=t,
+            key_position=where,
+            need_weights=need_weights,
+        )
+        if where is None or weights is None:
+            return heads, None, state
+        by_position = weights.new_zeros(*weights.shape[:3], t + 1)
+        return heads, by_position.scatter_add(-1, where.unsqueeze(-2).expand_as(weights), weights), state
+
+    def _seen(self, t: int, kept: int, asked: bool, device: torch.device) -> tuple[Tensor | None, ...]:
+        """What the query at t sees: positions, if asked for, their places in the cache, and which of them count.
+
+        The first two are (L,), or (1, h, L) where heads differ, the last is (1, 1, 1 or h, L). Without places all
+        `kept` rows of the cache are seen, in the order of their places.
+        """
+        size = block_size(self.pattern)
+        if size is not None and not any(isinstance(member, Rows) for member in self.pattern.members):
+            keys = keys_of_block(self.pattern, size, t // size, device)  # whole blocks, so that no key was given up
+            if keys is None:
+                return torch.arange(t + 1, device=device) if asked else None, None, None
+            position, there = (x if x.dim() == 1 else x.unsqueeze(0) for x in keys)
+            place = position.clamp(0, t)
+            return place, place, (there & (position <= t)).view(1, 1, -1, place.shape[-1])
+        first, window = self.pattern.kept
+        seen, visible = self.pattern.keys(range(t, t + 1), t + 1), None
+        most = max(len(each) for each in seen)
+        if len(seen) > 1:  # a list for each head, filled up with the newest token
+            there = torch.arange(most) < torch.tensor([[len(each)] for each in seen])
+            visible = to_device(there.view(1, 1, *there.shape), device)
+            seen = [[*each, *[t] * (most - len(each))] for each in seen]
+        if len(seen) > 1 or most < kept:
+            index = _on([[ring_place(position, window, first) for position in each] for each in seen], device)
+            return _on(seen, device) if asked else None, index, visible
+        by_place = sorted(seen[0], key=lambda position: ring_place(position, window, first)) if asked else []
+        return _on([by_place], device) if asked else None, None, visible
+
+
+def _on(lists: Sequence[Collection[int]], device: torch.device) -> Tensor:
+    """Lists of positions or places as a tensor: (L,) where there is one for all heads, else (1, h, L)."""
+    index = to_device(torch.tensor([list(each) for each in lists], dtype=torch.long), device)
+    return index.squeeze(0) if len(lists) == 1 else index.unsqueeze(0)
+
+
+def by_head(patterns: Sequence[Pattern]) -> list[PatternGroup]:
+    """The groups of heads for one pattern per head; neighbouring heads of equal patterns form one group."""
+    groups: list[PatternGroup] = []
+    for pattern, alike in groupby(patterns):
+        first = groups[-1].some.stop if groups else 0
+        groups.append(PatternGroup(range(first, first + len(list(alike))), len(patterns), pattern))
+    return groups
+
+
+def together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tuple[Tensor, Tensor | None]:
+    """The outputs of all groups of heads, along `axis`, and their weights (B, H, ...) if they have any."""
+    if len(outputs) == 1:
+        return outputs[0]
+    weights = [each for _, each in outputs if each is not None]
+    return torch.cat([heads for heads, _ in outputs], axis), torch.cat(weights, 1) if weights else None
 
 
 class PatternAttention(HeadAttention):
@@ -52,7 +246,7 @@ class PatternAttention(HeadAttention):
         heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         losses = self.losses(heads, v, read[0], inputs.query_valid, inputs.memory_valid, read[1])
-        return Attended(self.joined(heads), weights=weights, losses=losses)
+        return Attended(self.merge_heads(heads), weights=weights, losses=losses)
 
     def weights_to_regularize(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """The weights (B, h, T, S) of the `weighed_heads`, and a mask of the keys that these see."""
@@ -90,7 +284,7 @@ class PatternAttention(HeadAttention):
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """The newest token of each hypothesis reads only the keys of its pattern."""
         heads, weights, state = self.heads_of_step(inputs.query, state, inputs.need_weights)
-        return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state
+        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights), state
 
     def heads_of_step(
         self, query: Tensor, state: State, need_weights: bool = False
@@ -121,7 +315,7 @@ class PatternAttention(HeadAttention):
         valid = inputs.context_valid
         q = self.queries(inputs.query)
         heads, weights = dense_attend(q, k, v, self._visible(q, k, valid), self.scale, self.by_position)
-        return Attended(self.joined(heads), weights=weights)
+        return Attended(self.merge_heads(heads), weights=weights)
 
     def _visible(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
         """Which keys each query sees, broadcastable to (B, H, T, S)."""

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES, Attended, Inputs, Site, packing
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import spread
+from mtkit.attention.kernels.dot_product import expand_heads
+from mtkit.attention.kernels.reproducible import random_key, replay_choice
 from mtkit.attention.options import Positive, Within
-from mtkit.attention.recomputed import as_first
 from mtkit.device import to_device
 
 Bits = Annotated[int, Within(1, 4096)]
@@ -62,7 +61,7 @@ class ClusteredQueries(HeadAttention):
         """Attend through the clusters of real tokens; padding is in no cluster."""
         q, k, v = self.exact_queries_keys_values(inputs.query)
         heads = self.attended(q, k, v, inputs.query_valid)
-        return Attended(self.joined(heads), losses=self.losses(heads, v, None, inputs.query_valid))
+        return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, inputs.query_valid))
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """Return the heads' outputs (B, H, T, V); q and k are at least float32."""
@@ -71,7 +70,7 @@ class ClusteredQueries(HeadAttention):
     def clustered(self, q: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean queries (B, H, C, K) and the cluster of each query (B, H, T), C at padding."""
         count = self.clusters.count(q.shape[2])
-        groups = as_first(self.clusters(q.detach(), valid), count + 1)
+        groups = replay_choice(self.clusters(q.detach(), valid), count + 1)
         return cluster_means(q, groups, count), groups
 
     def weights_of(self, q: Tensor, mean: Tensor, k: Tensor) -> Tensor:
@@ -87,7 +86,7 @@ class ClusteredQueries(HeadAttention):
         """Compute query by query, with codes as whole numbers, clusters as lists and one softmax per query."""
         query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
-        k, v = spread(k, self.site.heads), spread(v, self.site.heads)
+        k, v = expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)
         codes = self.clusters.codes(q)
         lengths = [query.shape[1]] * len(query) if inputs.query_valid is None else inputs.query_valid.sum(1).tolist()
         rows = []
@@ -99,7 +98,7 @@ class ClusteredQueries(HeadAttention):
                     mean = torch.stack([q[b, h, j] for j in range(length) if groups[j] == group]).mean(0)
                     row[i] = self.weights_of(q[b, h, i], mean, k[b, h, :length]) @ v[b, h, :length]
                 rows.append(torch.stack(row))
-        return Attended(self.joined(torch.stack(rows).unflatten(0, (len(query), -1))))
+        return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1))))
 
 
 class HammingClusters(nn.Module):

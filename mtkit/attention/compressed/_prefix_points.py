@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.recurrence import Part, recur
+from mtkit.attention.kernels.reproducible import seeded_dropout
 
 BLOCK = 16
 CHUNK = 256

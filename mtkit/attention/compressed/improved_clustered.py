@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from mtkit.attention.compressed._clustered_queries import Bits, ClusteredQueries, Iterations, of_members
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.chunks import attend_to_chosen
-from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, weighted
+from mtkit.attention.kernels.dot_product import attend, expand_heads, safe_softmax, scores_of, weighted
+from mtkit.attention.kernels.reproducible import replay_choice, with_recorded_choices
 from mtkit.attention.options import Positive
-from mtkit.attention.recomputed import as_first, choosing_once
 
 BLOCKS = 4, 32
 """Least and most queries of a cluster that share one copy of its keys; between them, the average cluster size."""
@@ -66,9 +66,9 @@ class ImprovedClustered(ClusteredQueries):
             return attend(q.type_as(v), k.type_as(v), v, scale=self.scale, valid=valid, dropout=self.dropout)[0]
         means, groups = self.clustered(q, valid)
         heads_at_once = max(AT_ONCE // (len(means) * means.shape[2] * q.shape[2]), 1)
-        rows = means, groups, q, spread(k, self.site.heads), spread(v, self.site.heads)
+        rows = means, groups, q, expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)
         parts = zip(*(x.split(heads_at_once, 1) for x in rows), strict=True)
-        heads = [checkpoint(choosing_once(self._of_heads), *part, valid, use_reentrant=False) for part in parts]
+        heads = [checkpoint(with_recorded_choices(self._of_heads), *part, valid, use_reentrant=False) for part in parts]
         return torch.cat(heads, 1)
 
     def _of_heads(self, means: Tensor, groups: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
@@ -78,7 +78,7 @@ class ImprovedClustered(ClusteredQueries):
             scores = scores_of(means, k, self.scale)  # (B, h, C, T)
         weights = safe_softmax(scores, seen)
         shown = scores.detach() if seen is None else scores.detach().masked_fill(~seen, -torch.inf)
-        top = as_first(shown.topk(self.topk, sorted=False).indices, k.shape[2])
+        top = replay_choice(shown.topk(self.topk, sorted=False).indices, k.shape[2])
         there = torch.ones_like(top, dtype=torch.bool) if seen is None else seen.expand_as(scores).gather(-1, top)
         mass = weights.gather(-1, top).sum(-1, keepdim=True)
         rest = (F.dropout(weights, self.dropout) if self.dropout else weights).scatter(-1, top, 0.0)

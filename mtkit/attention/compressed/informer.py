@@ -32,12 +32,11 @@ from torch.utils.checkpoint import checkpoint
 from mtkit.attention.bases.caches import add_rows, append, picked, prefix_means, start_cache, start_sums, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.hashing import hashed, random_key
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, spread, upcast
+from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, scores_of, upcast
 from mtkit.attention.kernels.fused import fused_attention
+from mtkit.attention.kernels.reproducible import hashed, random_key, replay_choice
 from mtkit.attention.options import Positive
-from mtkit.attention.recomputed import as_first
 
 AT_ONCE = 32
 """Active queries of a decoder whose masks are held at a time."""
@@ -71,9 +70,9 @@ class Informer(HeadAttention):
         """Active queries are gathered and attend; every query then reads its row, or the mean."""
         query_valid = inputs.query_valid
         q, k, v = self.exact_queries_keys_values(inputs.query)
-        active = as_first(self._active(q.detach(), k.detach(), query_valid), 2)
+        active = replay_choice(self._active(q.detach(), k.detach(), query_valid), 2)
         if self.site.causal and not self._branches(active):
-            keys, values = (spread(x.type_as(v), self.site.heads) for x in (k, v))
+            keys, values = (expand_heads(x.type_as(v), self.site.heads) for x in (k, v))
             how: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout}
             rows = fused_attention(q.type_as(v), keys, values, is_causal=True, **how)
             others = prefix_means(v)
@@ -85,8 +84,8 @@ class Informer(HeadAttention):
             how = {"scale": self.scale, "valid": query_valid, "dropout": self.dropout}
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
             rows, others = _at_own(heads, active), _mean(v, query_valid)
-        heads = torch.where(active.unsqueeze(-1), rows, spread(others, self.site.heads).type_as(v))
-        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
+        heads = torch.where(active.unsqueeze(-1), rows, expand_heads(others, self.site.heads).type_as(v))
+        return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty cache, the sum of no values, and the measures of no queries."""
@@ -114,14 +113,14 @@ class Informer(HeadAttention):
             heads = others.repeat_interleave(self.site.heads // others.shape[2], dim=2)
             heads = self._attend_active(q, state, active, heads)
         state["past"] = append(past, measures=measure)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         """The same query by query: measures and ranks in lists, and a softmax for each query that is active."""
         query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
-        k, v = spread(k, self.site.heads), spread(v, self.site.heads)
+        k, v = expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)
         lengths = [query.shape[1]] * len(query) if inputs.query_valid is None else inputs.query_valid.sum(1).tolist()
         rows = []
         for b, length in enumerate(lengths):
@@ -141,7 +140,7 @@ class Informer(HeadAttention):
                     uniform = torch.full_like(weights, 1 / keys)
                     row[j] = (weights if before < self.samples.most(keys) else uniform) @ v[b, h, :keys]
                 rows.append(torch.stack(row))
-        return Attended(self.joined(torch.stack(rows).unflatten(0, (len(query), -1))))
+        return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1))))
 
     def _active(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
         """Whether each query attends, (B, H, T); no padding does."""
@@ -163,7 +162,7 @@ class Informer(HeadAttention):
 
     def _attend_past(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
         """The outputs (B, H, A, V) of active queries in a decoder, in order; A is the most that a head has."""
-        k, v = (spread(x, self.site.heads) for x in (k, v))
+        k, v = (expand_heads(x, self.site.heads) for x in (k, v))
         place = _places(active, max(int(active.sum(-1).amax()), 1))
         parts, rows_of = [], rows_at(q, place.unsqueeze(2)).squeeze(2)
         for rows, at in zip(rows_of.split(AT_ONCE, dim=2), place.split(AT_ONCE, dim=2), strict=True):
@@ -259,7 +258,7 @@ class Samples:
         keys (B or 1, 1, T or 1), as in `picks`.
         """
         parts = []
-        k = k if k.shape[2] <= MOST_KEYS else spread(k, self.heads).contiguous()  # once, not for each part
+        k = k if k.shape[2] <= MOST_KEYS else expand_heads(k, self.heads).contiguous()  # once, not for each part
         every = torch.arange(q.shape[2], device=q.device)
         for i, rows in zip(every.split(QUERIES_AT_ONCE), q.split(QUERIES_AT_ONCE, dim=2), strict=True):
             own = keys if keys.shape[2] == 1 else keys[:, :, i]

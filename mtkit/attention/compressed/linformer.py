@@ -68,7 +68,7 @@ class Linformer(HeadAttention):
             dropout=self.dropout,
         )
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads), carry=self._carried(key_slots), losses=losses)
+        return Attended(self.merge_heads(heads), carry=self._carried(key_slots), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The slots of the source, shared by all hypotheses."""
@@ -82,7 +82,7 @@ class Linformer(HeadAttention):
         """The same equation for the newest token of each hypothesis; O(rank)."""
         q = self.queries(inputs.query).transpose(1, 2)  # (B, N, H, K)
         heads, _ = attend_step(q, state["shared"]["keys"], state["shared"]["values"], scale=self.scale)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -99,7 +99,7 @@ class Linformer(HeadAttention):
                 mixed.append(torch.stack(slots).sum(0))
             weights = safe_softmax(q @ mixed[0].transpose(-1, -2) * self.scale, None)
             heads.append(weights @ mixed[1])
-        return Attended(self.joined(torch.stack(heads, dim=1)), carry=self._carried(e))
+        return Attended(self.merge_heads(torch.stack(heads, dim=1)), carry=self._carried(e))
 
     def _slots(self, groups: int, rank: int) -> nn.Parameter:
         """Ones where slot i meets positions i, i + rank, ..., and the usual draw around them."""

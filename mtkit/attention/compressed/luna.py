@@ -24,9 +24,10 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import add_rows, start_sums
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, seeded_dropout, upcast
+from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
+from mtkit.attention.kernels.reproducible import seeded_dropout
 from mtkit.attention.options import OneOf, Positive
 from mtkit.errors import MtkitError
 
@@ -113,7 +114,7 @@ class Luna(HeadAttention):
         if self.site.causal:
             heads, v = self._causal(query, packed)
             losses = self.losses(heads, v, None, inputs.query_valid)
-            return Attended(self.joined(heads), carry=self._carried(packed), losses=losses)
+            return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows, _ = attend(self._packed_queries(packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout)
@@ -121,7 +122,7 @@ class Luna(HeadAttention):
         seen = self._seen(packed, context, valid)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads), carry=self._carried(packed), losses=losses)
+        return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The queries of the fixed memory, and sums over no tokens; in the cross role the packed source."""
@@ -144,7 +145,7 @@ class Luna(HeadAttention):
             q, seen = self.queries(query).transpose(1, 2), shared["seen"]
             visible = None if seen is None else seen[:, None, None, :]
             heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
-            return Attended(self.joined(heads.transpose(1, 2))), state
+            return Attended(self.merge_heads(heads.transpose(1, 2))), state
         q, k, v, a = (x.transpose(1, 2) for x in self._tokens(query, state["shared"]["asks"]))  # each (B, N, H, ...)
         with torch.autocast(query.device.type, enabled=False):
             a = a.unsqueeze(-1)
@@ -152,7 +153,7 @@ class Luna(HeadAttention):
             keys, values, count = state["keys"], state["values"], state["count"]
             weights = (keys @ (q * (self.scale / count)).unsqueeze(-1)).squeeze(-1).softmax(-1)
             heads = (weights.unsqueeze(-2) @ values).squeeze(-2) / count
-        output = self.joined(heads.transpose(1, 2).type_as(query))
+        output = self.merge_heads(heads.transpose(1, 2).type_as(query))
         return Attended(output), state
 
     @packing
@@ -167,14 +168,14 @@ class Luna(HeadAttention):
                 now = self.scale / (position + 1)
                 weights = (q[:, :, -1:] @ (k.transpose(-1, -2) @ a) * now).softmax(-1)  # (B, H, 1, l)
                 outputs.append(weights @ (a.transpose(-1, -2) @ v) / (position + 1))
-            return Attended(self.joined(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
+            return Attended(self.merge_heads(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows = _softmax_attention(self._packed_queries(packed), k, v, self.scale, valid)
         packed, keys, values = self._unpackable(packed, rows)
         seen = self._seen(packed, context, valid)
         heads = _softmax_attention(self.queries(query), keys, values, self.scale, seen)
-        return Attended(self.joined(heads), carry=self._carried(packed))
+        return Attended(self.merge_heads(heads), carry=self._carried(packed))
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, S, D) to keys and values (B, H, S, K), which are the same where they are tied."""

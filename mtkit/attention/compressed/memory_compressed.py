@@ -32,7 +32,7 @@ from mtkit.attention.compressed._spans import (
     start_spans,
 )
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, spread
+from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.options import OneOf, Positive
 
@@ -98,7 +98,7 @@ class MemoryCompressed(HeadAttention):
             there = None if valid is None else spans_valid(valid, self.spans)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=there, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads), losses=losses)
+        return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No blocks yet, the learned pair apart; in the cross role the compressed source, for all hypotheses."""
@@ -131,7 +131,7 @@ class MemoryCompressed(HeadAttention):
                 state["spans"] = append(state["spans"], keys=k, values=v)
             keys, values = (written(state["spans"], name) for name in ("keys", "values"))
         heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -158,10 +158,11 @@ class MemoryCompressed(HeadAttention):
         heads = [
             safe_softmax(q @ key.transpose(-1, -2) * self.scale, seen) @ value
             for q, key, value in zip(
-                *(spread(x, self.site.heads).unbind(1) for x in (self.queries(inputs.query), keys, values)), strict=True
+                *(expand_heads(x, self.site.heads).unbind(1) for x in (self.queries(inputs.query), keys, values)),
+                strict=True,
             )
         ]
-        return Attended(self.joined(torch.stack(heads, dim=1)))
+        return Attended(self.merge_heads(torch.stack(heads, dim=1)))
 
     @property
     def pools(self) -> dict[str, Pool]:
@@ -193,7 +194,7 @@ class MemoryCompressed(HeadAttention):
         before = int(self.first is not None)
         position, number = (torch.arange(n, device=q.device) for n in (q.shape[2], keys.shape[2] - before))
         seen = F.pad(spans_seen(self.spans, position, number, causal=True), (before, 0), value=True)
-        keys, values = (spread(x, q.shape[1]) for x in (keys, values))
+        keys, values = (expand_heads(x, q.shape[1]) for x in (keys, values))
         return fused_attention(q, keys, values, scale=self.scale, mask=seen, dropout=self.dropout)
 
 

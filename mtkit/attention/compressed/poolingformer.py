@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.caches import written
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.compressed._spans import (
     Pool,
     Spans,
@@ -36,7 +35,7 @@ from mtkit.attention.compressed._spans import (
     start_spans,
 )
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, scores_of, spread, upcast, weighted
+from mtkit.attention.kernels.dot_product import attend_step, expand_heads, safe_softmax, scores_of, upcast, weighted
 from mtkit.attention.kernels.listed import attend_listed
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer, refused
@@ -124,13 +123,13 @@ class Poolingformer(PatternAttention):
         keys, values = (
             pooled(x, self.spans, self.pools[name], query_valid) for name, x in (("keys", k), ("values", v))
         )
-        keys, values = (spread(x, q.shape[1]) for x in (keys, values))
+        keys, values = (expand_heads(x, q.shape[1]) for x in (keys, values))
         how: dict[str, Any] = {"causal": self.site.causal, "radius": self.pool_radius, "device": q.device}
         lists = span_lists(self.spans, q.shape[2], **how)
         hidden = None if query_valid is None or self.site.causal else ~spans_valid(query_valid, self.spans)
         heads = attend_listed(q, keys, values, None, lists, missing=hidden, scale=second.scale, dropout=self.dropout)
         losses = {name: loss + first.losses[name] for name, loss in second.losses(heads, v, None, query_valid).items()}
-        return Attended(y + second.joined(heads), losses=losses)
+        return Attended(y + second.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The window's empty caches, and those of the second level's rows and spans."""
@@ -144,7 +143,7 @@ class Poolingformer(PatternAttention):
         """The newest token sees its window, then the spans that have ended within reach."""
         second, t = self.pooled, state["count"]
         heads, _, state = self.heads_of_step(inputs.query, state)
-        y = self.joined(heads.transpose(1, 2))
+        y = self.merge_heads(heads.transpose(1, 2))
         rows = y.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, k, v = (x.squeeze(2).unflatten(0, inputs.query.shape[:2]) for x in second.queries_keys_values(rows))
         spans = append_row(state["pooled"], self.spans, self.pools, window=self.most, keys=k, values=v)
@@ -155,7 +154,7 @@ class Poolingformer(PatternAttention):
             heads, _ = attend_step(q, keys, values, scale=second.scale, visible=visible)
         else:
             heads = torch.zeros_like(heads)
-        z = second.joined(heads.transpose(1, 2))
+        z = second.merge_heads(heads.transpose(1, 2))
         return Attended(y + z), {**state, "pooled": spans}
 
     @packing
@@ -177,7 +176,7 @@ class Poolingformer(PatternAttention):
         seen = (i - first <= self.pool_radius) & (last <= (i if self.site.causal else i + self.pool_radius))
         real = first < torch.tensor(lengths, device=y.device).view(-1, 1, 1, 1)
         weights = safe_softmax(scores_of(q, summaries[0], second.scale), seen & real)
-        return Attended(y + second.joined(weighted(weights, summaries[1])))
+        return Attended(y + second.merge_heads(weighted(weights, summaries[1])))
 
     def _summary(self, rows: Tensor, middle: Tensor, taps: Tensor | None) -> Tensor:
         """What (G, K) stands for the real rows (G, n, K) of a span; middle (G, m, K): those from its middle on."""

@@ -82,7 +82,7 @@ class SetTransformer(HeadAttention):
             keys, values, some = self._gathered(k, v, valid)
             heads, _ = attend(q, keys, values, scale=self.scale, valid=some, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads), losses=losses)
+        return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """What the points have read of no tokens; in the cross role of the source, shared by all hypotheses."""
@@ -101,12 +101,12 @@ class SetTransformer(HeadAttention):
             heads, _ = attend_step(
                 q.transpose(1, 2), shared["keys"], shared["values"], scale=self.scale, visible=visible
             )
-            return Attended(self.joined(heads.transpose(1, 2))), state
+            return Attended(self.merge_heads(heads.transpose(1, 2))), state
         k, v = self.keys_values(inputs.query)
         scores = scores_of(self._asks(), k, self.scale).movedim(3, 1).unsqueeze(-1)  # (B, N, H, m, 1)
         state = add_keys(state, scores, v.transpose(1, 2)[:, :, :, None, None])
         heads = self._read(state["mean"].movedim(1, 3), q)
-        return Attended(self.joined(heads)), state
+        return Attended(self.merge_heads(heads)), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -121,7 +121,7 @@ class SetTransformer(HeadAttention):
             keys, values = self._keys_values_of(safe_softmax(scores, now[:, None, None]) @ v)
             weights = (q[:, :, i : i + 1] @ keys.transpose(-1, -2) * self.scale).softmax(-1)
             heads.append(weights @ values * now.any(1)[:, None, None, None])
-        return Attended(self.joined(torch.cat(heads, 2)))
+        return Attended(self.merge_heads(torch.cat(heads, 2)))
 
     def _asks(self) -> Tensor:
         """The queries (1, H, m, K) of the points."""

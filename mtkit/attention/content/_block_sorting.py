@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES, Site, State
-from mtkit.attention.hashing import hashed, random_key
-from mtkit.attention.kernels.dot_product import safe_softmax, scores_of, spread, upcast, weighted
+from mtkit.attention.kernels.dot_product import expand_heads, safe_softmax, scores_of, upcast, weighted
+from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.attention.options import root_of_length
 from mtkit.errors import MtkitError
 
@@ -157,7 +157,7 @@ class BlockSorting(HeadAttention):
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Scaled products (B, H, P, N) of mean queries (B, H or G, P, K) and mean keys (B, G, N, K)."""
         with torch.autocast(queries.device.type, enabled=False):
-            return scores_of(spread(queries, self.site.heads), keys, self.scale)
+            return scores_of(expand_heads(queries, self.site.heads), keys, self.scale)
 
     def learned_scores(self, sums: Tensor, blocks: int) -> Tensor:
         """The scores (B, H, P, N) of the first `blocks` from sums of tokens (B, P, D)."""
@@ -207,7 +207,7 @@ class BlockSorting(HeadAttention):
             scores = scores.unflatten(-1, (heads, -1))[..., : len(places)].transpose(1, 2)
         else:
             mean_q, mean_k = (x / x.sum(-1, keepdim=True).clamp(min=1) for x in (asking, of_block.type_as(q)))
-            mean_q, mean_k = mean_q.unsqueeze(1) @ spread(q, heads), mean_k.unsqueeze(1) @ spread(k, heads)
+            mean_q, mean_k = mean_q.unsqueeze(1) @ expand_heads(q, heads), mean_k.unsqueeze(1) @ expand_heads(k, heads)
             scores = mean_q @ mean_k.transpose(-1, -2) * self.scale
         there = of_block.any(-1).unsqueeze(1)  # (B, 1, N)
         seen = (places > places.T) if causal else there.unsqueeze(-1) & there.unsqueeze(-2)
@@ -222,7 +222,7 @@ class BlockSorting(HeadAttention):
         mixing = mixing.flatten(2, 3)
         share = mixing.sum(-1, keepdim=True)
         mixing = mixing / share.where(share >= LEAST, 1)
-        return mixing @ spread(k, heads), mixing @ spread(v, heads), (share >= LEAST).squeeze(-1)
+        return mixing @ expand_heads(k, heads), mixing @ expand_heads(v, heads), (share >= LEAST).squeeze(-1)
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Other noise for the next update."""

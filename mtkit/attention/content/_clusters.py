@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.contract import State
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.recomputed import as_first
+from mtkit.attention.kernels.reproducible import replay_choice
 
 SMOOTHING = 1e-5
 LEAST_MASS = 1e-3
@@ -67,7 +67,7 @@ class Centroids(nn.Module):
     def distance(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """The mean over heads and real tokens of the squared distance to the nearest centroid, which does not move."""
         mean = self.mean.to(x.dtype).expand(len(x), -1, -1, -1)
-        own = as_first(self.nearest(x.detach()), self.mean.shape[1])
+        own = replay_choice(self.nearest(x.detach()), self.mean.shape[1])
         squares = (x - mean.take_along_dim(own.unsqueeze(-1), dim=2)).square().sum(-1)
         if valid is None:
             return squares.mean()

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mtkit.attention.content._edge_run import LstmRun, drawn, drawn_in_turn
-from mtkit.attention.hashing import hashed
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.recomputed import as_first, choosing_once
+from mtkit.attention.kernels.reproducible import hashed, replay_choice, with_recorded_choices
 
 CHUNK = 64
 """Sources whose scores are held at a time."""
@@ -111,7 +110,7 @@ class EdgePredictor(nn.Module):
             if self.sequence:
                 edges, state = self._run(rows, i, candidates, free, uniforms, state, again=again)
             elif again:
-                chunk = choosing_once(self._chunk)
+                chunk = with_recorded_choices(self._chunk)
                 arguments = (rows, i, candidates, free, uniforms)
                 edges = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -273,7 +272,7 @@ class EdgePredictor(nn.Module):
             scores = scores.masked_fill(~free, torch.finfo(scores.dtype).min)
             some = free.any(-1)  # (B, G, c)
             target = scores.argmax(-1) if uniforms is None else drawn(scores.detach(), ~free, uniforms[..., draw])
-            target = as_first(target, scores.shape[-1])
+            target = replay_choice(target, scores.shape[-1])
             if uniforms is not None:
                 total = scores.logsumexp(-1)
                 chosen = scores.gather(-1, target.unsqueeze(-1)).squeeze(-1)

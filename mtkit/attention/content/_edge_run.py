@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.recomputed import as_first
+from mtkit.attention.kernels.reproducible import replay_choice
 
 
 def drawn_in_turn(
@@ -49,7 +49,7 @@ def drawn_in_turn(
             hidden = last[0].flatten(0, 1).unsqueeze(1)
             scores = torch.baddbmm(scored[n].unsqueeze(1), hidden, keys.mT).squeeze(1)  # (G B, S)
             target = scores.argmax(-1) if uniforms is None else drawn(scores, taken[n], uniforms[n, draw])
-            target = as_first(target, scores.shape[-1]).unsqueeze(-1)
+            target = replay_choice(target, scores.shape[-1]).unsqueeze(-1)
             targets.append(target)
             taken[n].scatter_(1, target, True)
             scored[n].scatter_(1, target, lowest)

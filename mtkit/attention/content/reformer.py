@@ -22,11 +22,10 @@ from torch.nn import functional as F
 from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.dot_product import safe_softmax, upcast
+from mtkit.attention.kernels.reproducible import random_key, replay_choice
 from mtkit.attention.kernels.windowed_rows import FAR, SHORTEST, attend_layouts, stream_rows
 from mtkit.attention.options import Null, Positive, Within, refused
-from mtkit.attention.recomputed import as_first
 from mtkit.device import to_device
 
 LAST_RESORT = -1e5
@@ -87,8 +86,8 @@ class Reformer(HeadAttention):
         """Softmax over the union of the keys of all rounds, in blocks of tokens sorted by bucket."""
         query_valid = inputs.query_valid
         q, v, buckets = self._hashed(inputs.query, query_valid)
-        heads = self._attend(q, v, as_first(buckets, self.lsh_buckets + 1), query_valid)
-        return Attended(self.joined(heads), losses=self.losses(heads, v, None, query_valid))
+        heads = self._attend(q, v, replay_choice(buckets, self.lsh_buckets + 1), query_valid)
+        return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No keys and values yet, and empty buckets.
@@ -119,7 +118,7 @@ class Reformer(HeadAttention):
         visible = (picks >= 0).unsqueeze(-2)
         weights = safe_softmax(q.unsqueeze(-2) @ keys.transpose(-1, -2), visible).type_as(v)
         heads = torch.where(visible.any(-1), (weights @ values).squeeze(-2), v)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Draws new rotations for training."""
@@ -148,7 +147,7 @@ class Reformer(HeadAttention):
         scores = (scores - times.clamp(min=1).to(scores.dtype).log()).masked_fill(~together, float("-inf"))
         z = scores.logsumexp(-1, keepdim=True)
         outputs = scores.softmax(-1) @ v.unsqueeze(2)  # (B, H, rounds, T, V)
-        return Attended(self.joined(((z - z.logsumexp(2, keepdim=True)).exp() * outputs).sum(2)))
+        return Attended(self.merge_heads(((z - z.logsumexp(2, keepdim=True)).exp() * outputs).sum(2)))
 
     def _drawn(self, update: int) -> Tensor:
         """Rotations (H, rounds, K, buckets / 2) after that many updates."""

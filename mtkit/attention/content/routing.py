@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, picked
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.bases.head_groups import HeadGroup, PatternGroup
+from mtkit.attention.bases.pattern_attention import HeadGroup, PatternGroup
 from mtkit.attention.content._clusters import Centroids, enlist, enlisted, start_lists
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import (
@@ -37,11 +37,11 @@ from mtkit.attention.kernels.chunks import (
     attend_to_chosen,
     rows_at,
 )
-from mtkit.attention.kernels.dot_product import attend_step, safe_softmax, spread, upcast
+from mtkit.attention.kernels.dot_product import attend_step, expand_heads, safe_softmax, upcast
 from mtkit.attention.kernels.gathered import others_first
 from mtkit.attention.kernels.pattern import Band
+from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import LossWeight, Natural, Null, OneOf, Positive, Share, refused
-from mtkit.attention.recomputed import as_first
 from mtkit.attention.slots import OWN_VECTORS
 
 ASSIGN = ("argmax", "balanced")
@@ -139,7 +139,7 @@ class Routing(HeadAttention):
             )
             heads = torch.cat([near.type_as(heads), heads], dim=1)
         losses |= self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads), losses=losses)
+        return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Empty caches and lists of positions; in the cross role each cluster's source keys, for all hypotheses."""
@@ -181,7 +181,7 @@ class Routing(HeadAttention):
         if self.local:
             near, _, state["near"] = self.near.step(state["near"], *self.near.of(*own, axis=2), scale=self.scale)
             heads = torch.cat([near, heads], dim=2)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
         """(B, N, D) of the newest tokens, each reading its cluster's source keys."""
@@ -194,14 +194,14 @@ class Routing(HeadAttention):
         visible = shared["valid"].take_along_dim(place, 2).transpose(1, 2)
         rows = self._normalized(q).transpose(1, 2)
         heads, _ = attend_step(rows, keys, values, scale=self.scale, visible=visible)
-        return self.joined(heads.transpose(1, 2))
+        return self.merge_heads(heads.transpose(1, 2))
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
         """The same, with each query's set of keys written out and a dense softmax over it."""
         source, valid = inputs.context, inputs.context_valid
         q, k, v, xq, xk = self._projected(inputs.query, source)
-        q, k, v = (spread(x, self.site.heads) for x in (q, k, v))
+        q, k, v = (expand_heads(x, self.site.heads) for x in (q, k, v))
         lengths = [source.shape[1]] * len(inputs.query) if valid is None else valid.sum(1).tolist()
         segments = []
         for b, length in enumerate(lengths):
@@ -216,7 +216,7 @@ class Routing(HeadAttention):
                     taken.append(mask.any(-1, keepdim=True))
                 heads.append(torch.stack(outputs).sum(0) / torch.stack(taken).sum(0).clamp(min=1))
             segments.append(torch.stack(heads))
-        return Attended(self.joined(torch.stack(segments)))
+        return Attended(self.merge_heads(torch.stack(segments)))
 
     def _seen(self, head: int, xq: Tensor, xk: Tensor, length: int) -> list[dict[int, list[int]]]:
         """The keys of each query, {i: [j, ...]}, in one head of one segment; a map for each cluster if balanced."""
@@ -287,11 +287,11 @@ class Routing(HeadAttention):
         return F.layer_norm(x, x.shape[-1:])
 
     def _nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        return as_first(self.centroids.nearest(x, valid), self.clusters + 1)
+        return replay_choice(self.centroids.nearest(x, valid), self.clusters + 1)
 
     def _best(self, x: Tensor, valid: Tensor | None, own: bool = False) -> tuple[Tensor, Tensor]:
         position, there = self.centroids.best(x, self.window, valid, own)
-        return as_first(position, x.shape[2]), as_first(there, 2)
+        return replay_choice(position, x.shape[2]), replay_choice(there, 2)
 
     def _normalized(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:]).type_as(x) if self.normalize else x
@@ -299,7 +299,7 @@ class Routing(HeadAttention):
     def _routed(self, x: Tensor) -> Tensor:
         """The rows of the routed heads, out of those of all heads or of groups that share one."""
         [own] = self.routed.of(x)
-        return spread(own, len(self.routed.some))
+        return expand_heads(own, len(self.routed.some))
 
     def _losses(self, xq: Tensor, xk: Tensor, query_valid: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
         """In training, gathers for the centroids; the loss that keeps routing vectors near them."""

@@ -24,9 +24,9 @@ from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.content._edge_predictor import Candidates, EdgePredictor, Edges, free_candidates
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.hashing import hashed, random_key
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import by_hypotheses, safe_softmax, scores_of, spread, weighted
+from mtkit.attention.kernels.dot_product import by_hypotheses, expand_heads, safe_softmax, scores_of, weighted
+from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.attention.options import LossWeight, OneOf, Positive, Within
 
 MOST_KEYS = 64
@@ -121,12 +121,12 @@ class Sac(HeadAttention):
         heads = self._attend(self.queries(query), k, v, edges.targets)
         losses = self.losses(heads, v, None, query_valid, inputs.memory_valid)
         if not self.training:
-            return Attended(self.joined(heads))
+            return Attended(self.merge_heads(heads))
         log_prob, entropy = (x if query_valid is None else x * query_valid[:, None] for x in edges[1:])
         if self.entropy:
             tokens = query.shape[0] * query.shape[1] if query_valid is None else query_valid.sum().clamp(min=1)
             losses["entropy"] = -self.entropy * entropy.sum() / (tokens * entropy.shape[1])
-        return Attended(self.joined(heads), losses=losses, log_prob=self._weighted(log_prob.sum((1, 2))))
+        return Attended(self.merge_heads(heads), losses=losses, log_prob=self._weighted(log_prob.sum((1, 2))))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Keys, values and predictor columns: of no tokens, or in the cross role of the source, for all hypotheses."""
@@ -175,7 +175,7 @@ class Sac(HeadAttention):
             state = {**state, **dict(zip(("hidden", "cell"), after, strict=True))}
         q = self.queries(rows, here if self.positions is not None else None)
         heads = self._attend(q, held["keys"], held["values"], targets, here)
-        return Attended(self.joined(by_hypotheses(heads, hypotheses))), state
+        return Attended(self.merge_heads(by_hypotheses(heads, hypotheses))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
         """Draws new noise for training."""
@@ -208,7 +208,9 @@ class Sac(HeadAttention):
                 outputs.append(weights @ value)
             heads.append(torch.stack(outputs))
             log_probs.append(log_prob)
-        return Attended(self.joined(torch.stack(heads)), log_prob=torch.stack(log_probs) if self.training else None)
+        return Attended(
+            self.merge_heads(torch.stack(heads)), log_prob=torch.stack(log_probs) if self.training else None
+        )
 
     def _noise_key(self) -> Tensor | None:
         """The key of the noise of this update; None in evaluation, which has no noise."""
@@ -246,4 +248,4 @@ class Sac(HeadAttention):
 
     def _spread(self, x: Tensor, graphs: int) -> Tensor:
         """Keys or values of each head where each has its own graph, else of the groups of heads that share them."""
-        return x if graphs == 1 else spread(x, self.site.heads)
+        return x if graphs == 1 else expand_heads(x, self.site.heads)

@@ -25,7 +25,7 @@ from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.content._block_sorting import SORTNET, BlockSorting, block_rows, sorted_rows
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import attend_beside
-from mtkit.attention.kernels.dot_product import attend_step, spread
+from mtkit.attention.kernels.dot_product import attend_step, expand_heads
 from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.options import Null, OneOf, Positive, Within
 
@@ -78,7 +78,7 @@ class Sinkhorn(BlockSorting):
         order = self.order(query, q, k, valid, size)
         (keys, there), (values, _) = (sorted_rows(order, x, size, valid) for x in (k, v))
         keys, values = (
-            torch.cat([x, block_rows(spread(own, heads), size)], dim=3) for x, own in ((keys, k), (values, v))
+            torch.cat([x, block_rows(expand_heads(own, heads), size)], dim=3) for x, own in ((keys, k), (values, v))
         )
         visible = None
         if causal:
@@ -91,7 +91,7 @@ class Sinkhorn(BlockSorting):
             visible = torch.cat([there, own.expand_as(there)], dim=-1).unsqueeze(3)
         output = attend_beside(block_rows(q, size), keys, values, visible, scale=self.scale, dropout=self.dropout)
         output = output.flatten(2, 3)[:, :, :length]
-        return Attended(self.joined(output), losses=self.losses(output, v, None, inputs.query_valid))
+        return Attended(self.merge_heads(output), losses=self.losses(output, v, None, inputs.query_valid))
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -103,8 +103,8 @@ class Sinkhorn(BlockSorting):
         block, place = (torch.arange(n, device=q.device) // self.block for n in (query.shape[1], keys.shape[2]))
         others = (place == block.unsqueeze(-1)) & there.unsqueeze(-2)
         own = visible_pairs(block == block.unsqueeze(-1), self.site.causal, real).expand(*others.shape[:3], -1)
-        k, v = (torch.cat([x, spread(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
-        return Attended(self.joined(dense_attend(q, k, v, torch.cat([others, own], -1), self.scale)[0]))
+        k, v = (torch.cat([x, expand_heads(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
+        return Attended(self.merge_heads(dense_attend(q, k, v, torch.cat([others, own], -1), self.scale)[0]))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """No keys, no blocks, and the sum of what the scores of the next block are of."""
@@ -127,7 +127,7 @@ class Sinkhorn(BlockSorting):
         state = append(state, keys=k, values=v)
         near = [written(state, name)[:, :, :, count - count % self.block :] for name in past]
         if "sorted" in state:
-            every = [spread(x.flatten(0, 1), self.site.heads).unflatten(0, leading) for x in near]
+            every = [expand_heads(x.flatten(0, 1), self.site.heads).unflatten(0, leading) for x in near]
             near = [torch.cat([state["sorted"][name], x], dim=3) for name, x in zip(past, every, strict=True)]
         heads, _ = attend_step(q, *near, scale=self.scale)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state

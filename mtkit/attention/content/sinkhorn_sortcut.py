@@ -71,7 +71,9 @@ class SinkhornSortcut(BlockSorting):
         visible = None if there is None else there[:, :, None, None]
         q, keys, values = (x.unsqueeze(2) for x in (q, keys, values))  # one block of queries
         heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
-        return Attended(self.joined(heads), losses=self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid))
+        return Attended(
+            self.merge_heads(heads), losses=self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
+        )
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -82,7 +84,7 @@ class SinkhornSortcut(BlockSorting):
         k, v = self.keys_values(source)
         keys, values, there = self.naive_sorted(source, q if inputs.memory is None else k, k, v, real)
         first = torch.arange(keys.shape[2], device=q.device) < self.sorted_blocks * self.block
-        return Attended(self.joined(dense_attend(q, keys, values, (there & first).unsqueeze(-2), self.scale)[0]))
+        return Attended(self.merge_heads(dense_attend(q, keys, values, (there & first).unsqueeze(-2), self.scale)[0]))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """The first sorted blocks of the source, shared by all hypotheses."""
@@ -98,7 +100,7 @@ class SinkhornSortcut(BlockSorting):
         visible = None if shared["there"] is None else shared["there"].unsqueeze(1)
         rows = self.queries(inputs.query).transpose(1, 2)
         heads, _ = attend_step(rows, shared["keys"], shared["values"], scale=self.scale, visible=visible)
-        return Attended(self.joined(heads.transpose(1, 2))), state
+        return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     def _cut(
         self, source: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None

@@ -20,8 +20,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.bases.head_groups import PatternGroup, by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import outputs_of, scores_of, upcast
 from mtkit.attention.kernels.pattern import Band
@@ -105,7 +104,7 @@ class AdaptiveSpan(PatternAttention):
         parts = ramp * (scores - shown.amax(-1, keepdim=True).nan_to_num(neginf=0.0)).masked_fill(ramp == 0, 0.0).exp()
         weights = parts / parts.sum(-1, keepdim=True).clamp(min=torch.finfo(parts.dtype).tiny)
         heads = outputs_of(weights, v, positions=slot, query_position=i, key_position=i)
-        return Attended(self.joined(heads), weights=weights)
+        return Attended(self.merge_heads(heads), weights=weights)
 
 
 class _SpanRamp(Positions):

@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import ListOf, Natural, Null, Within, numbers, of_head, refused

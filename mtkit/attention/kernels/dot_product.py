@@ -1,29 +1,78 @@
-"""Dropout for engines whose backward pass computes the weights again.
+"""Scaled dot-product attention over whole sequences and for one step, with grouped heads and relative positions.
 
-Scaled dot-product attention over whole sequences and for one step, with grouped heads and relative positions.
-
-Scores and softmax are computed in float32 at least. A query that may see no key gets zero, not NaN or an average over
-padding.
+Scores and softmax are computed in float32 at least. A query that sees no key gets zero, not NaN or an average over
+padding. A few queries over cached keys, without gradients, go through a compiled loop on the CPU.
 """
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.cached_softmax import attend_cached, pays, takes
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.slots import Positions
 
+PAIR = 1.25
+"""What a pair of query and key costs, in pairs of PyTorch's products."""
 
-def seeded_dropout(dropout: float, seed: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Dropout that the same seed and sequence of calls repeat exactly."""
-    if not dropout:
-        return lambda x: x
-    generator = torch.Generator(device).manual_seed(seed)
-    return lambda x: x * torch.empty_like(x).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+CALL = 8192
+"""What the operations around those products cost, in the same pairs. Both were measured on an AMD EPYC with AVX-512."""
+
+_ALL = torch.ones(1, dtype=torch.bool)
+
+
+def supports_cached(*tensors: Tensor) -> bool:
+    """Whether `attend_cached` takes queries, keys and values like these: in float32, on the CPU, without gradients.
+
+    It is no operation of PyTorch: where these are watched (`TorchDispatchMode`), as to be counted, it takes nothing.
+    """
+    plain = all(x.dtype == torch.float32 and x.device.type == "cpu" and not x.requires_grad for x in tensors)
+    return plain and torch._C._len_torch_dispatch_stack() == 0
+
+
+def cached_is_faster(q: Tensor, keys: Tensor, hidden: int = 1) -> bool:
+    """Whether `attend_cached` is faster than products of all queries (..., K) with all keys (..., L, K).
+
+    It runs on one core, where products share the threads of PyTorch, but reads visible keys alone: one in `hidden`.
+    """
+    pairs = q.numel() // q.shape[-1] * keys.shape[-2]
+    return PAIR * pairs / hidden <= CALL + pairs / torch.get_num_threads()
+
+
+def attend_cached(q: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None = None) -> Tensor:
+    """The heads' outputs (B, N, H, V) of queries (B, N, H, K); one that sees no key gets zero.
+
+    Keys (B, N or 1, G, L, K) and values (B, N or 1, G', L, V), where G and G' divide H; visible broadcasts to
+    (B, N, H, L). What is not visible may hold any value.
+    """
+    from mtkit.attention.kernels.cpu.decoding_loops import attend_rows
+
+    batch, hypotheses, heads, _ = q.shape
+    out = torch.empty(batch, hypotheses, heads, values.shape[4])
+    if not (out.numel() and keys.numel()):
+        return out.zero_()
+    seen = (_ALL if visible is None else visible).expand(batch, hypotheses, heads, keys.shape[3])
+    rows = *_rows(q.unsqueeze(3)), *_rows(keys), *_rows(values)
+    attend_rows(*rows, keys.shape[2], values.shape[2], seen.numpy(), np.float32(scale), out.numpy())
+    return out
+
+
+def _rows(x: Tensor) -> tuple[NDArray[np.float32], tuple[int, int, int, int]]:
+    """The rows of x (B, N, G, L, K) as a matrix (R, K), and how many rows further the next of B, N, G and L is.
+
+    The matrix is a view where rows are whole, and a multiple of K numbers apart.
+    """
+    batch, hypotheses, groups, length, width = x.shape
+    b, n, g, along, within = x.stride()
+    if within != 1 or b % width or n % width or g % width or along % width:
+        x = x.contiguous()
+        b, n, g, along, _ = x.stride()
+    last = (batch - 1) * b + (hypotheses - 1) * n + (groups - 1) * g + (length - 1) * along
+    rows = x.as_strided((last // width + 1, width), (width, 1))
+    return rows.numpy(), (b // width, n // width if hypotheses > 1 else 0, g // width, along // width)
 
 
 FEW = 15
@@ -50,7 +99,7 @@ def attend(
     """
     # in inference mode alone: a pass that is run again with gradients must be the same to the last digit
     few = k.shape[2] <= FEW and torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
-    if few and is_plain(positions) and takes(q, k, v) and not (causal or dropout or need_weights):
+    if few and is_plain(positions) and supports_cached(q, k, v) and not (causal or dropout or need_weights):
         visible = None if valid is None else valid[:, None, None]
         heads = attend_cached(q.transpose(1, 2), k.unsqueeze(1), v.unsqueeze(1), scale=scale, visible=visible)
         return heads.transpose(1, 2), None
@@ -69,15 +118,15 @@ def attend(
     bias = None if positions is None else positions.bias(q, _range(q), _range(k), scale)
     if valid is None or causal:
         if bias is None:
-            return _spread_fused(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
+            return _fused_by_group(q, k, v, scale=scale, dropout=dropout, is_causal=causal), None
         mask = bias.masked_fill(~_triangle(q, k), float("-inf")) if causal else bias
-        return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask), None
+        return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask), None
     some = valid.any(-1)[:, None, None, None]  # (B, 1, 1, 1)
     # some kernels give NaN for a row without any key: it sees all keys, and its output is cleared
     mask = valid[:, None, None, :] | ~some
     if bias is not None:
         mask = bias.masked_fill(~mask, float("-inf"))
-    return _spread_fused(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
+    return _fused_by_group(q, k, v, scale=scale, dropout=dropout, mask=mask) * some, None
 
 
 def is_plain(positions: Positions | None) -> bool:
@@ -196,7 +245,7 @@ def attend_step(
     visible broadcasts to (B, N, H, L); key_position (L,), 0 to L - 1 if None.
     """
     batch, hypotheses = q.shape[:2]
-    if is_plain(positions) and not need_weights and takes(q, keys, values) and pays(q, keys):
+    if is_plain(positions) and not need_weights and supports_cached(q, keys, values) and cached_is_faster(q, keys):
         own = (keys.unsqueeze(1), values.unsqueeze(1)) if keys.dim() == 4 else (keys, values)
         return attend_cached(q, *own, scale=scale, visible=visible), None
     if visible is not None and keys.dim() == 4:
@@ -243,13 +292,13 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, valid: Tensor | None) -> Te
     return None if valid is None else valid[:, None, None, :]
 
 
-def _spread_fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+def _fused_by_group(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
     """The fused kernel, with keys and values of groups of heads."""
     heads = q.shape[1]
-    return fused_attention(q, spread(k, heads), spread(v, heads), **how)
+    return fused_attention(q, expand_heads(k, heads), expand_heads(v, heads), **how)
 
 
-def spread(x: Tensor, heads: int) -> Tensor:
+def expand_heads(x: Tensor, heads: int) -> Tensor:
     """(B, G, ...) as (B, heads, ...), one of G per group of neighbouring heads; a copy only if 1 < G < heads."""
     groups = x.shape[1]
     if groups == heads:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import spread, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.recurrence import Factors, Part, prefix_products, recur, triangle_products
 
 
@@ -99,13 +99,13 @@ def attend_causal(
     a part are products under the triangle; earlier parts enter through their sums.
     """
     groups = max(k.shape[1], v.shape[1])
-    rows = [q.unflatten(1, (groups, -1)).flatten(0, 1), *(spread(x, groups).flatten(0, 1) for x in (k, v))]
+    rows = [q.unflatten(1, (groups, -1)).flatten(0, 1), *(expand_heads(x, groups).flatten(0, 1) for x in (k, v))]
     other = {"valid": None if valid is None else valid[:, None, :, None], **({} if gates is None else gates._asdict())}
     if isinstance(floor, Tensor):
         other["floor"] = floor.expand(len(q), -1, q.shape[2], -1)
-    other = {name: spread(x, groups).flatten(0, 1) for name, x in other.items() if x is not None}
+    other = {name: expand_heads(x, groups).flatten(0, 1) for name, x in other.items() if x is not None}
     names, gated = tuple(other), gates is not None
-    by_head = [spread(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
+    by_head = [expand_heads(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
 
     def step(
         part: Part, sequences: list[Tensor], own: list[Tensor], state: list[Tensor]
@@ -181,7 +181,7 @@ def attend_next(
     with torch.autocast(v.device.type, enabled=False):
         features, v1, scale = _paired(phi_k, v)
         if gates is not None:
-            kept, added = (spread(upcast(x), sums.shape[1]) for x in gates)
+            kept, added = (expand_heads(upcast(x), sums.shape[1]) for x in gates)
             features = features * added
         if top is None:
             if gates is not None:
@@ -223,8 +223,8 @@ def _paired(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor, Tensor | N
     """Features and values with as many heads each, the values with a one at the end, and scales; float32 at least."""
     features, scale = phi_k if isinstance(phi_k, Keys) else Keys(phi_k)
     groups = max(features.shape[1], v.shape[1])
-    features, v = spread(upcast(features), groups), spread(upcast(v), groups)
-    return features, F.pad(v, (0, 1), value=1.0), None if scale is None else spread(scale, groups)
+    features, v = expand_heads(upcast(features), groups), expand_heads(upcast(v), groups)
+    return features, F.pad(v, (0, 1), value=1.0), None if scale is None else expand_heads(scale, groups)
 
 
 def _summands(phi_k: Tensor | Keys, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,10 +284,10 @@ def attend_parts(
     `feature_sums`, where `floor` has no axis of queries.
     """
     groups = max(k.shape[1], v.shape[1])
-    by_head = [spread(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
-    keys = [spread(x, groups).flatten(0, 1) for x in (k, v)]
+    by_head = [expand_heads(x.expand(len(q), *x.shape), groups).flatten(0, 1) for x in parameters]
+    keys = [expand_heads(x, groups).flatten(0, 1) for x in (k, v)]
     if valid is not None:
-        keys.append(spread(valid[:, None, :, None], groups).flatten(0, 1))
+        keys.append(expand_heads(valid[:, None, :, None], groups).flatten(0, 1))
 
     def add(part: Part, own: list[Tensor], constants: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         phi_k, scale = features(own[0], *constants)  # (N, c, M), (N, c, 1)

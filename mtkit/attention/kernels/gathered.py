@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
+from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.kernels.reproducible import seeded_dropout
 from mtkit.attention.kernels.windowed_rows import FAR, NOTHING_SEEN, scores_at_once
 
 Places = tuple[Tensor, Tensor]

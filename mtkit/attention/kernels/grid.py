@@ -91,14 +91,14 @@ class GridLayout:
         self.shape = high, columns * neighbours
         self.down, self.across = -(-self.lines // high), -(-self.width // self.shape[1])
 
-    def laid(self, x: Tensor) -> Tensor:
+    def split_blocks(self, x: Tensor) -> Tensor:
         """(B, H, T, K) as (B, H, rectangles * their queries, K), zeros beyond the grid."""
         (high, wide), width = self.shape, self.width
         x = F.pad(x, (0, 0, 0, self.down * high * width - self.length)).unflatten(2, (-1, width))
         x = F.pad(x, (0, 0, 0, self.across * wide - width))
         return x.unflatten(3, (self.across, wide)).unflatten(2, (self.down, high)).transpose(3, 4).flatten(2, 5)
 
-    def joined(self, x: Tensor) -> Tensor:
+    def join_blocks(self, x: Tensor) -> Tensor:
         """The way back, to (B, H, T, V)."""
         x = x.unflatten(2, (self.down, self.across, *self.shape)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
         return x[:, :, :, : self.width].flatten(2, 3)[:, :, : self.length]

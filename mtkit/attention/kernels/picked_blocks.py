@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, spread, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
+from mtkit.attention.kernels.reproducible import seeded_dropout
 from mtkit.attention.kernels.windowed_rows import FAR, NOTHING_SEEN, scores_at_once
 
 
@@ -36,7 +37,7 @@ def attend_picked(
     """
     batch, heads, length = q.shape[:3]
     if k.shape[1] != v.shape[1]:
-        k, v = (spread(x, heads) for x in (k, v))
+        k, v = (expand_heads(x, heads) for x in (k, v))
     groups, blocks, others = k.shape[1], -(-length // size), -(-k.shape[2] // size)
     picks = picks.expand(batch, heads, -1, -1)
     hidden = _hidden(valid, k.shape[2], others * size, upcast(q)).unflatten(-1, (others, size))

@@ -17,18 +17,23 @@ from torch.nn import functional as F
 
 from mtkit.attention.kernels.biased import attend_biased
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, scores_of, spread, weigh, weighted
+from mtkit.attention.kernels.dot_product import attend, expand_heads, scores_of, weigh, weighted
+from mtkit.attention.kernels.flash_parts import (
+    FusedPart,
+    KernelRows,
+    attend_fused,
+    attend_windows,
+    can_fuse,
+    windows_are_faster,
+)
 from mtkit.attention.kernels.fused import fused_attention
-from mtkit.attention.kernels.fused_parts import FusedPart, KernelRows, attend_fused, can_fuse
-from mtkit.attention.kernels.fused_windows import attend_windows, pays
 from mtkit.attention.kernels.grid import Grid, grid_lists
 from mtkit.attention.kernels.listed import attend_listed
 from mtkit.attention.kernels.pattern import Band, Columns, Comb, Pattern, Rows, Union, Window
+from mtkit.attention.kernels.pattern_blocks import CombLayout, Fold, Tiles, WindowLayout, surely_all
 from mtkit.attention.kernels.picked_blocks import attend_picked
-from mtkit.attention.kernels.picked_tiles import CombLayout, DrawnLayout, block_size, picks_of
-from mtkit.attention.kernels.random_pattern import Drawn, LastRows
+from mtkit.attention.kernels.random_pattern import Drawn, DrawnLayout, LastRows, block_size, picks_of
 from mtkit.attention.kernels.running_softmax import join_parts, softmax_with_sum
-from mtkit.attention.kernels.tiles import Fold, Tiles, WindowLayout, surely_all
 from mtkit.attention.slots import Positions
 
 Layout = WindowLayout | CombLayout | DrawnLayout
@@ -121,10 +126,12 @@ def _attend_grid(
     The backward pass computes the weights again: kept for it, they would take twenty times the memory of `full`.
     """
     layout, lists = grid_lists(grid, q.shape[2], causal, q.device)
-    k, v = (spread(x, q.shape[1]) for x in (k, v))
+    k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
     missing = None if causal or valid is None else ~valid
-    heads = attend_listed(layout.laid(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout, keeps=False)
-    return layout.joined(heads)
+    heads = attend_listed(
+        layout.split_blocks(q), k, v, None, lists, missing=missing, scale=scale, dropout=dropout, keeps=False
+    )
+    return layout.join_blocks(heads)
 
 
 def _attend_streams(
@@ -206,21 +213,21 @@ def _attend_parts(
 ) -> Tensor:
     """The heads' outputs (B, H, T, V) over the members of the pattern, its rows excepted."""
     if k.shape[1] != v.shape[1]:
-        k, v = (spread(x, q.shape[1]) for x in (k, v))
+        k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
     given = q, k, v
     parts = _parts(pattern, q.shape[2], causal, valid, positions is not None)
     fusable = positions is None and not dropout and can_fuse(q, v)
     if len(parts) == 1:
         [(layout, lay)] = parts
-        if fusable and isinstance(layout, WindowLayout) and pays(q, layout):
+        if fusable and isinstance(layout, WindowLayout) and windows_are_faster(q, layout):
             return attend_windows(*given, layout, scale=scale, valid=valid)
-        return layout.joined([_attend(each, scale, positions, dropout) for each in lay(*given)])
+        return layout.join_blocks([_attend(each, scale, positions, dropout) for each in lay(*given)])
     if fusable:
         return attend_fused(*given, [partial(_fused_part, *part) for part in parts], scale=scale)
     attended = []
     for layout, lay in parts:
         heads, sums = zip(*[_attend_part(each, scale, positions, dropout) for each in lay(*given)], strict=True)
-        attended.append((layout.joined(list(heads)), layout.joined(list(sums))))
+        attended.append((layout.join_blocks(list(heads)), layout.join_blocks(list(sums))))
     return join_parts(attended)[0]
 
 
@@ -258,8 +265,10 @@ def _fused_part(
             KernelRows(fold.queries(each.q), fold.keys(each.k), fold.keys(each.v), fold.mask(each.visible))
             for fold, each in zip(folds, tiles, strict=True)
         ],
-        joined=lambda rows: layout.joined([fold.unfold(x) for fold, x in zip(folds, rows, strict=True)]),
-        laid=lambda x: [fold.queries(each) for fold, each in zip(folds, layout.laid(x, tiles), strict=True)],
+        join_blocks=lambda rows: layout.join_blocks([fold.unfold(x) for fold, x in zip(folds, rows, strict=True)]),
+        split_blocks=lambda x: [
+            fold.queries(each) for fold, each in zip(folds, layout.split_blocks(x, tiles), strict=True)
+        ],
     )
 
 

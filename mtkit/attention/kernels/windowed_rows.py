@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mtkit.attention.kernels.dot_product import seeded_dropout, upcast
+from mtkit.attention.kernels.dot_product import upcast
+from mtkit.attention.kernels.reproducible import seeded_dropout
 
 SCORES_AT_ONCE = {"cpu": 1 << 18}
 """Scores worked on at a time, by kind of device; 2^26 on others."""

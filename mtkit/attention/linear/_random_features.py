@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
-from mtkit.attention.hashing import hashed, random_key
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
+from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.attention.options import OneOf, Positive, Within
 from mtkit.device import to_device
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import spread, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.options import OneOf, Positive, refused
@@ -102,7 +102,7 @@ class Delta(HeadAttention):
             writes = self._unmapped(inputs.memory, inputs.memory_valid)
             heads = read(self._reads(query), memory_after(writes, self.chunk, self._features))
         losses = self.losses(heads, writes.values, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
+        return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty memory; in the cross role the memory of the source, shared by all hypotheses."""
@@ -120,14 +120,14 @@ class Delta(HeadAttention):
         query = inputs.query
         if "shared" in state:
             heads = read(self._reads(query), state["shared"]["sums"])
-            return Attended(self.joined(heads.type_as(query))), state
+            return Attended(self.merge_heads(heads.type_as(query))), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         here = torch.full((1,), state["count"], device=query.device)
         write, sums = self._writes(rows, None, here), state["sums"].flatten(0, 1)
         with torch.autocast(query.device.type, enabled=False):
             sums.add_(write.keys.transpose(-1, -2) @ (write.beta * (write.values - write.keys @ sums)))
         heads = read(self._reads(rows, here), sums)
-        output = self.joined(heads.type_as(query)).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.merge_heads(heads.type_as(query)).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {"sums": state["sums"], "count": state["count"] + 1}
 
     @packing
@@ -141,10 +141,10 @@ class Delta(HeadAttention):
             held = torch.einsum("bgmv,bgm->bgv", sums, keys[:, :, j])
             sums = sums + torch.einsum("bgm,bgv->bgmv", keys[:, :, j], beta[:, :, j] * (values[:, :, j] - held))
             if inputs.memory is None:
-                heads.append(torch.einsum("bhmv,bhm->bhv", spread(sums, self.site.heads), q[:, :, j]))
+                heads.append(torch.einsum("bhmv,bhm->bhv", expand_heads(sums, self.site.heads), q[:, :, j]))
         if inputs.memory is None:
-            return Attended(self.joined(torch.stack(heads, dim=2)))
-        return Attended(self.joined(torch.einsum("bhmv,bhtm->bhtv", spread(sums, self.site.heads), q)))
+            return Attended(self.merge_heads(torch.stack(heads, dim=2)))
+        return Attended(self.merge_heads(torch.einsum("bhmv,bhtm->bhtv", expand_heads(sums, self.site.heads), q)))
 
     # Features of dpfp can sum to next to nothing before they are divided by it: bfloat16 would leave only its rounding.
 
@@ -161,7 +161,7 @@ class Delta(HeadAttention):
         """Writes whose keys are not features yet."""
         with torch.autocast(memory.device.type, enabled=False):
             memory = memory.type_as(self.k_proj.weight)
-            keys, values = (spread(upcast(x), self.groups) for x in self.keys_values(memory, position))
+            keys, values = (expand_heads(upcast(x), self.groups) for x in self.keys_values(memory, position))
             beta = upcast(self.beta_proj(memory)).sigmoid().transpose(1, 2).unsqueeze(-1)
         return Writes(keys, values, beta if valid is None else beta.masked_fill(~valid[:, None, :, None], 0.0))
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from mtkit.attention.bases.feature_attention import FeatureAttention
 from mtkit.attention.contract import ROLES, Site
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.feature_sums import Keys
+from mtkit.attention.kernels.reproducible import random_key
 from mtkit.attention.options import Natural, Null, OneOf, Positive
 
 

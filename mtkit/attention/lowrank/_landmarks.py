@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, upcast
+from mtkit.attention.kernels.dot_product import attend, expand_heads, safe_softmax, scores_of, upcast
 
 
 class Means(NamedTuple):
@@ -67,7 +67,7 @@ class LandmarkAttention(HeadAttention):
         with torch.autocast(inputs.query.device.type, enabled=False):
             heads = self._heads(upcast(q), upcast(k), upcast(v), inputs.query_valid).type_as(v)
         losses = self.losses(heads, v, None, inputs.query_valid)
-        return Attended(self.joined(F.dropout(heads, self.dropout)), losses=losses)
+        return Attended(self.merge_heads(F.dropout(heads, self.dropout)), losses=losses)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -76,7 +76,7 @@ class LandmarkAttention(HeadAttention):
         for row, tokens in enumerate(inputs.query.split(1)):
             length = tokens.shape[1] if inputs.query_valid is None else int(inputs.query_valid[row].sum())
             q, k, v = self.queries_keys_values(tokens[:, :length])
-            k, v = spread(k, self.site.heads), spread(v, self.site.heads)
+            k, v = expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)
             some = min(self.landmarks, length)
             near = [[t for t in range(length) if t * some // length == each] for each in range(some)]
             if length <= self.landmarks:
@@ -88,14 +88,14 @@ class LandmarkAttention(HeadAttention):
             extra = self.beside(v)
             heads = heads if extra is None else heads + extra
             padded.append(F.pad(heads, (0, 0, 0, inputs.query.shape[1] - length)))
-        return Attended(self.joined(torch.cat(padded)))
+        return Attended(self.merge_heads(torch.cat(padded)))
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         if q.shape[2] <= self.landmarks:
             heads, _ = attend(q, k, v, scale=self.scale, valid=valid)
         else:
             heads = self._through_landmarks(q, k, v, valid)
-        real = spread(v, q.shape[1])
+        real = expand_heads(v, q.shape[1])
         extra = self.beside(real if valid is None else real.masked_fill(~valid[:, None, :, None], 0.0))
         return heads if extra is None else heads + extra
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.bases.head_attention import HeadAttention
-from mtkit.attention.bases.head_groups import PatternGroup, together
+from mtkit.attention.bases.pattern_attention import PatternGroup, together
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend_step, safe_softmax
 from mtkit.attention.kernels.pattern import Band
@@ -94,7 +94,7 @@ class LowRankBand(HeadAttention):
         heads, weights = together(outputs, 1)
         visible = self._shown(query.shape[1], query.device) if self.regularizes_weights else None
         losses = self.losses(heads, v.transpose(1, 2), weights, inputs.query_valid, inputs.memory_valid, visible)
-        return Attended(self.joined(heads), weights=weights if inputs.need_weights else None, losses=losses)
+        return Attended(self.merge_heads(heads), weights=weights if inputs.need_weights else None, losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Empty caches, one for each kind of heads; in the cross role the source, for all hypotheses."""
@@ -131,7 +131,7 @@ class LowRankBand(HeadAttention):
             outputs.append((heads, weights))
             caches.append(after)
         every, maps = together(outputs, 2)
-        attended = Attended(self.joined(every.transpose(1, 2)), weights=maps)
+        attended = Attended(self.merge_heads(every.transpose(1, 2)), weights=maps)
         return attended, {**state, "groups": caches, "count": state["count"] + 1}
 
     def _step_over_source(self, query: Tensor, shared: State, need_weights: bool) -> Attended:
@@ -140,7 +140,7 @@ class LowRankBand(HeadAttention):
         heads, weights = attend_step(
             q, shared["keys"], shared["values"], scale=self.rank**-0.5, visible=visible, need_weights=need_weights
         )
-        return Attended(self.joined(heads.transpose(1, 2)), weights=weights)
+        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -167,7 +167,7 @@ class LowRankBand(HeadAttention):
             maps.append(safe_softmax(scores, visible))
             heads.append(maps[-1] @ v[:, :, head])
             first += width
-        return Attended(self.joined(torch.stack(heads, 1)), weights=torch.stack(maps, 1))
+        return Attended(self.merge_heads(torch.stack(heads, 1)), weights=torch.stack(maps, 1))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the weights of `full`; the scores of low-rank heads are the nearest to its own of rank r."""

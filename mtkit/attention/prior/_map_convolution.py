@@ -107,7 +107,7 @@ class ConvolvedMaps(ScoreAttention):
 
         logits = self._map(self.scores(pairs), inputs.carry, convolve)
         weights = self.softmax(logits, pairs)
-        output = self.joined(self.outputs(weights, pairs))
+        output = self.merge_heads(self.outputs(weights, pairs))
         return Attended(output, self._carried(_zeroed(logits, hidden), kernel), weights)
 
     def _map(self, scores: Tensor, carry: Carried | None, convolve: Convolve) -> Tensor:

@@ -187,7 +187,9 @@ class HardCoded(HeadAttention):
         asked = inputs.need_weights or self.regularizes_weights
         weights = self._map(position, v, lengths) if asked else None
         losses = self.losses(heads, v, weights, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads.type_as(v)), weights=weights if inputs.need_weights else None, losses=losses)
+        return Attended(
+            self.merge_heads(heads.type_as(v)), weights=weights if inputs.need_weights else None, losses=losses
+        )
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """An empty ring of values; in the cross role the values and length of the source, for all hypotheses."""
@@ -207,7 +209,7 @@ class HardCoded(HeadAttention):
         if self.site.role == "cross":
             state = {**state, "count": t + 1}
             v, lengths = state["shared"]["values"].transpose(1, 2), state["shared"]["lengths"]
-            output = self.joined(self._near_in_source(v, lengths, here).type_as(query)).expand(-1, hypotheses, -1)
+            output = self.merge_heads(self._near_in_source(v, lengths, here).type_as(query)).expand(-1, hypotheses, -1)
             weights = self._map(here, v, lengths) if inputs.need_weights else None
         else:
             window = 1 - self._reach()[0]
@@ -218,7 +220,7 @@ class HardCoded(HeadAttention):
             with torch.autocast(query.device.type, enabled=False):
                 v = upcast(values).flatten(0, 1)
                 heads = weighted(row.unsqueeze(1).expand(len(v), -1, -1, -1), v)  # (B*N, H, 1, V)
-            output = self.joined(heads.type_as(query)).view_as(query)
+            output = self.merge_heads(heads.type_as(query)).view_as(query)
             weights = self._map(here, values[:, 0], here + 1, keys=t + 1) if inputs.need_weights else None
         return Attended(output, weights=None if weights is None else weights.expand(-1, -1, hypotheses, -1)), state
 
@@ -233,7 +235,7 @@ class HardCoded(HeadAttention):
         """The same from the densities at all pairs of positions."""
         v, valid = self._values(inputs.context), inputs.context_valid
         weights = self._map(torch.arange(inputs.query.shape[1], device=inputs.query.device), v, lengths_of(v, valid))
-        return Attended(self.joined(weighted(weights, v)), weights=weights)
+        return Attended(self.merge_heads(weighted(weights, v)), weights=weights)
 
     def _values(self, tokens: Tensor) -> Tensor:
         """(B, S, D) to (B, G, S, V)."""

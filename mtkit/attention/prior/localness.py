@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mtkit.attention.bases.caches import prefix_means
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import spread, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.options import Natural, Null, OneOf, Positive, refused
 
 WINDOWS = ("query", "layer", "fixed")
@@ -97,7 +97,7 @@ class Localness(ScoreAttention):
             if self.window == "fixed":
                 return centre, self.fixed_window
             if self.window == "layer":
-                means = spread(_means(pairs, count), self.site.heads)
+                means = expand_heads(_means(pairs, count), self.site.heads)
                 hidden = (means[:, : self.local_heads] @ upcast(self.mean_hidden)).tanh()
             return centre, count * (hidden @ upcast(self.width_vector)).sigmoid() + FLOOR
 
@@ -109,7 +109,7 @@ class Localness(ScoreAttention):
         logits = self.scores(pairs)
         batch, keys = len(query), pairs.values.shape[2]
         bias = logits.new_zeros(logits.shape)
-        k = spread(pairs.keys, self.site.heads)
+        k = expand_heads(pairs.keys, self.site.heads)
         for b in range(batch if self.applies else 0):
             for i in range(query.shape[1]):
                 real = keys if pairs.valid is None else int(pairs.valid[b].sum())
@@ -124,7 +124,7 @@ class Localness(ScoreAttention):
                     sigma = width / 2
                     bias[b, h, i] = -((pairs.key_position - centre) ** 2) / (2 * sigma**2)
         weights = self.softmax(logits + bias, pairs)
-        return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
 
 
 def _count(pairs: Pairs) -> Tensor | int:

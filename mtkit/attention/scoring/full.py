@@ -16,11 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import HeadGroup
+from mtkit.attention.bases.pattern_attention import HeadGroup
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
-from mtkit.attention.kernels.cached_softmax import attend_cached, pays, takes
-from mtkit.attention.kernels.dot_product import attend, is_plain, safe_softmax
+from mtkit.attention.kernels.dot_product import (
+    attend,
+    attend_cached,
+    cached_is_faster,
+    is_plain,
+    safe_softmax,
+    supports_cached,
+)
 
 MOST = 16
 """Hypotheses of a segment that share, at most; each looks at the rows of all, which many of them would pay for."""
@@ -60,7 +66,9 @@ class Full(ScoreAttention):
             )
             return heads, weights, None
         hidden = 1 if visible is None or visible.shape[2] == 1 else q.shape[2]  # hypotheses see their own pasts
-        if need_weights or not (is_plain(self.positions) and takes(q, keys, values) and pays(q, keys, hidden)):
+        if need_weights or not (
+            is_plain(self.positions) and supports_cached(q, keys, values) and cached_is_faster(q, keys, hidden)
+        ):
             return super().attended(pairs, carry, need_weights)
         heads = attend_cached(
             q.transpose(1, 2),
@@ -147,7 +155,7 @@ class Full(ScoreAttention):
         if self.positions is not None:
             extra = self.positions.values(weights, i[:, 0], j)
             heads = heads if extra is None else heads + extra
-        return Attended(self.joined(heads), weights=weights)
+        return Attended(self.merge_heads(heads), weights=weights)
 
 
 def _with_rows(state: State, k: Tensor, v: Tensor) -> State:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import scores_of, spread, upcast
+from mtkit.attention.kernels.dot_product import expand_heads, scores_of, upcast
 from mtkit.attention.options import OneOf, refused
 from mtkit.attention.positions import Rotary
 from mtkit.attention.slots import OWN_VECTORS
@@ -81,8 +81,8 @@ class NadarayaWatson(ScoreAttention):
     def naive(self, inputs: Inputs) -> Attended:
         """The same from the differences of all pairs."""
         pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
-        k = spread(pairs.keys, self.site.heads)
+        k = expand_heads(pairs.keys, self.site.heads)
         differences = pairs.q.unsqueeze(3) - k.unsqueeze(2)  # (B, H, T, S, K)
         scores = -(self.width[:, None, None] * differences).square().sum(-1) / 2
         weights = self.softmax(scores, pairs)
-        return Attended(self.joined(self.outputs(weights, pairs)), weights=weights)
+        return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)

@@ -6,8 +6,7 @@ From any token, two hops through both patterns reach the whole sequence (in the 
 import torch
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Pattern
 from mtkit.attention.options import refused

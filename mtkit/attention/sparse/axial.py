@@ -46,7 +46,7 @@ class _LineAttention(HeadAttention):
         heads, _ = attend(
             q, k, v, scale=self.scale, causal=causal, valid=real, positions=self.positions, dropout=self.dropout
         )
-        return self.joined(heads).view_as(x), self.losses(heads, v, None, real)
+        return self.merge_heads(heads).view_as(x), self.losses(heads, v, None, real)
 
     def newest(self, tokens: Tensor, place: int) -> list[Tensor]:
         """Queries, keys and values (B, N, heads, K) of tokens (B, N, D), each at this place of a line."""
@@ -59,7 +59,7 @@ class _LineAttention(HeadAttention):
         heads, _ = attend_step(
             q, keys, values, scale=self.scale, positions=self.positions, query_position=keys.shape[3] - 1
         )
-        return self.joined(heads.transpose(1, 2))
+        return self.merge_heads(heads.transpose(1, 2))
 
     def naive_along(self, x: Tensor, line: Tensor, place: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
         """`along` from all pairs of an unfolded x (B, T, D), whose tokens lie in `line` (T,) at `place` (T,)."""
@@ -67,7 +67,7 @@ class _LineAttention(HeadAttention):
         visible = visible_pairs(line.unsqueeze(-1) == line, causal, valid)
         where: dict[str, Any] = {"positions": self.positions, "query_position": place, "key_position": place}
         heads, _ = weigh(scores_of(q, k, self.scale), q, v, scale=self.scale, visible=visible, **where)
-        return self.joined(heads)
+        return self.merge_heads(heads)
 
 
 COMBINE = ("sequential", "sum")

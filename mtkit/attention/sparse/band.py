@@ -8,8 +8,7 @@ Cost: O(T r). A step costs O(r), at any position, and keeps the last r + 1 token
 
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import NaturalByLayer, of_layer

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.head_groups import PatternGroup, by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention, lengths_of
+from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head, lengths_of
 from mtkit.attention.contract import ROLES, Attended, Inputs, Site, packing
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.pattern import Blocks, Columns, Pattern, Rows
 from mtkit.attention.kernels.random_pattern import LastBlocks, LastRows, RandomBlocks
+from mtkit.attention.kernels.reproducible import random_key
 from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.options import Natural, OneOf, Positive, refused
 from mtkit.attention.sparse._node_update import NodeUpdate
@@ -164,6 +163,6 @@ class BigBird(PatternAttention):
 
     def _parted(self, tokens: Tensor, heads: Tensor, **further: Any) -> Attended:
         """The tokens' output, and the global vectors after their residual, norms and feed-forward."""
-        output, n = self.joined(heads), self.nodes
+        output, n = self.merge_heads(heads), self.nodes
         above = self.node_update(tokens[:, :n], output[:, :n]) if self.updates else None
         return Attended(output[:, n:], carry=above, **further)

@@ -25,9 +25,9 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import (
     attend_step,
+    expand_heads,
     safe_softmax,
     scores_of,
-    spread,
     step_rows,
     upcast,
     weighted,
@@ -114,14 +114,14 @@ class Bp(HeadAttention):
         spans = self._from_below(carry, query, len(query), sum(levels))
         if not self.carries:
             seed = self.queries(self.span_query.expand(1, sum(levels), -1))
-            spans = self.joined(read_spans(seed.expand(len(query), -1, -1, -1), k, v, valid))
+            spans = self.merge_heads(read_spans(seed.expand(len(query), -1, -1, -1), k, v, valid))
         span_k, span_v = self._keys_values(spans)
         heads = read_tokens(q, torch.cat([k, span_k], 2), torch.cat([v, span_v], 2), valid)
         above = None
         if self.updates:
-            above = self.span_update(spans, self.joined(read_spans(self.queries(spans), k, v, valid)))
+            above = self.span_update(spans, self.merge_heads(read_spans(self.queries(spans), k, v, valid)))
         values = v[:, :: self.site.heads // self.projection.value_heads]
-        return Attended(self.joined(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
+        return Attended(self.merge_heads(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
 
     def _levels(self, length: int) -> list[int]:
         """Spans of each level from 1; in the decoder, without those that the end cuts."""
@@ -138,7 +138,7 @@ class Bp(HeadAttention):
         """Keys and values (B, H, S, K), those of grouped heads repeated."""
         k, v = self.keys_values(x)
         heads = self.site.heads
-        return spread(k, heads), spread(v, heads)
+        return expand_heads(k, heads), expand_heads(v, heads)
 
     def _span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
         """What the spans q (B, H, spans, K) read from the tokens they cover, (B, H, spans, V)."""
@@ -193,7 +193,7 @@ class Bp(HeadAttention):
             labels = [0, *(label_of(edge.walked, edge.slot, False, self.k, self.clip) for edge in edges)]
             by_label = rows * self.scale @ self.labels.type_as(rows).T
             scores = scores + by_label.index_select(-1, to_device(torch.tensor(labels), query.device))
-        output = self.joined(weighted(safe_softmax(scores, None), values)).view(query.shape)
+        output = self.merge_heads(weighted(safe_softmax(scores, None), values)).view(query.shape)
         above, state = self._end_spans(query, state, inputs.carry)
         return Attended(output, carry=above), state
 
@@ -221,7 +221,7 @@ class Bp(HeadAttention):
             leaves = slice((1 << most) - (2 << place), None)
             near = keys[:, :, :, leaves], values[:, :, :, leaves]
             rows.append(attend_step(q[:, :, :, place], *near, scale=self.scale)[0])
-        return self.joined(torch.stack(rows, 3).flatten(0, 1)).unflatten(0, spans.shape[:2])
+        return self.merge_heads(torch.stack(rows, 3).flatten(0, 1)).unflatten(0, spans.shape[:2])
 
     def _picked(self, state: State, nodes: list[int]) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, G, nodes, K) from the cache."""

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, PositiveByHead, of_head

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
-from mtkit.attention.kernels.dot_product import safe_softmax, spread, weighted
+from mtkit.attention.kernels.dot_product import expand_heads, safe_softmax, weighted
 from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed, smallest_type
 from mtkit.attention.kernels.running_softmax import attend_part, join_parts
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
@@ -182,7 +182,7 @@ class Etc(HeadAttention):
             heads = self._literal_token_rows(query, nodes, valid, own)
         else:
             heads = self._token_rows(query, nodes, padded, own)
-        return Attended(self.joined(heads), carry=above, losses=self.losses(heads, own[1], None, valid))
+        return Attended(self.merge_heads(heads), carry=above, losses=self.losses(heads, own[1], None, valid))
 
     def _nodes(self, query: Tensor, carry: Tensor | None) -> Tensor:
         """(B, g, D) as they are before this layer."""
@@ -206,7 +206,7 @@ class Etc(HeadAttention):
         """(B, H, T, V): the band and the nodes, in one softmax."""
         q, labels = self.queries(tokens), self.labels
         k, v = (torch.cat(pair, 2) for pair in zip(own, self._read("token", "node", nodes, own), strict=True))
-        k, v = (spread(x, self.site.heads) for x in (k, v))
+        k, v = (expand_heads(x, self.site.heads) for x in (k, v))
         by_label = None if labels is None else LabelScores(labels.vectors, labels.biases)
         clip = 0 if labels is None else labels.clip
         sizes = q.shape[2], nodes.shape[1], self.radius, self.block

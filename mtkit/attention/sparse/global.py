@@ -20,15 +20,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import (
     attend,
     attend_step,
+    expand_heads,
     safe_softmax,
     scores_of,
-    spread,
     weighted,
 )
 from mtkit.attention.kernels.pattern import Band, Columns, Rows
@@ -103,7 +102,7 @@ class Global(PatternAttention):
         valid = inputs.context_valid
         if self.site.causal:
             scores = scores_of(self._node_queries(), k, self.scale)  # (B, H, g, T)
-            heads = read_prefixes(self._own_and_prefix, scores, spread(v, q.shape[1]).unsqueeze(2), q, k, v)
+            heads = read_prefixes(self._own_and_prefix, scores, expand_heads(v, q.shape[1]).unsqueeze(2), q, k, v)
         else:
             gathered, _ = attend(self._node_queries().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
             nodes = self._node_heads(gathered)
@@ -113,7 +112,7 @@ class Global(PatternAttention):
                 there = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
                 heads, _ = attend(q, *nodes, scale=self.scale, valid=there, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
-        return Attended(self.joined(heads), losses=losses)
+        return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Internal: an empty cache of the global tokens. External: the nodes' sums over nothing, or over the source."""
@@ -142,12 +141,12 @@ class Global(PatternAttention):
             visible = None if shared["valid"] is None else shared["valid"][:, None, None, None]
             q = q.squeeze(2).unflatten(0, query.shape[:2])
             heads, _ = attend_step(q, shared["keys"], shared["values"], scale=self.scale, visible=visible)
-            return Attended(self.joined(heads.transpose(1, 2))), state
+            return Attended(self.merge_heads(heads.transpose(1, 2))), state
         k, v = self.keys_values(rows)
         scores = scores_of(self._node_queries(), k, self.scale).unflatten(0, query.shape[:2])  # (B, N, H, g, 1)
-        state = add_keys(state, scores, spread(v, self.site.heads).unflatten(0, query.shape[:2]).unsqueeze(3))
+        state = add_keys(state, scores, expand_heads(v, self.site.heads).unflatten(0, query.shape[:2]).unsqueeze(3))
         heads = self._own_and_prefix(state["mean"].flatten(0, 1).unsqueeze(3), q, k, v)  # (B*N, H, 1, V)
-        return Attended(self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])), state
+        return Attended(self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -169,7 +168,7 @@ class Global(PatternAttention):
                 visible = torch.ones_like(visible[..., :1]).expand(-1, -1, -1, self.count + 1)
             scores = scores_of(self.queries(query[:, i : i + 1]), keys, self.scale)
             outputs.append(weighted(safe_softmax(scores, visible), values))
-        return Attended(self.joined(torch.cat(outputs, dim=2)))
+        return Attended(self.merge_heads(torch.cat(outputs, dim=2)))
 
     def _node_queries(self) -> Tensor:
         """(1, H, g, K)."""
@@ -190,7 +189,7 @@ class Global(PatternAttention):
 
     def _own_and_nodes(self, q: Tensor, k: Tensor, v: Tensor, node_keys: Tensor, node_values: Tensor) -> Tensor:
         """The heads' outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""
-        k, v = (spread(x, q.shape[1]) for x in (k, v))
+        k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
         own = (q * k).sum(-1, keepdim=True) * self.scale
         weights = safe_softmax(torch.cat([own, scores_of(q, node_keys, self.scale)], dim=-1), None)
         weights = nn.functional.dropout(weights, self.dropout).type_as(v)

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Flanked
 from mtkit.attention.options import Natural, Positive

@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.grid import Grid
 from mtkit.attention.options import ListOf, Positive, Within, numbers

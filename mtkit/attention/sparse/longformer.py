@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, start_cache, written
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weighted
 from mtkit.attention.kernels.pattern import Band, Columns, Pattern, Rows
@@ -100,7 +99,7 @@ class Longformer(PatternAttention):
         if read is not None and first_weights is not None:
             read = self._with_first(first_weights[:, : read.shape[1]], read)
         losses = self.losses(heads, v, read, query_valid, visible=visible)
-        return Attended(self.joined(heads), weights=weights, losses=losses)
+        return Attended(self.merge_heads(heads), weights=weights, losses=losses)
 
     def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:
         """The weights (B, H, T, T) with those of the global queries (B, H, g, T or g) in their rows."""
@@ -194,7 +193,7 @@ class Longformer(PatternAttention):
                     need_weights=inputs.need_weights,
                 )
             state["global"] = second
-        return Attended(self.joined(heads.transpose(1, 2)), weights=weights), state
+        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -211,7 +210,7 @@ class Longformer(PatternAttention):
         ]
         (heads, weights), (rows, row_weights) = outputs
         whole = (i < self.globals).unsqueeze(-1)
-        return Attended(self.joined(rows.where(whole, heads)), weights=row_weights.where(whole, weights))
+        return Attended(self.merge_heads(rows.where(whole, heads)), weights=row_weights.where(whole, weights))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, for the local and for the global tokens."""

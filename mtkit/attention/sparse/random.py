@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from mtkit.attention.bases.caches import picked
-from mtkit.attention.bases.head_groups import PatternGroup, by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention, lengths_of
+from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head, lengths_of
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.dot_product import attend_step
 from mtkit.attention.kernels.pattern import Blocks, Pattern
 from mtkit.attention.kernels.random_pattern import Random
+from mtkit.attention.kernels.reproducible import random_key
 from mtkit.attention.options import Positive
 
 
@@ -87,4 +86,4 @@ class RandomAttention(PatternAttention):
         if weights is not None:
             by_position = weights.new_zeros(*weights.shape[:3], source["keys"].shape[2])
             weights = by_position.scatter_add(-1, place.clamp(min=0).unsqueeze(2).expand_as(weights), weights)
-        return Attended(self.joined(heads.transpose(1, 2)), weights=weights), {**state, "count": t + 1}
+        return Attended(self.merge_heads(heads.transpose(1, 2)), weights=weights), {**state, "count": t + 1}

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.chunks import rows_at
-from mtkit.attention.kernels.dot_product import attend, safe_softmax, scores_of, spread, upcast
+from mtkit.attention.kernels.dot_product import attend, expand_heads, safe_softmax, scores_of, upcast
 from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Null, OneOf, refused
@@ -38,12 +38,14 @@ Key = tuple[Tensor, Tensor, Tensor | None]
 def attend_few(q: Tensor, keys: Sequence[Key], *, scale: float, dropout: float = 0.0) -> Tensor:
     """The heads' outputs (B, H, T, V) of queries (B, H, T, K); one that sees no key gets zero."""
     heads = q.shape[1]
-    scores = torch.stack([(upcast(q) * spread(k, heads)).sum(-1) for k, _, _ in keys], dim=-1) * scale
+    scores = torch.stack([(upcast(q) * expand_heads(k, heads)).sum(-1) for k, _, _ in keys], dim=-1) * scale
     seen = [scores.new_ones(1, 1, dtype=torch.bool) if each is None else each for _, _, each in keys]
     visible = torch.stack(torch.broadcast_tensors(*seen), dim=-1).unsqueeze(1)  # (B or 1, 1, T, keys)
     weights = safe_softmax(scores, visible)
     dropped = (F.dropout(weights, dropout) if dropout else weights).type_as(keys[0][1])
-    output, *others = [each * spread(v, heads) for each, (_, v, _) in zip(dropped.split(1, dim=-1), keys, strict=True)]
+    output, *others = [
+        each * expand_heads(v, heads) for each, (_, v, _) in zip(dropped.split(1, dim=-1), keys, strict=True)
+    ]
     for other in others:
         output = output + other
     return output
@@ -133,7 +135,7 @@ class Star(HeadAttention):
             near += [(*self._heads(self.k_proj(node), self.v_proj(node)), None) for node in nodes]
             heads = attend_few(q, near, scale=self.scale, dropout=self.dropout)
         losses = self.losses(heads, self.projection.values(v), None, query_valid)
-        return Attended(self.joined(heads), carry=self._carried(relay, query, carry), losses=losses)
+        return Attended(self.merge_heads(heads), carry=self._carried(relay, query, carry), losses=losses)
 
     def _carried(self, relay: Tensor | None, tokens: Tensor, carry: Tensor | None) -> Tensor | None:
         """What the layer above gets: the relay, and the embeddings behind it."""
@@ -193,7 +195,7 @@ class Star(HeadAttention):
         assert seen is not None
         rows = q, k_before, v_before, k_own, v_own, seen[:, None, :, None]
         scores = scores_of(asked, k, self.scale).squeeze(2)  # (B, H, T)
-        return read_prefixes(self._beside_relay, scores, spread(v, q.shape[1]), *rows)
+        return read_prefixes(self._beside_relay, scores, expand_heads(v, q.shape[1]), *rows)
 
     def _beside_relay(
         self, read: Tensor, q: Tensor, k_before: Tensor, v_before: Tensor, k_own: Tensor, v_own: Tensor, seen: Tensor
@@ -218,14 +220,14 @@ class Star(HeadAttention):
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         asked, *read = self._relay_heads(self.relay.expand(1, 1, -1), rows)
         scores = scores_of(asked, read[0], self.scale).squeeze(2).unflatten(0, query.shape[:2])
-        values = spread(read[1], self.site.heads).unflatten(0, query.shape[:2])
+        values = expand_heads(read[1], self.site.heads).unflatten(0, query.shape[:2])
         relay = add_keys(state["relay"], scores, values)
         k, v = self.k_proj(rows), self.v_proj(rows)
         before = (state[name].flatten(0, 1).unsqueeze(1).type_as(k) for name in ("keys", "values"))
         seen = torch.full((1, 1, 1, 1), state["count"] > 0, device=query.device)
         q, mean = self.projection.queries(self.q_proj(rows)), relay["mean"].flatten(0, 1).unsqueeze(2)
         heads = self._beside_relay(mean, q, *self._heads(*before), *self._heads(k, v), seen)
-        output = self.joined(heads).squeeze(1).unflatten(0, query.shape[:2])
+        output = self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])
         kept = {"keys": k.view_as(state["keys"]), "values": v.view_as(state["values"])}
         return Attended(output), {**kept, "relay": relay, "count": state["count"] + 1}
 
@@ -253,7 +255,7 @@ class Star(HeadAttention):
         k, v = (torch.cat([linear(x) for x in (query, *nodes)], dim=1) for linear in (self.k_proj, self.v_proj))
         q = self.projection.queries(self.q_proj(query))
         heads, _ = dense_attend(q, *self._heads(k, v), visible, self.scale)
-        return Attended(self.joined(heads), carry=self._carried(nodes[0], query, carry))
+        return Attended(self.merge_heads(heads), carry=self._carried(nodes[0], query, carry))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Take over the projections of `full`, for the tokens and for the relay."""

@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from mtkit.attention.bases.head_groups import by_head
-from mtkit.attention.bases.pattern_attention import PatternAttention
+from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Null, Positive, root_of_length

@@ -97,8 +97,6 @@ class ModelEngine:
         with decoding_with(self.model, self.dtype) as device:
             if self.workers is not None:
                 # once here, not once in each process; only they need compiled loops
-                import mtkit.attention.kernels.cpu.continuations
-                import mtkit.attention.kernels.cpu.step_attention  # noqa: F401
 
                 self.workers.start(partial(_answer, self.model, self.dtype))
             yield device

@@ -136,7 +136,7 @@ def best_continuations(
 
 def _best_of_parts(logits: Logits, before: Tensor, k: int, ends: Tensor | None) -> tuple[Tensor, Tensor]:
     """The sums and their places among N * V, by a compiled loop, from as many logits at a time as the cache holds."""
-    from mtkit.attention.kernels.cpu.continuations import best_of_logits
+    from mtkit.attention.kernels.cpu.decoding_loops import best_of_logits
 
     k = min(k, before.shape[1] * logits.pieces)
     ends = torch.zeros(len(before), dtype=torch.bool) if ends is None else ends

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.recomputed import keeping, repeating
+from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
 
 LENGTHS = [9, 5, 1]
@@ -54,7 +54,7 @@ def test_one_cluster_gives_the_attention_of_the_mean_query_to_all() -> None:
     for row, length in enumerate(LENGTHS):
         q, k, v = clustered.queries_keys_values(x[row : row + 1, :length])
         heads = (q.mean(2, keepdim=True) @ k.transpose(-1, -2) / 8**0.5).softmax(-1) @ v
-        expected = clustered.joined(heads).expand(-1, length, -1)
+        expected = clustered.merge_heads(heads).expand(-1, length, -1)
         torch.testing.assert_close(output[row : row + 1, :length], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -176,11 +176,11 @@ def test_a_pass_that_is_run_again_repeats_its_choices(name: str) -> None:
         torch.randn(2, 20, 32),
     )
     q, k, v = clustered.exact_queries_keys_values(x)
-    with keeping() as kept:
+    with record_choices() as kept:
         first = clustered.attended(q, k, v, None)
     clustered.after_update(1, 10)
     assert not torch.allclose(clustered.attended(q, k, v, None), first, atol=1e-3)
-    with repeating(kept):
+    with replay_choices(kept):
         torch.testing.assert_close(clustered.attended(q, k, v, None), first)
 
 

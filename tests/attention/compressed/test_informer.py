@@ -9,7 +9,7 @@ import torch
 from mtkit.attention import build
 from mtkit.attention.compressed import informer
 from mtkit.attention.compressed.informer import Samples, earlier_larger, spikiness
-from mtkit.attention.recomputed import keeping, repeating
+from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
 
 ROLES = ["encoder", "decoder"]
@@ -192,11 +192,11 @@ def test_a_decoder_has_few_active_queries() -> None:
 def test_a_pass_that_is_run_again_attends_where_the_first_did(role: str) -> None:
     """Whatever rounding does to the second pass; here other samples stand for it."""
     informer, x = make(role, factor=1), torch.randn(2, 40, 32)
-    with keeping() as kept:
+    with record_choices() as kept:
         first = informer(x).output
     informer.samples = Samples(4, 1, key=99)
     assert not torch.allclose(informer(x).output, first, atol=1e-3)
-    with repeating(kept):
+    with replay_choices(kept):
         torch.testing.assert_close(informer(x).output, first)
 
 

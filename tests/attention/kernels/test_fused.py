@@ -12,7 +12,7 @@ SCALE = 0.4
 
 @pytest.fixture(autouse=True)
 def _kernel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "SHORT", 0)  # test_short.py has the products that take its place over few keys
+    monkeypatch.setattr(fused, "SHORT", 0)  # test_fused_short.py has the products that take its place over few keys
 
 
 def equation(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, bias: Tensor | float = 0.0) -> Tensor:

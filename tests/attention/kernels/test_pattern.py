@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.grid import Grid
 from mtkit.attention.kernels.pattern import Band, Blocks, Columns, Comb, Flanked, Pattern, Rows
 from mtkit.attention.kernels.random_pattern import Random, RandomBlocks
+from mtkit.attention.kernels.reproducible import random_key
 
 LENGTH = 23
 PATTERNS: dict[str, Pattern] = {

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mtkit.attention.hashing import random_key
 from mtkit.attention.kernels.random_pattern import Random, RandomBlocks
+from mtkit.attention.kernels.reproducible import random_key
 
 
 def test_random_picks_depend_on_nothing_but_key_head_and_position() -> None:

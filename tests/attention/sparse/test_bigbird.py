@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import ROLES, build
-from mtkit.attention.hashing import hashed, random_key
 from mtkit.attention.kernels.random_pattern import RandomBlocks
+from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.errors import MtkitError
 
 LENGTHS = [50, 31, 12, 3]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import ROLES, build
-from mtkit.attention.hashing import hashed, random_key
+from mtkit.attention.kernels.reproducible import hashed, random_key
 
 LENGTHS = [29, 11, 1]
 

@@ -1,9 +1,7 @@
-"""Tiled matrix products of float32 rows, which are first rounded to bfloat16.
+"""Products of float32 rows that are rounded to bfloat16 first, by AVX-512 or by the tile registers of AMX.
 
-Products of rows that are rounded to bfloat16 on the way, by the tile registers of AMX.
-
-A tile register holds up to 16 rows of 64 bytes. One instruction multiplies a register of rows, 32 inputs each, by a
-register of weights, 32 inputs by 16 outputs, and adds the products to a register of sums in float32.
+An AMX tile register holds up to 16 rows of 64 bytes. One instruction multiplies a register of rows, 32 inputs each, by
+a register of weights, 32 inputs by 16 outputs, and adds the products to a register of sums in float32.
 """
 
 from typing import Any
@@ -16,7 +14,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from mtkit.attention.kernels.cpu.machine_code import Floats, bits_of, compiled, part
-from mtkit.attention.kernels.cpu.tiles import BFLOAT16, products_by
+from mtkit.attention.kernels.cpu.product_tiles import BFLOAT16, products_by
 
 write_products = products_by(BFLOAT16)
 

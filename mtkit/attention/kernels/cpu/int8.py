@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mtkit.attention.kernels.cpu.product import few_counts, in_blocks
-from mtkit.attention.kernels.cpu.tiled import Int8Tiles, tiles_pay
+from mtkit.attention.kernels.cpu.product import Int8Tiles, few_counts, in_blocks, tiles_are_faster
 from mtkit.errors import MtkitError
 
 LARGEST_WEIGHT = 63
@@ -70,7 +69,7 @@ class Int8:
         return out
 
     def _tiles_for(self, count: int) -> Int8Tiles | None:
-        return self._tiles if tiles_pay(count) else None
+        return self._tiles if tiles_are_faster(count) else None
 
     def _in_units(self, rows: Tensor) -> tuple[Tensor, NDArray[np.float32]]:
         """Sums (M, O) of rows (M, I), and their units (M,)."""

@@ -1,9 +1,4 @@
-"""The decorators of loops, and of what loops call.
-
-Exponential function, in operations that compilers vectorise.
-
-Quantisation of rows to bytes with one scale (unit) per row, and its inverse, for int8 products.
-"""
+"""What the compiled loops share: decorators, prefetching, an exponential that vectorises, rounding of rows to bytes."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar

@@ -1,14 +1,14 @@
-"""Softmax of a few queries over rows of a cache."""
+"""Loops of a decoding step: softmax of a few queries over cached rows, and the best continuations of hypotheses."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.attention.kernels.cpu.machine_code import Floats, ask_for, compiled, exponential, part
+from mtkit.attention.kernels.cpu.machine_code import Floats, ask_for, bits_of, compiled, exponential, of_bits, part
 
 Places = NDArray[np.int64]
 Steps = tuple[int, int, int, int]
 
-BLOCK = 32
+WEIGHTS = 32
 """Weights that are computed at a time: a loop of a length that is known is vectorised whole."""
 
 TOGETHER = 4
@@ -69,10 +69,10 @@ def write_exponentials(scores: Floats, count: int) -> np.float32:
         together += scores[c]
     if count > 0 and not (together < np.inf and largest > -np.inf):
         return np.float32(np.nan)
-    scores[count : -(-count // BLOCK) * BLOCK] = -np.inf
-    for block in range(0, count, BLOCK):
-        some = scores[block : block + BLOCK]  # its places are seen not to count from the end, which would be a branch
-        for c in range(BLOCK):
+    scores[count : -(-count // WEIGHTS) * WEIGHTS] = -np.inf
+    for block in range(0, count, WEIGHTS):
+        some = scores[block : block + WEIGHTS]  # its places are seen not to count from the end, which would be a branch
+        for c in range(WEIGHTS):
             some[c] = exponential(some[c] - largest)
             total += some[c]
     return max(total, np.float32(1))  # the largest alone adds 1; only a sum of nothing is below
@@ -126,7 +126,7 @@ def attend_rows(
     reads the rows that it sees, and no others; one that sees none gets zero.
     """
     batch, hypotheses, heads, length = seen.shape
-    room = -(-length // BLOCK) * BLOCK
+    room = -(-length // WEIGHTS) * WEIGHTS
     place, weight = np.empty(room, np.int64), np.empty(room, np.float32)
     query, total = np.empty(queries.shape[1], np.float32), np.empty(out.shape[3], np.float32)
     same_in_all_heads = seen.strides[2] == 0
@@ -147,3 +147,87 @@ def attend_rows(
             write_sum(weight, values, below, value_steps[3], place, count, total, keys, after, key_steps[3])
             for v in range(len(total)):
                 out[b, n, h, v] = total[v] / normaliser
+
+
+LOGITS = 64
+"""Logits of which the largest is noted; those of a block with none large enough are not looked at again."""
+
+
+LEAST = np.int32(-(2**31))
+"""Of whole numbers."""
+
+
+@part
+def ordered(bits: np.int32) -> np.int32:
+    """The bits of a float32 as whole numbers in the order of the floats, or the other way round.
+
+    Their largest is found by vector units, which that of floats is not, because of NaN.
+    """
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@part
+def write_largest(sums: Floats, unit: np.float32, added: Floats, high: Floats) -> None:
+    """Writes the largest logit of each block; NaN, with whatever sign, counts as the largest or as the least."""
+    whole = len(sums) // LOGITS
+    for block in range(whole):
+        some = sums[block * LOGITS : block * LOGITS + LOGITS]  # its places are seen not to count from the end
+        own = added[block * LOGITS : block * LOGITS + LOGITS]
+        largest = LEAST
+        for j in range(LOGITS):  # a loop of a length that is known is vectorised whole
+            largest = max(largest, ordered(bits_of(some[j] * unit + own[j])))
+        high[block] = of_bits(ordered(largest))
+    if whole < len(high):
+        largest = LEAST
+        for j in range(whole * LOGITS, len(sums)):
+            largest = max(largest, ordered(bits_of(sums[j] * unit + added[j])))
+        high[whole] = of_bits(ordered(largest))
+
+
+@compiled(
+    "float32[:, :, ::1], float32[:, ::1], float32[::1], float32[:, ::1], boolean[::1], int64, int64, float32[:, ::1], "
+    "int64[:, ::1]"
+)
+def best_of_logits(
+    sums: Floats,
+    units: Floats,
+    added: Floats,
+    before: Floats,
+    ends: NDArray[np.bool_],
+    first: int,
+    end: int,
+    top: Floats,
+    index: NDArray[np.int64],
+) -> None:
+    """Writes the k largest of log-probability plus `before` (B, N) to top (B, k), largest first.
+
+    Log-probabilities (B, N, V) are logits less the logarithm of the sum of their exponentials over all V, and logits
+    are sums (B, N, V) times units (B, N) plus what is added (V,). Pieces below `first` may not come, and where segments
+    `ends` (B,), none but `end`. index (B, k) gets the places of what is found among N * V, of equal ones that of the
+    first. Hypotheses with NaN have none; where there are too few, top is -inf and the place 0.
+    """
+    segments, hypotheses, count = sums.shape
+    most = top.shape[1]
+    high = np.empty((count + LOGITS - 1) // LOGITS, np.float32)
+    top[:] = -np.inf
+    index[:] = 0
+    for row in range(segments * hypotheses):
+        b, n = row // hypotheses, row % hypotheses
+        of_row, unit = sums[b, n], units[b, n]
+        write_largest(of_row, unit, added, high)
+        largest_of_all, total = high.max(), np.float32(0)
+        for j in range(count):
+            total += exponential(of_row[j] * unit + added[j] - largest_of_all)
+        less = before[b, n] - (largest_of_all + np.log(total))
+        for block in range(len(high)):
+            if not high[block] + less > top[b, most - 1]:
+                continue
+            low, past = max(block * LOGITS, first), min((block + 1) * LOGITS, count)
+            for j in range(low, past):
+                found = of_row[j] * unit + added[j] + less
+                if found > top[b, most - 1] and (j == end or not ends[b]):
+                    place = most - 1
+                    while place > 0 and top[b, place - 1] < found:
+                        top[b, place], index[b, place] = top[b, place - 1], index[b, place - 1]
+                        place -= 1
+                    top[b, place], index[b, place] = found, n * count + j

@@ -1,41 +1,57 @@
-"""Choices made once: what is kept and how small, in passes side by side, one inside the other, and in checkpoints."""
+"""Draws and choices that a second computation repeats: dropout, and choices of nested passes and checkpoints."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mtkit.attention.recomputed import as_first, choosing_once, keeping, repeating
+from mtkit.attention.kernels.reproducible import (
+    record_choices,
+    replay_choice,
+    replay_choices,
+    seeded_dropout,
+    with_recorded_choices,
+)
+
+
+def test_noise_is_the_same_for_the_same_seed_and_keeps_the_mean() -> None:
+    x = torch.ones(1000)
+    first, again = (seeded_dropout(0.25, 7, x.device) for _ in range(2))
+    one = first(x)
+    assert torch.equal(one, again(x))
+    assert not torch.equal(one, first(x))
+    assert set(one.tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert seeded_dropout(0.0, 7, x.device)(x) is x
 
 
 def drawn(below: int = 5) -> Tensor:
     """A choice that never falls out alike twice."""
-    return as_first(torch.randint(below, (1000,)), below)
+    return replay_choice(torch.randint(below, (1000,)), below)
 
 
 def test_the_second_pass_repeats_the_first_choice_by_choice() -> None:
-    with keeping() as kept:
-        first = drawn(), drawn(300), as_first(torch.rand(9) > 0.5, 2)
-    with repeating(kept):
-        second = drawn(), drawn(300), as_first(torch.rand(9) > 0.5, 2)
+    with record_choices() as kept:
+        first = drawn(), drawn(300), replay_choice(torch.rand(9) > 0.5, 2)
+    with replay_choices(kept):
+        second = drawn(), drawn(300), replay_choice(torch.rand(9) > 0.5, 2)
     for one, other in zip(first, second, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
 
 
 def test_nothing_is_kept_or_repeated_elsewhere() -> None:
-    with keeping() as kept:
+    with record_choices() as kept:
         pass
     drawn()
     assert not kept
-    with repeating([]):
+    with replay_choices([]):
         pass
     choice = torch.arange(3)
-    assert as_first(choice, 3) is choice
+    assert replay_choice(choice, 3) is choice
 
 
 def test_passes_end_where_they_fail() -> None:
-    for one in (keeping(), repeating([torch.zeros(1000)])):
+    for one in (record_choices(), replay_choices([torch.zeros(1000)])):
         with pytest.raises(KeyError), one:
             raise KeyError
     assert drawn().any()
@@ -47,21 +63,21 @@ def test_passes_end_where_they_fail() -> None:
 )
 def test_choices_are_kept_in_the_smallest_integers(below: int, dtype: torch.dtype) -> None:
     largest = torch.tensor([0, below - 1])
-    with keeping() as kept:
-        as_first(largest, below)
+    with record_choices() as kept:
+        replay_choice(largest, below)
     assert kept[0].dtype == dtype
-    with repeating(kept):
-        assert torch.equal(as_first(largest - largest, below), largest)
+    with replay_choices(kept):
+        assert torch.equal(replay_choice(largest - largest, below), largest)
 
 
 def test_what_is_run_again_inside_a_second_pass_repeats_the_first() -> None:
     """A checkpoint inside a reversible sub-layer: run first without gradients, then with the checkpoint."""
-    with keeping() as outer:
+    with record_choices() as outer:
         first = drawn()
-    with repeating(outer):
-        with keeping() as inner:
+    with replay_choices(outer):
+        with record_choices() as inner:
             second = drawn()
-        with repeating(inner):
+        with replay_choices(inner):
             third = drawn()
     assert torch.equal(first, second)
     assert torch.equal(first, third)
@@ -78,7 +94,7 @@ def test_a_checkpoint_makes_its_choices_once(reentrant: bool) -> None:
 
     x = torch.randn(1000, requires_grad=True)
     outputs = [
-        checkpoint(choosing_once(chosen), x, number, use_reentrant=reentrant, preserve_rng_state=False)
+        checkpoint(with_recorded_choices(chosen), x, number, use_reentrant=reentrant, preserve_rng_state=False)
         for number in range(2)
     ]
     for number, output in enumerate(outputs):

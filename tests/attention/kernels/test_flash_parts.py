@@ -1,4 +1,4 @@
-"""Parts joined by the fused kernel against one softmax over all keys, and what lies in memory meanwhile."""
+"""The CPU's flash kernel over parts and windows against one softmax over all keys, and its memory."""
 
 from functools import partial
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention.kernels.fused_parts import FusedPart, KernelRows, attend_fused, can_fuse
-from mtkit.attention.kernels.pattern import Band, Blocks, Comb, Pattern
+from mtkit.attention.kernels import flash_parts
+from mtkit.attention.kernels.flash_parts import FusedPart, KernelRows, attend_fused, can_fuse
+from mtkit.attention.kernels.pattern import Band, Blocks, Columns, Comb, Flanked, Pattern
 from mtkit.attention.kernels.sparse import dense_attend, sparse_attend, visible_pairs
 from tests.contract.counting import count
 
@@ -21,7 +22,7 @@ def test_parts_are_one_softmax_also_where_one_or_all_show_nothing() -> None:
 
     def lay(some: slice, q: Tensor, k: Tensor, v: Tensor) -> FusedPart:
         rows = KernelRows(q, k[:, :, some], v[:, :, some], visible[..., some])
-        return FusedPart([rows], joined=lambda rows: rows[0], laid=lambda x: [x])
+        return FusedPart([rows], join_blocks=lambda rows: rows[0], split_blocks=lambda x: [x])
 
     heads = attend_fused(q, k, v, [partial(lay, some) for some in (slice(5), slice(5, 9))], scale=0.5)
     wanted, _ = dense_attend(q, k, v, visible, 0.5)
@@ -71,3 +72,46 @@ def test_a_part_that_shows_a_query_nothing_gives_it_no_gradient_however_large_sc
     )
     for one, other in zip(ours, wanted, strict=True):
         torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "pattern", [Band(9, 20), Band(5, 5) | Columns(3), Flanked(16, 4, 4), Band(3, 3, 3) | Columns(2)]
+)
+@pytest.mark.parametrize("rows", [1, 200, 800])
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_of_any_size_are_one_softmax(
+    pattern: Pattern, rows: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer heads for keys, and a segment of which later queries see padding alone."""
+    monkeypatch.setattr(flash_parts, "ROWS_AT_ONCE", rows)
+    q, k, v = (torch.randn(2, heads, 103, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    valid = None if causal else torch.arange(103) < torch.tensor([[103], [41]])
+    heads, _ = sparse_attend(q, k, v, pattern, scale=0.5, causal=causal, valid=valid)
+    i = torch.arange(103)
+    visible = visible_pairs(pattern.sees(i.unsqueeze(-1), i), causal, valid)
+    wanted, _ = dense_attend(q, k, v, visible, 0.5)
+    weight = torch.randn_like(heads)
+    for one, other in zip(
+        (heads, *torch.autograd.grad((heads * weight).sum(), [q, k, v])),
+        (wanted, *torch.autograd.grad((wanted * weight).sum(), [q, k, v])),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("pattern", [Band(64, 64), Band(64, 64) | Columns(8)])
+def test_no_window_of_all_keys_lies_in_memory(pattern: Pattern) -> None:
+    q, k, v = (torch.randn(1, 8, 4096, 8, requires_grad=True) for _ in range(3))
+    counted = count(lambda: sparse_attend(q, k, v, pattern, scale=0.3)[0].sum().backward())[0]
+    assert counted.largest < 1.5 * k.numel()
+
+
+def test_bfloat16_is_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_parts, "ROWS_AT_ONCE", 200)
+    low = [torch.randn(2, 4, 103, 8).bfloat16().requires_grad_() for _ in range(3)]
+    whole = [x.detach().float().requires_grad_() for x in low]
+    for q, k, v in (low, whole):
+        sparse_attend(q, k, v, Band(5, 5) | Columns(3), scale=0.3)[0].float().square().sum().backward()
+    for one, other in zip(low, whole, strict=True):
+        assert one.grad is not None
+        torch.testing.assert_close(one.grad.float(), other.grad, atol=0.05, rtol=0.05)

@@ -10,10 +10,9 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional
 
-from mtkit.attention.kernels.cpu import tiles
+from mtkit.attention.kernels.cpu import product_tiles
 from mtkit.attention.kernels.cpu.machine_code import ZERO, round_rows
-from mtkit.attention.kernels.cpu.product import Low
-from mtkit.attention.kernels.cpu.tiled import Float32Tiles
+from mtkit.attention.kernels.cpu.product import Float32Tiles, Low
 
 COUNTS = [*range(1, 14), 50]
 SHAPES = [(1, 1), (3, 63), (5, 64), (4, 65), (63, 130), (256, 64), (257, 200)]
@@ -21,17 +20,17 @@ SHAPES = [(1, 1), (3, 63), (5, 64), (4, 65), (63, 130), (256, 64), (257, 200)]
 
 LACKING = "this processor has no such instruction"
 
-by_bytes = pytest.mark.skipif(not tiles.has(tiles.BYTES), reason=LACKING)
-by_bfloat16 = pytest.mark.skipif(not tiles.has(tiles.BFLOAT16), reason=LACKING)
-by_amx = pytest.mark.skipif(not tiles.has_amx(), reason=LACKING)
-by_floats = pytest.mark.skipif(not tiles.has(tiles.FLOATS), reason=LACKING)
+by_bytes = pytest.mark.skipif(not product_tiles.has(product_tiles.BYTES), reason=LACKING)
+by_bfloat16 = pytest.mark.skipif(not product_tiles.has(product_tiles.BFLOAT16), reason=LACKING)
+by_amx = pytest.mark.skipif(not product_tiles.has_amx(), reason=LACKING)
+by_floats = pytest.mark.skipif(not product_tiles.has(product_tiles.FLOATS), reason=LACKING)
 
 
 def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, in_units: bool) -> tuple[Tensor, Tensor]:
     """The product and the units of the rows."""
-    from mtkit.attention.kernels.cpu.tiles import multiply_bytes
+    from mtkit.attention.kernels.cpu.product_tiles import multiply_bytes
 
-    blocks, surplus = tiles.laid_out(integers, tiles.BYTES), ZERO * integers.sum(1, dtype=torch.int32)
+    blocks, surplus = product_tiles.laid_out(integers, product_tiles.BYTES), ZERO * integers.sum(1, dtype=torch.int32)
     whole = torch.randint(0, 256, (len(rows), blocks.shape[1] * 4)).to(torch.uint8)
     units, out = torch.empty(len(rows)), torch.full((len(rows), len(integers)), torch.nan)
     weights: list[Any] = [each.numpy() for each in (blocks, surplus, scales, added)]
@@ -42,14 +41,19 @@ def in_bytes(rows: Tensor, integers: Tensor, scales: Tensor, added: Tensor, *, i
 
 @pytest.mark.parametrize(
     ("instruction", "size", "together"),
-    [(tiles.VNNI, 64, 4), (tiles.PAIRS, 16, 4), (tiles.BFLOAT16, 64, 2), (tiles.FLOATS, 16, 1)],
+    [
+        (product_tiles.VNNI, 64, 4),
+        (product_tiles.PAIRS, 16, 4),
+        (product_tiles.BFLOAT16, 64, 2),
+        (product_tiles.FLOATS, 16, 1),
+    ],
 )
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 3), (4, 64), (7, 130)])
 def test_blocks_hold_each_weight_once(
-    instruction: tiles.Instruction, size: int, together: int, inputs: int, outputs: int
+    instruction: product_tiles.Instruction, size: int, together: int, inputs: int, outputs: int
 ) -> None:
     weights = torch.arange(1, inputs * outputs + 1).view(outputs, inputs)
-    blocks = tiles.laid_out(weights, instruction)
+    blocks = product_tiles.laid_out(weights, instruction)
     assert blocks.shape == (-(-outputs // size), -(-inputs // together), size, together)
     for o in range(outputs):
         for i in range(inputs):
@@ -57,13 +61,13 @@ def test_blocks_hold_each_weight_once(
     assert blocks.count_nonzero() == inputs * outputs
 
 
-@pytest.mark.parametrize("instruction", [tiles.VNNI, tiles.PAIRS])
-@pytest.mark.parametrize("rows", range(1, tiles.MOST_ROWS + 1))
-def test_bytes_are_multiplied_alike_by_every_instruction(instruction: tiles.Instruction, rows: int) -> None:
+@pytest.mark.parametrize("instruction", [product_tiles.VNNI, product_tiles.PAIRS])
+@pytest.mark.parametrize("rows", range(1, product_tiles.MOST_ROWS + 1))
+def test_bytes_are_multiplied_alike_by_every_instruction(instruction: product_tiles.Instruction, rows: int) -> None:
     """Also by the one that this processor does not take where it has both."""
-    if not tiles.has(instruction):
+    if not product_tiles.has(instruction):
         pytest.skip(LACKING)
-    write_sums = tiles.sums_by(instruction)
+    write_sums = product_tiles.sums_by(instruction)
 
     @njit
     def multiply(whole: Any, weights: Any, sums: Any) -> None:
@@ -73,7 +77,7 @@ def test_bytes_are_multiplied_alike_by_every_instruction(instruction: tiles.Inst
     integers = torch.randint(-63, 64, (130, 44)).to(torch.int8)
     integers[5], whole = 63, torch.randint(0, 256, (rows + 1, 44)).to(torch.uint8)
     whole[1] = 255  # pairs of these and 63 are the largest numbers of 16 bits that there can be
-    blocks = tiles.laid_out(integers, instruction)
+    blocks = product_tiles.laid_out(integers, instruction)
     sums = torch.full((len(blocks), rows, instruction.outputs), 7, dtype=torch.int32)
     multiply(whole.numpy(), blocks.numpy(), sums.numpy())
     found = sums.transpose(0, 1).flatten(1)[:, :130]
@@ -137,9 +141,11 @@ def in_bfloat16(rows: Tensor, weights: Tensor, added: Tensor, amx: bool = False)
     else:
         from mtkit.attention.kernels.cpu.bfloat16_products import multiply_bfloat16
 
-        multiply, together = multiply_bfloat16, tiles.BFLOAT16.together
+        multiply, together = multiply_bfloat16, product_tiles.BFLOAT16.together
     width = -(-rows.shape[1] // together) * together
-    blocks = tiles.laid_out(functional.pad(weights.bfloat16(), (0, width - rows.shape[1])), tiles.BFLOAT16)
+    blocks = product_tiles.laid_out(
+        functional.pad(weights.bfloat16(), (0, width - rows.shape[1])), product_tiles.BFLOAT16
+    )
     low = torch.zeros(len(rows), width, dtype=torch.bfloat16)
     out = torch.full((len(rows), len(weights)), torch.nan)
     multiply(blocks.view(torch.int16).numpy(), added.numpy(), rows.numpy(), low.view(torch.int16).numpy(), out.numpy())
@@ -177,8 +183,10 @@ def test_rows_are_rounded_as_pytorch_rounds_them() -> None:
 
 def test_a_processor_that_was_chosen_by_hand_has_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.config.CPU_NAME", "generic")
-    assert not any(map(tiles.has, (tiles.VNNI, tiles.PAIRS, tiles.BFLOAT16, tiles.FLOATS)))
-    assert not tiles.has_amx.__wrapped__()
+    assert not any(
+        map(product_tiles.has, (product_tiles.VNNI, product_tiles.PAIRS, product_tiles.BFLOAT16, product_tiles.FLOATS))
+    )
+    assert not product_tiles.has_amx.__wrapped__()
 
 
 @by_bytes
@@ -189,8 +197,8 @@ def test_int8_is_the_same_to_the_bit_with_and_without(count: int, bias: bool, mo
 
     product, x = Int8.rounded(torch.randn(100, 34), torch.randn(100) if bias else None), torch.randn(count, 34)
     found = []
-    for pays in (True, False):
-        monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.tiles_pay", lambda _, pays=pays: pays)
+    for faster in (True, False):
+        monkeypatch.setattr("mtkit.attention.kernels.cpu.int8.tiles_are_faster", lambda _, faster=faster: faster)
         sums, units, _ = product.in_units(x)
         found.append([each.numpy() for each in (product(x), sums, units)])
     for one, other in zip(*found, strict=True):
@@ -211,7 +219,7 @@ def test_bfloat16_is_nearer_in_tiles() -> None:
 def test_a_row_in_bfloat16_does_not_depend_on_how_many_stand_beside_it(
     amx: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "has_amx", lambda: amx)
+    monkeypatch.setattr(product_tiles, "has_amx", lambda: amx)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     product, x = Low(torch.randn(70, 1024), torch.randn(70)), torch.randn(100, 1024)
     whole = product(x)

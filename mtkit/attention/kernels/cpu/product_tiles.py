@@ -1,11 +1,7 @@
-"""Tiles of a product: a few rows by 16 or 64 outputs, whose sums stay in the processor's registers.
+"""Tiles of a matrix product: a few rows by 16 or 64 outputs, whose sums stay in the processor's registers.
 
-Numba has no vectors of its own, and the instructions that multiply bytes or numbers in bfloat16 have no operator. So
-this loop alone is written in the instructions of LLVM, which compiles it with the loops that call it.
-
-Tiled matrix products in float32.
-
-Tiled matrix products of float32 rows, which are first rounded to bytes.
+Numba has no vector types, and the instructions that multiply bytes or bfloat16 numbers have no operator. This inner
+loop is therefore written in LLVM's instructions, which are compiled together with the loops that call it.
 """
 
 from collections.abc import Callable, Sequence

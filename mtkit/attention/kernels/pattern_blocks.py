@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.pattern import Pattern, Union, Window
+from mtkit.device import to_device
 
 LONGEST_BLOCK = 64
 """Queries in a block beside a wide window: longer blocks waste products, shorter ones the kernel's time.
@@ -156,12 +157,12 @@ class WindowLayout:
         real = valid[:, None, :, None]
         return visible & self.with_columns(real, self.window(self.streams(real), first, last)).mT
 
-    def joined(self, outputs: list[Tensor]) -> Tensor:
+    def join_blocks(self, outputs: list[Tensor]) -> Tensor:
         """The outputs (B, H, T, V) from those of each group, (B, H, streams, blocks, c, V)."""
         streams = (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=3)).flatten(3, 4)[:, :, :, : self.stream]
         return streams.transpose(2, 3).flatten(2, 3)[:, :, : self.length]
 
-    def laid(self, x: Tensor, tiles: list[Tiles]) -> list[Tensor]:
+    def split_blocks(self, x: Tensor, tiles: list[Tiles]) -> list[Tensor]:
         """The rows (B, H, streams, blocks, c, ...) of x (B, H, T, ...) for each group."""
         return list(self._queries(x).split([each.q.shape[3] for each in tiles], dim=3))
 
@@ -229,6 +230,35 @@ class WindowLayout:
         visible = (near ^ column) & (j >= 0) & (j < self.length) & ~earlier.sees(i, j)
         visible = visible & (j <= i) if self.causal else visible
         return visible.expand(1, 1, *torch.broadcast_shapes(i.shape, j.shape))
+
+
+class CombLayout:
+    """All queries beside the same keys, those of one or more combs."""
+
+    def __init__(self, combs: Pattern, *, length: int, causal: bool) -> None:
+        self.combs, self.length, self.causal = combs, length, causal
+
+    def tiles(self, q: Tensor, k: Tensor, v: Tensor, *, valid: Tensor | None, earlier: Pattern) -> list[Tiles]:
+        """One block of q (B, H, T, K), with k (B, G, T, K) and v (B, G, T, V); valid (B, T)."""
+        [keys] = self.combs.keys(range(self.length), self.length)
+        j = to_device(torch.tensor(list(keys) or [0]), q.device)  # the first is hidden where there are none
+        i = torch.arange(self.length, device=q.device)
+        visible = self.combs.sees(i.unsqueeze(-1), j) & ~earlier.sees(i.unsqueeze(-1), j)
+        if self.causal:
+            visible = visible & (j <= i.unsqueeze(-1))
+        visible = visible.view(1, 1, 1, 1, *visible.shape)
+        if valid is not None:
+            visible = visible & valid[:, None, None, None, None, j]
+        rows, k, v = (x[:, :, None, None] for x in (q, k.index_select(2, j), v.index_select(2, j)))
+        return [Tiles(rows, k, v, visible, i.view(1, 1, -1), j.view(1, 1, -1))]
+
+    def split_blocks(self, x: Tensor, tiles: object = None) -> list[Tensor]:
+        """The rows (B, H, 1, 1, T, ...) of x (B, H, T, ...)."""
+        return [x[:, :, None, None]]
+
+    def join_blocks(self, outputs: list[Tensor]) -> Tensor:
+        """(B, H, T, V)."""
+        return outputs[0][:, :, 0, 0]
 
 
 def window(x: Tensor, first: int, last: int, *, step: int, width: int, before: int) -> Tensor:
