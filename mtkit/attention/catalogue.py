@@ -8,6 +8,7 @@ from typing import Any
 from mtkit.attention.contract import ROLES
 from mtkit.attention.options import declared
 from mtkit.attention.registry import Mechanism, find, mechanisms
+from mtkit.attention.slots import SLOTS
 from mtkit.terminal import aligned
 
 
@@ -76,5 +77,6 @@ def _written(default: Any) -> str:
 def _slots(mechanism: Mechanism) -> str:
     if mechanism.slot is not None:
         return f"is itself a {mechanism.slot}, and combines with other mechanisms as {mechanism.slot}={mechanism.name}"
-    taken = getattr(mechanism.kind, "slots", {})
-    return ", ".join(slot if names is None else f"{slot} ({', '.join(sorted(names))})" for slot, names in taken.items())
+    slots = getattr(mechanism.kind, "slots", {})
+    names = {slot: slots[slot] for slot in SLOTS if slot in slots}
+    return ", ".join(slot if some is None else f"{slot} ({', '.join(sorted(some))})" for slot, some in names.items())

@@ -19,6 +19,13 @@ that transform each of the two take only these."""
 
 SLOTS = ("positions", "projection", "merge", "regularizer")
 
+WITHOUT_SCORES: dict[str, frozenset[str] | None] = {
+    "projection": None,
+    "merge": None,
+    "regularizer": frozenset({"disagreement"}),
+}
+"""The slots of a mechanism without a matrix of scores, which most positions change and most regularizers read."""
+
 
 class Slot(nn.Module):
     """The content of one slot; a subclass in a family's folder is also a mechanism name: `full` with that slot set."""

@@ -24,7 +24,7 @@ def test_a_page_names_roles_cost_and_every_option(name: str) -> None:
 
 
 def test_a_page_says_what_options_mean() -> None:
-    assert "window_radius: tokens seen on each side" in describe("band")
+    assert "window_radius: number of tokens seen on each side" in describe("band")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from mtkit.attention.kernels.gathered import others_first
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import LossWeight, Natural, Null, OneOf, Positive, Share, refused
-from mtkit.attention.slots import OWN_VECTORS
+from mtkit.attention.slots import OWN_VECTORS, WITHOUT_SCORES
 
 ASSIGN = ("argmax", "balanced")
 
@@ -63,11 +63,7 @@ class Routing(HeadAttention):
     growth = 1
     unrounded = True
     learns_by_steps = False  # centroids follow whole sequences
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": OWN_VECTORS,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES | {"projection": OWN_VECTORS}
     small: ClassVar[dict[str, Any]] = {"clusters": 3, "window": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"assign": "balanced"},

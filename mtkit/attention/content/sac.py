@@ -13,7 +13,6 @@ Training draws edges with noise that is new in each update and the same for all 
 likeliest edges.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -28,6 +27,7 @@ from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import by_hypotheses, expand_heads, safe_softmax, scores_of, weighted
 from mtkit.attention.kernels.reproducible import hashed, random_key
 from mtkit.attention.options import LossWeight, OneOf, Positive, Within
+from mtkit.attention.slots import WITHOUT_SCORES
 
 MOST_KEYS = 64
 """Keys up to which all scores of a head are computed."""
@@ -54,12 +54,7 @@ class Sac(HeadAttention):
     growth = 2
     unrounded = True
     learns_by_steps = False  # edges are learned from samples of whole sequences
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs for every edge
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES | {"positions": frozenset({"rotary"})}  # other positions add to scores by distance
     small: ClassVar[dict[str, Any]] = {"edges": 3, "hidden": 4}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"share": "head"},

@@ -16,7 +16,6 @@ Cost: O(T b) for blocks of b, and O(T² / b) to mix them: O(T sqrt T) for the de
 of the longest length (32 of 1,024). No T x T tensor. A step reads 2 b keys, and where a block begins, all t.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -28,6 +27,7 @@ from mtkit.attention.kernels.chunks import attend_beside
 from mtkit.attention.kernels.dot_product import attend_step, expand_heads
 from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
 from mtkit.attention.options import Null, OneOf, Positive, Within
+from mtkit.attention.slots import WITHOUT_SCORES
 
 
 class Sinkhorn(BlockSorting):
@@ -43,11 +43,7 @@ class Sinkhorn(BlockSorting):
     paper = "Tay et al. 2020, arXiv 2002.11296"
     complexity = "O(T √T)"
     growth = 1.5
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"sinkhorn_block": 4}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"sinkhorn_sortnet": "mlp"},

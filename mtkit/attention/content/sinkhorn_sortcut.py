@@ -9,7 +9,6 @@ Cost: O(T c b) for c blocks of b, and O(T² / b²) to sort them: O(T c sqrt T) f
 square root of the longest length (32 of 1,024). No T x T tensor. A step over the source costs O(c b).
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -21,6 +20,7 @@ from mtkit.attention.kernels.chunks import attend_beside
 from mtkit.attention.kernels.dot_product import attend_step
 from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Null, OneOf, Positive, Within
+from mtkit.attention.slots import WITHOUT_SCORES
 
 
 class SinkhornSortcut(BlockSorting):
@@ -37,11 +37,7 @@ class SinkhornSortcut(BlockSorting):
     paper = "Tay et al. 2020, arXiv 2002.11296"
     complexity = "O(T c √T)"
     growth = 1.5
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"sinkhorn_block": 4, "sortcut_blocks": 2}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"sinkhorn_sortnet": "mlp"},

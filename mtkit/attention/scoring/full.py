@@ -3,7 +3,7 @@
 Paper: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, arXiv 1706.03762, equation 1.
 Departures: none.
 Cost: O(T S) time. Memory is O(T) with the fused kernel, O(T S) if weights are requested. A step costs O(N t) for each
-of up to 16 hypotheses, which share one cache (O(t) if `cached_softmax` computes it), and O(t) if there are more.
+of up to 16 hypotheses, which share one cache (O(t) if `attend_cached` computes it), and O(t) if there are more.
 
 Beam search: each step appends one row per hypothesis to a cache that the segment's hypotheses share, and a boolean mask
 marks the rows that belong to a hypothesis's own past. `reorder` copies only these masks, not keys and values. One
@@ -28,14 +28,14 @@ from mtkit.attention.kernels.dot_product import (
     supports_cached,
 )
 
-MOST = 16
-"""Hypotheses of a segment that share, at most; each looks at the rows of all, which many of them would pay for."""
+MAX_SHARING = 16
+"""Maximum number of hypotheses that share a cache: each computes scores for the rows of all."""
 
 FIRST_CAPACITY = 32
-"""Rows there is room for at first; it grows by half."""
+"""Rows that a new cache can hold; it grows by half."""
 
-SIFTED = 128
-"""Rows of room from which on those that nobody sees are looked for: to read a few for nothing costs less."""
+COMPACTED = 128
+"""Capacity from which unseen rows are removed; in a smaller cache, reading them costs less than removing them."""
 
 
 class Full(ScoreAttention):
@@ -50,7 +50,7 @@ class Full(ScoreAttention):
     transposed = False
 
     def attended(self, pairs: Pairs, carry: Any, need_weights: bool) -> tuple[Tensor, Tensor | None, Any]:
-        """softmax(Q K^T / sqrt(K)) V over the visible keys: a step row by row, a whole sequence by the fused kernel."""
+        """softmax(Q K^T / sqrt(K)) V over the visible keys: one kernel for a whole sequence, another for a step."""
         q, keys, values, visible = pairs.q, pairs.keys, pairs.values, pairs.visible
         if pairs.state is None:
             heads, weights = attend(
@@ -65,7 +65,7 @@ class Full(ScoreAttention):
                 need_weights=need_weights,
             )
             return heads, weights, None
-        hidden = 1 if visible is None or visible.shape[2] == 1 else q.shape[2]  # hypotheses see their own pasts
+        hidden = 1 if visible is None or visible.shape[2] == 1 else q.shape[2]  # each hypothesis sees its own past
         if need_weights or not (
             is_plain(self.positions) and supports_cached(q, keys, values) and cached_is_faster(q, keys, hidden)
         ):
@@ -80,13 +80,13 @@ class Full(ScoreAttention):
         return heads.transpose(1, 2), None, None
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty cache with capacity for later rows; in the cross role the projected source, for all hypotheses.
+        """Return an empty cache for all hypotheses of a segment; in the cross role the projected source.
 
-        No row is read before it is written.
+        New tensors are uninitialized: no row is read before it is written.
         """
-        batch_size = inputs.batch_size
         if inputs.memory is not None:
             return super().begin(inputs)
+        batch_size = inputs.batch_size
         p, like = self.projection, self.q_proj.weight
         shared = {
             "keys": like.new_empty(batch_size, p.key_heads, FIRST_CAPACITY, p.key_width),
@@ -97,36 +97,36 @@ class Full(ScoreAttention):
         return {"shared": shared, "seen": seen, "rows": 0, "count": 0}, None
 
     def newest(self, query: Tensor, state: State) -> tuple[Pairs, State]:
-        """The pairs of a step with query (B, N, D), N queries of one segment, and the state with its rows added.
+        """Return the pairs of a step with query (B, N, D), N queries of one segment, and the state with their rows.
 
-        The keys are the M rows written so far; `valid` is (B, N, M), or None where there is one row per position.
-        `key_position` is correct where a slot reads it. More than `MOST` hypotheses that start or branch off from one
-        have a cache each from then on.
+        Keys are the M rows written so far; `valid` is (B, N, M), or None if there is one row per position.
+        `key_position` is correct only if the positions slot reads it. More than `MAX_SHARING` hypotheses get one cache
+        each from the step in which they start or branch off from a common past.
         """
-        if "seen" in state and query.shape[1] > MOST and _is_one_row_a_position(state):
-            state = _apart(state, query.shape[1])
+        if "seen" in state and query.shape[1] > MAX_SHARING and _has_one_row_per_position(state):
+            state = _separate_caches(state, query.shape[1])
         if "seen" not in state:
             return super().newest(query, state)
         here = torch.full((1,), state["count"], device=query.device)
         q, k, v = self.queries_keys_values(query, here)
-        state = _with_rows(state, k, v)
+        state = _append_rows(state, k, v)
         shared, rows = state["shared"], state["rows"]
-        # of the first segment; there may be none left
+        # positions of the first segment; the batch may be empty by now
         positions = here if self.positions is None else shared["position"][:1, :rows].sum(0)
         columns = {name: shared[name][:, :, :rows] for name in ("keys", "values")}
-        seen = None if _is_one_row_a_position(state) else state["seen"][:, :, :rows]
+        seen = None if _has_one_row_per_position(state) else state["seen"][:, :, :rows]
         return Pairs(q, columns, here, positions, seen, state=state, hypotheses=query.shape[1]), state
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The step of score attention, at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
+        """Attend at O(N t) per hypothesis; weights are (B, H, N, t), by position."""
         attended, state = super().advance(inputs, state)
-        if attended.weights is not None and "seen" in state and not _is_one_row_a_position(state):
+        if attended.weights is not None and "seen" in state and not _has_one_row_per_position(state):
             weights, seen = attended.weights, state["seen"][:, None, :, : state["rows"]]
             attended.weights = weights[seen.expand_as(weights)].view(*weights.shape[:3], state["count"])
         return attended, state
 
     def weights_to_regularize(self, pairs: Pairs) -> Tensor | None:
-        """Some heads' weights are computed beside the fused kernel, which serves the outputs of all."""
+        """Compute the weights of some heads separately: the fused kernel, which returns none, serves all outputs."""
         if len(self.weighed_heads) == self.site.heads:
             return None
         group = HeadGroup(self.weighed_heads, self.site.heads)
@@ -134,7 +134,7 @@ class Full(ScoreAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Equation 1 with the whole matrix of scores written out."""
+        """Equation 1 with the full matrix of scores."""
         valid = inputs.context_valid
         q = self.queries(inputs.query)
         k, v = self.keys_values(inputs.context)
@@ -158,57 +158,57 @@ class Full(ScoreAttention):
         return Attended(self.merge_heads(heads), weights=weights)
 
 
-def _with_rows(state: State, k: Tensor, v: Tensor) -> State:
-    """The state with one more row per hypothesis: k (B, G, N, K), v (B, G, N, V)."""
+def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
+    """Append one row per hypothesis to the state: k (B, G, N, K), v (B, G, N, V)."""
     hypotheses = k.shape[2]
-    state = _with_room(state, hypotheses)
+    state = _ensure_capacity(state, hypotheses)
     shared, seen, rows = state["shared"], state["seen"], state["rows"]
     end = rows + hypotheses
-    if shared["keys"].dtype != k.dtype:  # the first step under autocast shows the actual type of the keys
+    if shared["keys"].dtype != k.dtype:  # only the first step under autocast shows the type of the keys
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
-    if hypotheses > 1 and not _surely_finite(v):
-        # zero times NaN would reach hypotheses that do not see the row; its key passes NaN to those that do
+    if hypotheses > 1 and not _is_surely_finite(v):
+        # 0 * NaN would reach hypotheses that do not see the row: the NaN moves to its key, whose score is masked
         broken = ~v.isfinite().all(-1).all(1)  # (B, N)
         k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
     shared["keys"][:, :, rows:end] = k
     shared["values"][:, :, rows:end] = v
     shared["position"][:, rows:end] = state["count"]
     after = {"shared": shared, "seen": seen, "rows": end, "count": state["count"] + 1}
-    if _is_one_row_a_position(after):  # every hypothesis sees every row, and no mask is read
+    if _has_one_row_per_position(after):  # every hypothesis sees every row; the mask is not read
         return after
-    if _is_one_row_a_position(state):
+    if _has_one_row_per_position(state):
         seen[:, :, :rows] = True
     seen[:, :, rows:end] = torch.eye(hypotheses, dtype=torch.bool, device=seen.device)
     return after
 
 
-def _with_room(state: State, hypotheses: int) -> State:
-    """The state with capacity for one more row per hypothesis; a full cache grows by half."""
+def _ensure_capacity(state: State, hypotheses: int) -> State:
+    """Return the state with capacity for one more row per hypothesis; a full cache grows by half."""
     room = state["seen"].shape[2]
     if state["rows"] + hypotheses <= room:
         return state
-    if room >= SIFTED and len(state["seen"]) and not _is_one_row_a_position(state):
-        state = _without_unseen(state)
+    if room >= COMPACTED and len(state["seen"]) and not _has_one_row_per_position(state):
+        state = _remove_unseen(state)
     end = state["rows"] + hypotheses
     room = max(room, end + end // 2)
-    shared = {name: _wider(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
-    return {**state, "shared": shared, "seen": _wider(state["seen"], 2, room)}
+    shared = {name: _grow(value, 1 if name == "position" else 2, room) for name, value in state["shared"].items()}
+    return {**state, "shared": shared, "seen": _grow(state["seen"], 2, room)}
 
 
-def _without_unseen(state: State) -> State:
-    """The state without the rows that no hypothesis sees any more.
+def _remove_unseen(state: State) -> State:
+    """Return the state without the rows that no hypothesis sees any more.
 
-    The number of rows kept per position is the largest that any segment needs, so that all segments have rows of the
-    same positions.
+    Each position keeps as many rows as the segment with the most seen rows there needs, so that all segments keep rows
+    of the same positions.
     """
     rows = state["rows"]
     seen = state["seen"][:, :, :rows]
-    position, unseen = state["shared"]["position"][0, :rows], ~seen.any(1)  # (M,), rising, and (B, M)
+    position, unseen = state["shared"]["position"][0, :rows], ~seen.any(1)  # (M,), ascending, and (B, M)
     needed = torch.zeros(len(seen), state["count"], dtype=torch.long, device=seen.device)
     needed = needed.index_add_(1, position, (~unseen).long()).amax(0)  # (L,)
     within = torch.arange(rows, device=seen.device) - torch.searchsorted(position, position)
     stays = (within < needed[position]).nonzero().squeeze(1)  # (M',)
-    chosen = (2 * position + unseen).argsort(dim=1, stable=True)[:, stays]  # (B, M'), those that are seen first
+    chosen = (2 * position + unseen).argsort(dim=1, stable=True)[:, stays]  # (B, M'), seen rows first
 
     def gathered(x: Tensor, dim: int) -> Tensor:
         index = chosen.view(len(seen), *[1] * (dim - 1), -1, *[1] * (x.dim() - dim - 1))
@@ -218,27 +218,27 @@ def _without_unseen(state: State) -> State:
     return {**state, "shared": shared, "seen": gathered(seen, 2), "rows": len(stays)}
 
 
-def _surely_finite(x: Tensor) -> bool:
-    """Whether x is known to be finite: tested on a CPU, but not on an accelerator, which the test would stall."""
+def _is_surely_finite(x: Tensor) -> bool:
+    """Whether x is known to be finite: tested only on a CPU, because the test would stall an accelerator."""
     return x.device.type == "cpu" and bool(x.sum().isfinite())
 
 
-def _apart(state: State, hypotheses: int) -> State:
-    """The rows of a past common to all hypotheses, as a cache per hypothesis (`step_cache`).
+def _separate_caches(state: State, hypotheses: int) -> State:
+    """Return one cache per hypothesis (`step_cache`): views of a past that all hypotheses share.
 
-    The cache is full, so that `append` copies it before anything is written.
+    The cache is full, so that `append` copies it before writing.
     """
     rows = {name: state["shared"][name][:, None, :, : state["rows"]] for name in ("keys", "values")}
     return {**{name: x.expand(-1, hypotheses, -1, -1, -1) for name, x in rows.items()}, "count": state["count"]}
 
 
-def _is_one_row_a_position(state: State) -> bool:
-    """Whether no hypothesis has branched off yet, so that every row is seen."""
+def _has_one_row_per_position(state: State) -> bool:
+    """Whether no hypothesis has branched off yet, so that every hypothesis sees every row."""
     return bool(state["rows"] == state["count"])
 
 
-def _wider(x: Tensor, dim: int, room: int) -> Tensor:
-    """x with this length along a dimension; the entries behind x are undefined."""
+def _grow(x: Tensor, dim: int, room: int) -> Tensor:
+    """Grow x to `room` entries along `dim`; the new entries are uninitialized."""
     wider = x.new_empty([room if number == dim else size for number, size in enumerate(x.shape)])
     wider.narrow(dim, 0, x.shape[dim]).copy_(x)
     return wider

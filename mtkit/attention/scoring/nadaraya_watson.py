@@ -2,9 +2,9 @@
 
 Paper: Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964; with a learned width,
 Zhang, Lipton, Li and Smola, "Dive into Deep Learning", 2021, arXiv 2106.11342, chapter on attention pooling.
-Departures: queries, keys and values are projected, in several heads. The term of the square of the query is the same
-for all keys and is left out, so that scores are products less a norm and no differences of pairs are held. The width
-starts where the products have the scale of full attention.
+Departures: queries, keys and values are projected, in several heads. Scores leave out the square of the query, which is
+the same for all keys: they are products minus a norm, and no differences of pairs are stored. The width starts so that
+the products have the scale of full attention.
 Cost: O(T S) time and memory. A step costs O(t).
 """
 
@@ -28,8 +28,8 @@ WIDTHS = ("scalar", "per-head", "per-dim")
 class NadarayaWatson(ScoreAttention):
     """Attention whose scores are -|w (q - k)|² / 2, with a learned w.
 
-    width: how many numbers w has, "scalar" one, "per-head" one for each head, "per-dim" one for each dimension of each
-    head. exclude_self: whether a token does not see itself, so that each is estimated from the others.
+    width: how many numbers w has: one ("scalar"), one per head ("per-head") or one per dimension of each head
+    ("per-dim"). exclude_self: whether a token does not see itself, so that it is estimated from the others.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -60,7 +60,7 @@ class NadarayaWatson(ScoreAttention):
         return upcast(self.width).square().expand(self.site.heads, self.projection.key_width)
 
     def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
-        """Keys and values, and the norms |w k|² / 2 of a key (B, G, S, H/G) in the heads that share it."""
+        """Return keys, values, and the norms |w k|² / 2 of each key (B, G, S, H/G) in the heads that share it."""
         columns = super().columns(memory, position)
         keys = upcast(columns["keys"])
         shared = self.precision.unflatten(0, (keys.shape[1], -1)).transpose(1, 2)  # (G, K, H/G)
@@ -68,13 +68,13 @@ class NadarayaWatson(ScoreAttention):
             return {**columns, "norms": keys.square() @ shared / 2}
 
     def scores(self, pairs: Pairs) -> Tensor:
-        """w² q k - |w k|² / 2, in float32 at least."""
+        """w² q k - |w k|² / 2, in float32 or wider."""
         q = (upcast(pairs.q) * self.precision.unsqueeze(1)).type_as(pairs.q)
         norms = pairs.columns["norms"].transpose(2, 3).flatten(1, 2).unsqueeze(2)  # (B, H, 1, S)
         return upcast(scores_of(q, pairs.keys, 1.0)) - norms
 
     def shown(self, pairs: Pairs) -> Tensor | None:
-        """All tokens but the query's own, if so asked."""
+        """All tokens except the query's own if exclude_self is set."""
         return pairs.query_position.unsqueeze(-1) != pairs.key_position if self.exclude_self else None
 
     @packing

@@ -1,6 +1,6 @@
-"""The two patterns of the Sparse Transformer, near and far, shared out among heads or layers; a mechanism names them.
+"""The base of the Sparse Transformer: a near and a far pattern, divided among heads or layers.
 
-From any token, two hops through both patterns reach the whole sequence (in the decoder role, all that is before it).
+From any token, two hops through both patterns reach the whole sequence (in the decoder role, everything before it).
 """
 
 import torch
@@ -15,10 +15,10 @@ SHARED = ("split", "merge", "alternate")
 
 
 class FactorizedAttention(PatternAttention):
-    """Softmax attention over a near and a far pattern; `sparse_heads` says how they are shared out.
+    """Softmax attention over a near and a far pattern, which `sparse_heads` divides.
 
-    "split": the first half of the heads sees the near keys, the second the far ones. "merge": every head sees both,
-    each key once. "alternate": even layers see the near keys, odd layers the far ones.
+    "split": the first half of the heads sees the near keys, the second half the far keys. "merge": every head sees
+    both, each key once. "alternate": even layers see the near keys, odd layers the far keys.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -28,10 +28,10 @@ class FactorizedAttention(PatternAttention):
     growth = 1.5
 
     def __init__(self, site: Site, near: Pattern, far: Pattern, sparse_heads: str) -> None:
-        """Raises: MtkitError where one head is to be split."""
+        """Raises: MtkitError for sparse_heads=split with one head."""
         super().__init__(site)
         if sparse_heads == "split" and site.heads == 1:
-            raise refused("sparse_heads", sparse_heads, "be merge or alternate where there is one head")
+            raise refused("sparse_heads", sparse_heads, "be merge or alternate with one head")
         half = -(-site.heads // 2)
         self.kinds = {
             "split": ["near"] * half + ["far"] * (site.heads - half),
@@ -42,11 +42,11 @@ class FactorizedAttention(PatternAttention):
         self.groups = by_head([patterns[kind] for kind in self.kinds])
 
     def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """The paper's A1 and A2: whether the query at i sees the key at j in either, the future aside."""
+        """The paper's A1 and A2: whether the query at i sees the key at j in each pattern, ignoring causality."""
         raise NotImplementedError
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """A1, A2 or their union, as each head has it; (H, ...)."""
+        """A1, A2 or their union, according to each head; (H, ...)."""
         near, far = self.near_and_far(i, j)
         seen = {"near": near, "far": far, "both": near | far}
         return torch.stack([seen[kind].expand(torch.broadcast_shapes(i.shape, j.shape)) for kind in self.kinds])

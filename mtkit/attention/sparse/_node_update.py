@@ -1,12 +1,12 @@
-"""What becomes of nodes of a mechanism's own (globals, spans) between one layer's attention and the next one's."""
+"""The update of a mechanism's extra nodes (global tokens, spans) between one layer's attention and the next one's."""
 
 from torch import Tensor, nn
 
 
 class NodeUpdate(nn.Module):
-    """Residual and norm around what the nodes read, then around a feed-forward, as tokens have in a post-norm layer.
+    """Residual and norm around the nodes' attention, then around a feed-forward, as in a post-norm layer.
 
-    Its weights are the nodes' own, also where they share the projections of the tokens.
+    The weights belong to the nodes, even if nodes share the projections of the tokens.
     """
 
     def __init__(self, d_model: int) -> None:
@@ -16,7 +16,7 @@ class NodeUpdate(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(d_model)
 
     def forward(self, nodes: Tensor, read: Tensor) -> Tensor:
-        """The nodes (..., D) for the layer above, from those of this layer and the output of their attention."""
+        """Return the nodes (..., D) for the next layer, from this layer's nodes and their attention's output."""
         nodes = self.norm(nodes + read)
         updated: Tensor = self.feed_forward_norm(nodes + self.feed_forward(nodes))
         return updated

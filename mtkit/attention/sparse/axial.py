@@ -14,7 +14,6 @@ Cost: O(T (C + T / C)) for C columns: O(T sqrt T) for the default, which is clos
 length. No T x T tensor. A step costs O(C + T / C): with axial_causal=shift O(C), and O(C (C + T / C)) where a row ends.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -28,6 +27,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weigh
 from mtkit.attention.kernels.sparse import visible_pairs
 from mtkit.attention.options import Null, OneOf, Positive, root_of_length
+from mtkit.attention.slots import WITHOUT_SCORES
 
 
 class _LineAttention(HeadAttention):
@@ -87,12 +87,7 @@ class Axial(_LineAttention):
     paper = "Ho et al. 2019, arXiv 1912.12180"
     complexity = "O(T √T)"
     growth = 1.5
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES | {"positions": None}
     small: ClassVar[dict[str, Any]] = {"axial_width": 4}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"axial_combine": "sum"},

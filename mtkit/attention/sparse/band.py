@@ -2,7 +2,7 @@
 
 Paper: Beltagy, Peters and Cohan, "Longformer", 2020, arXiv 2004.05150, section 3.1 (sliding window); the local
 attention of Parmar et al., 2018, arXiv 1802.05751, and others.
-Departures: the width is given as a radius on each side, where the paper's w counts both.
+Departures: the option is the radius on each side; the paper's w counts both sides.
 Cost: O(T r). A step costs O(r), at any position, and keeps the last r + 1 tokens.
 """
 
@@ -17,8 +17,8 @@ from mtkit.attention.options import NaturalByLayer, of_layer
 class BandAttention(PatternAttention):
     """Scaled dot-product attention within a sliding window.
 
-    window_radius: tokens seen on each side besides the query's own (in the decoder role, before it); one number, or one
-    per layer.
+    window_radius: number of tokens seen on each side of the query's own token (before it in the decoder role); one
+    number, or one per layer.
     """
 
     roles = frozenset({"encoder", "decoder"})

@@ -2,7 +2,7 @@
 
 Paper: Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018, arXiv 1801.10198, section 4.2.4
 (local attention, within blocks of 256 tokens).
-Departures: blocks before and behind the query's own are options; the paper has none.
+Departures: blocks before and after the query's own are options; the paper has none.
 Cost: O(T b (1 + back + fwd)). A step costs O(b (1 + back)), at any position, and keeps as many tokens.
 """
 
@@ -19,8 +19,8 @@ from mtkit.attention.options import Natural, Positive
 class BlockLocal(PatternAttention):
     """Scaled dot-product attention within blocks of the sequence.
 
-    block_size: tokens per block. block_back, block_fwd: blocks seen before and behind the query's own; in the decoder
-    role no token behind the query is seen, whatever block_fwd is.
+    block_size: tokens per block. block_back, block_fwd: number of blocks seen before and after the query's own. In the
+    decoder role no later token is seen, whatever block_fwd is.
     """
 
     roles = frozenset({"encoder", "decoder"})

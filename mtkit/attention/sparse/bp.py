@@ -13,7 +13,6 @@ Cost: O(T k log(T / k)) for tokens and O(T log T) for spans. A step reads O(k lo
 cost O(log t) amortised, O(t) at worst.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -35,6 +34,7 @@ from mtkit.attention.kernels.dot_product import (
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.kernels.listed import LabelScores, attend_listed
 from mtkit.attention.options import Natural, OneOf, Positive
+from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.attention.sparse._binary_partition import (
     count,
     finished,
@@ -68,11 +68,7 @@ class Bp(HeadAttention):
     paper = "Ye et al. 2019, arXiv 1911.04070"
     complexity = "O(T k log T)"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"bp_k": 3, "bp_clip": 2}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"bp_memory": "local"}, {"bp_k": 1})
 

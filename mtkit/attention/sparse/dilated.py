@@ -2,9 +2,9 @@
 
 Paper: Beltagy, Peters and Cohan, "Longformer", 2020, arXiv 2004.05150, section 3.1 (dilated sliding window), with a
 dilation for each head.
-Departures: the width is given as a radius on each side, where the paper's w counts both.
-Cost: O(T r) for any dilation d: positions of one remainder mod d form a sequence with a plain window. A step costs
-O(r), at any position, and keeps the last r d + 1 tokens.
+Departures: the option is the radius on each side; the paper's w counts both sides.
+Cost: O(T r) for any dilation d, because positions with the same remainder mod d form a sequence with an undilated
+window. A step costs O(r), at any position, and keeps the last r d + 1 tokens.
 """
 
 from typing import Any, ClassVar
@@ -21,8 +21,8 @@ from mtkit.attention.options import Natural, PositiveByHead, of_head
 class DilatedAttention(PatternAttention):
     """Scaled dot-product attention within a sliding window with gaps.
 
-    window_radius: steps seen on each side besides the query's own token (in the decoder role, before it). dilation:
-    positions per step, one number, or a list, as 1,1,2,4, with one for each head or for equal shares of the heads; 1
+    window_radius: number of steps seen on each side of the query's own token (before it in the decoder role). dilation:
+    positions per step; one number, or a list such as 1,1,2,4 with one for each head or for equal shares of the heads. 1
     leaves no gaps.
     """
 
@@ -37,9 +37,9 @@ class DilatedAttention(PatternAttention):
     def __init__(self, site: Site, *, window_radius: Natural = 128, dilation: PositiveByHead = 2) -> None:
         super().__init__(site)
         self.radius, self.dilations = window_radius, of_head("dilation", dilation, site)
-        self.groups = by_head([Band(window_radius, window_radius, each) for each in self.dilations])
+        self.groups = by_head([Band(window_radius, window_radius, d) for d in self.dilations])
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """j = i + t d for a whole t from -r to r, with the dilation d of each head; (H, ...)."""
-        away = (i - j).abs()
-        return torch.stack([(away % d == 0) & (away <= self.radius * d) for d in self.dilations])
+        """j = i + t d for an integer t from -r to r, with the dilation d of each head; (H, ...)."""
+        distance = (i - j).abs()
+        return torch.stack([(distance % d == 0) & (distance <= self.radius * d) for d in self.dilations])

@@ -26,6 +26,7 @@ from mtkit.attention.kernels.dot_product import expand_heads, safe_softmax, weig
 from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed, smallest_type
 from mtkit.attention.kernels.running_softmax import attend_part, join_parts
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer
+from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.attention.sparse._node_update import NodeUpdate
 from mtkit.errors import MtkitError
 
@@ -102,11 +103,7 @@ class Etc(HeadAttention):
     paper = "Ainslie et al. 2020, arXiv 2004.08483"
     complexity = "O(T (r + g))"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"window_radius": 3, "global_tokens": 4, "block": 4, "rel_clip": 2}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"share": "kv"},

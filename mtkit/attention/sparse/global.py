@@ -13,7 +13,6 @@ these.
 Cost: O(T g). A step costs O(g), at any position, and keeps g tokens or sums.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -33,6 +32,7 @@ from mtkit.attention.kernels.dot_product import (
 from mtkit.attention.kernels.pattern import Band, Columns, Rows
 from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.options import Null, OneOf, PositiveByLayer, of_layer, refused
+from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.errors import MtkitError
 
 MODES = ("internal", "external")
@@ -51,12 +51,7 @@ class Global(PatternAttention):
     complexity = "O(T g)"
     growth = 1
     weights = False
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES | {"positions": None}
     small: ClassVar[dict[str, Any]] = {"global_tokens": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"mode": "internal"}, {"mode": "external"})
 

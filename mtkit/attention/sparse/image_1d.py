@@ -1,8 +1,8 @@
-"""Image Transformer, local attention in one dimension: blocks of queries, each beside a memory around the block.
+"""Image Transformer, local attention in one dimension: blocks of queries see themselves and a memory around them.
 
 Paper: Parmar et al., "Image Transformer", ICML 2018, arXiv 1802.05751, section 3.2 (1D local attention).
-Departures: the sequence of tokens stands for the pixels in raster order. In the encoder role the memory lies on both
-sides of the block.
+Departures: the sequence of tokens replaces the pixels in raster order. In the encoder role the memory is on both sides
+of the block.
 Cost: O(T (b + m)) for blocks of b and a memory of m. A step costs O(b + m), at any position, and keeps b + m tokens.
 """
 
@@ -19,8 +19,8 @@ from mtkit.attention.options import Natural, Positive
 class Image1d(PatternAttention):
     """Scaled dot-product attention of blocks of tokens to themselves and to the tokens around them.
 
-    image_block: tokens per block of queries. image_memory: tokens seen before the block and, in the encoder role,
-    behind it.
+    image_block: tokens per block of queries. image_memory: number of tokens seen before the block and, in the encoder
+    role, after it.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -37,6 +37,6 @@ class Image1d(PatternAttention):
         self.groups = by_head([Flanked(image_block, image_memory, image_memory)] * site.heads)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """From m tokens before the first of the query's block to m behind the last."""
+        """From m tokens before the first token of the query's block to m tokens after its last."""
         first = i.div(self.block, rounding_mode="floor") * self.block
         return (first - self.memory <= j) & (j < first + self.block + self.memory)

@@ -1,11 +1,11 @@
-"""Image Transformer, local attention in two dimensions: tokens in a grid, blocks of which see what is around them.
+"""Image Transformer, local attention in two dimensions: tokens form a grid, and its blocks see what is around them.
 
 Paper: Parmar et al., "Image Transformer", ICML 2018, arXiv 1802.05751, section 3.2 (2D local attention).
-Departures: the sequence of tokens is folded row by row. The paper generates its pixels block by block; tokens come row
-by row, so that in the decoder role a block sees of its surroundings what comes before the query in that order. In the
-encoder role it sees the rows below as well.
-Cost: O(T (h + 2 f) (w + 2 g)) for blocks of h x w and a margin of f rows and g columns. A step costs
-O((h + f) (w + 2 g)), at any position, and keeps h + f rows of the grid.
+Departures: the sequence of tokens is folded row by row. The paper generates pixels block by block, but tokens are
+generated row by row: in the decoder role a block sees only those surroundings that come before the query in row order.
+In the encoder role it also sees the rows below.
+Cost: O(T (h + 2 f) (w + 2 g)) for blocks of h x w and a margin of f rows and g columns. A step costs O((h + f) (w + 2
+g)), at any position, and keeps h + f rows of the grid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ ROWS_AND_COLUMNS = "rows and columns"
 class Image2d(PatternAttention):
     """Scaled dot-product attention of blocks of a grid to themselves and to the tokens around them.
 
-    image_width: tokens per row of the grid. image_query_shape: rows and columns of a block of queries, as [8, 16]
-    or 8x16. image_flange: rows seen above the block and, in the encoder role, below it, and columns seen on either
-    side.
+    image_width: tokens per row of the grid. image_query_shape: rows and columns of a block of queries, as [8, 16] or
+    8x16. image_flange: number of rows seen above the block and, in the encoder role, below it, and of columns seen on
+    either side.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -35,7 +35,7 @@ class Image2d(PatternAttention):
     complexity = "O(T (h + 2 f) (w + 2 g))"
     growth = 1
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which lists of keys do not keep
+        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which lists of keys do not record
         "projection": None,
         "merge": None,
         "regularizer": None,
@@ -60,7 +60,7 @@ class Image2d(PatternAttention):
         self.groups = by_head([Grid(self.width, self.block, self.margin)] * site.heads)
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Row and column of j lie in the rectangle around the query's block."""
+        """Row and column of j are inside the rectangle around the query's block."""
         (rows, columns), (above, beside) = self.block, self.margin
         top = i.div(self.width * rows, rounding_mode="floor") * rows
         left = (i % self.width).div(columns, rounding_mode="floor") * columns

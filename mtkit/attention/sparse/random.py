@@ -3,8 +3,8 @@
 Paper: Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020, arXiv 2007.14062, section 2 (its random
 part); Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1.
 Departures: single keys are drawn, not blocks (`bigbird` draws blocks). A draw is a hash of seed, role, layer, head,
-position and slot, so that nothing has to be saved; keys drawn twice count once. In the decoder role (an extension) keys
-are drawn from those up to the query's own, in the cross role (an extension) from the source, without a key of its own.
+position and slot, so that nothing has to be saved. A key that is drawn twice counts once. The decoder role (an
+extension) draws keys up to the query's own. The cross role (an extension) draws source keys; it has no key of its own.
 Cost: O(T r). A step costs O(r), at any position, and keeps all tokens.
 """
 
@@ -27,8 +27,8 @@ from mtkit.attention.options import Positive
 class RandomAttention(PatternAttention):
     """Scaled dot-product attention over drawn keys.
 
-    random_keys: keys drawn per query, besides its own; all are seen where there are no more. random_shared_heads:
-    whether all heads see the same keys.
+    random_keys: number of keys drawn per query, in addition to its own; if there are no more keys, all are seen.
+    random_shared_heads: whether all heads see the same keys.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -40,21 +40,21 @@ class RandomAttention(PatternAttention):
 
     def __init__(self, site: Site, *, random_keys: Positive = 32, random_shared_heads: bool = False) -> None:
         super().__init__(site)
-        self.count = min(random_keys, max(site.max_length, site.memory_length or 0))  # no segment has more
+        self.count = min(random_keys, max(site.max_length, site.memory_length or 0))  # no segment has more keys
         self.drawing = 1 if random_shared_heads else site.heads
         self.key = random_key(site.seed, ROLES.index(site.role), site.layer)
         self.groups = by_head([Blocks(1) | self.drawn()] * site.heads)
 
     def drawn(self, lengths: Tensor | None = None) -> Random:
-        """The drawn keys: among those up to the query's own, or the first `lengths` (B or 1,) of each segment."""
+        """The drawn keys: among keys up to the query's own, or among the first `lengths` (B or 1,) of each segment."""
         return Random(self.count, self.drawing, self.key, lengths)
 
     def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
-        """Drawn from the real keys of each segment; in the decoder role from the past alone."""
+        """Keys are drawn from the real keys of each segment, in the decoder role from the past."""
         return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
 
     def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
-        """The token itself, or one of those drawn for it."""
+        """The token itself, or one of the keys drawn for it."""
         return self._pattern(lengths).sees(i, j)
 
     def _pattern(self, lengths: Tensor) -> Pattern:
@@ -62,7 +62,7 @@ class RandomAttention(PatternAttention):
         return drawn if self.site.role == "cross" else Blocks(1) | drawn
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty cache; in the cross role the projected source, for all hypotheses."""
+        """Return an empty cache; in the cross role the projected source, shared by all hypotheses."""
         if inputs.memory is None:
             return super().begin(inputs)
         k, v = self.keys_values(inputs.memory)
@@ -70,7 +70,7 @@ class RandomAttention(PatternAttention):
         return {"shared": {"keys": k, "values": v, "lengths": lengths}, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis reads only the keys drawn for its position."""
+        """Attend only to the keys drawn for the position; weights are (B, H, N, S), 0 for other keys."""
         query = inputs.query
         if "shared" not in state:
             return super().advance(inputs, state)
@@ -79,9 +79,9 @@ class RandomAttention(PatternAttention):
         place = place.expand(len(query), self.site.heads, -1)  # (B, H, r)
         keys, values = (picked(source[name].unsqueeze(1), place.clamp(min=0)) for name in ("keys", "values"))
         q = self.queries(query.flatten(0, 1).unsqueeze(1)).squeeze(2).unflatten(0, query.shape[:2])
-        there = (place >= 0).unsqueeze(1)
+        keys, values, visible = keys.squeeze(1), values.squeeze(1), (place >= 0).unsqueeze(1)
         heads, weights = attend_step(
-            q, keys.squeeze(1), values.squeeze(1), scale=self.scale, visible=there, need_weights=inputs.need_weights
+            q, keys, values, scale=self.scale, visible=visible, need_weights=inputs.need_weights
         )
         if weights is not None:
             by_position = weights.new_zeros(*weights.shape[:3], source["keys"].shape[2])

@@ -1,11 +1,11 @@
-"""Sparse Transformer, fixed: the tokens of the query's own block, and the last ones of every block as its summary.
+"""Sparse Transformer, fixed: every token sees its own block, and the last tokens of every block as its summary.
 
 Paper: Child, Gray, Radford and Sutskever, "Generating Long Sequences with Sparse Transformers", 2019, arXiv 1904.10509,
 sections 4.2 and 4.3.
-Departures: an encoder form, which sees both sides. All heads have the same summary cells; the paper also tries cells of
-their own.
+Departures: an encoder form, which sees both sides. All heads have the same summary cells; the paper also tries
+different cells per head.
 Cost: O(T (l + c T / l)), which is O(T sqrt T) for the default block length l, close to the square root of the longest
-length, as in the paper. A step at position t costs O(l + c t / l) and keeps all tokens; heads with the block alone
+length, as in the paper. A step at position t costs O(l + c t / l) and keeps all tokens; heads that see only the block
 keep l.
 """
 
@@ -22,8 +22,8 @@ from mtkit.attention.sparse._factorized import SHARED, FactorizedAttention
 class SparseFixed(FactorizedAttention):
     """Scaled dot-product attention within blocks of l tokens and over the last c tokens of every block.
 
-    stride: the block length l. sparse_c: the summary cells c of a block, all of them if it has no more. sparse_heads:
-    half of the heads has the block and half the summaries ("split"), all have both ("merge"), or layers take turns
+    stride: the block length l. sparse_c: the number c of summary cells per block, at most all its tokens. sparse_heads:
+    half of the heads see the block and half the summaries ("split"), all heads see both ("merge"), or layers alternate
     ("alternate").
     """
 

@@ -29,6 +29,7 @@ from mtkit.attention.kernels.dot_product import attend, expand_heads, safe_softm
 from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Null, OneOf, refused
+from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.errors import MtkitError
 
 Key = tuple[Tensor, Tensor, Tensor | None]
@@ -68,11 +69,7 @@ class Star(HeadAttention):
     paper = "Guo et al. 2019, arXiv 1902.09113"
     complexity = "O(T)"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = WITHOUT_SCORES
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"star_ring": "open"},
         {"star_relay": "mean"},

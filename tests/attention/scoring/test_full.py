@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.attention import build, reorder
 from mtkit.attention.kernels.dot_product import attend
-from mtkit.attention.scoring.full import MOST
+from mtkit.attention.scoring.full import MAX_SHARING
 
 
 def make(role: str = "encoder", **arguments: Any) -> Any:
@@ -189,8 +189,8 @@ def test_values_that_overflow_are_no_numbers_for_those_who_see_them() -> None:
 @torch.no_grad()
 def test_many_draws_have_caches_of_their_own() -> None:
     """Else each would look at the rows of all."""
-    full, x = make_decoder(), torch.randn(1, MOST + 1, 4, 32)
-    state, _ = full.start(1, hypotheses=MOST + 1)
+    full, x = make_decoder(), torch.randn(1, MAX_SHARING + 1, 4, 32)
+    state, _ = full.start(1, hypotheses=MAX_SHARING + 1)
     for t in range(4):
         attended, state = full.step(x[:, :, t], state, need_weights=True)
     assert "seen" not in state
@@ -201,12 +201,12 @@ def test_many_draws_have_caches_of_their_own() -> None:
 
 @torch.no_grad()
 def test_many_that_branch_off_from_one_go_on_from_its_past() -> None:
-    full, x = make_decoder(positions="rotary"), torch.randn(2, MOST + 1, 4, 32)
+    full, x = make_decoder(positions="rotary"), torch.randn(2, MAX_SHARING + 1, 4, 32)
     x[:, 1:, :2] = x[:, :1, :2]  # the past of the one
     state, _ = full.start(2, hypotheses=1)
     for t in range(4):
         if t == 2:
-            state = reorder(state, torch.zeros(2, MOST + 1, dtype=torch.long))
+            state = reorder(state, torch.zeros(2, MAX_SHARING + 1, dtype=torch.long))
         attended, state = full.step(x[:, : 1 if t < 2 else None, t], state)
     whole = full(x.flatten(0, 1)).output[:, -1].unflatten(0, x.shape[:2])
     torch.testing.assert_close(attended.output, whole)
