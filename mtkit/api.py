@@ -24,7 +24,7 @@ from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, score_corpus
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
-from mtkit.recipe.decoding import with_method
+from mtkit.recipe.settings import with_method
 from mtkit.runs import Run, beginning, begun_folder, find_run, named_run, run_folder
 from mtkit.text.readers import Lines
 from mtkit.text.tokenizer import EOS

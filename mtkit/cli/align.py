@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.translation import note
+from mtkit.cli.progress import note
 
 if TYPE_CHECKING:
     from mtkit.decoding.alignment import Alignment

@@ -1,18 +1,49 @@
-"""`mtkit benchmark`: what things cost on this machine."""
+"""`mtkit benchmark`: measure training, decoding, long documents and attention mechanisms on this machine."""
 
+import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.benchmark_decode import decode
-from mtkit.cli.benchmark_documents import documents
-from mtkit.cli.benchmark_train import train
-from mtkit.cli.quiet import say_if_busy
-from mtkit.cli.values import MOST, parse_names, parse_numbers, parse_options
+from mtkit.cli.options import (
+    MOST,
+    Accumulate,
+    AttentionOptions,
+    BatchTokens,
+    Checkpoint,
+    Device,
+    PreparedData,
+    Preset,
+    RecipeFile,
+    Threads,
+    given,
+    parse_names,
+    parse_numbers,
+    parse_options,
+    use_threads,
+)
+from mtkit.cli.progress import note, steps
+from mtkit.cli.translation import lexicon_for
+from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
-    from mtkit.benchmark.attention import Benchmark
+    from collections.abc import Iterator, Sequence
+
+    from mtkit.benchmark.decoding import Candidate, Decoder
+    from mtkit.benchmark.training import OwnTrainer, Trainer
+    from mtkit.data.prepared import Prepared
+    from mtkit.decoding.lexicon import Lexicon
+    from mtkit.model.network import Network
+    from mtkit.recipe import Recipe
+    from mtkit.runs import Run
+    from mtkit.training.world import World
+
+Lengths = Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")]
+Repeats = Annotated[int, typer.Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")]
+Output = Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")]
+OUTPUT = Path("mtkit-benchmark")
 
 benchmark = typer.Typer(help="Measure speed and memory on this machine.", invoke_without_command=True)
 
@@ -23,9 +54,228 @@ def _benchmark(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-benchmark.command()(train)
-benchmark.command()(decode)
-benchmark.command()(documents)
+@benchmark.command()
+def train(
+    recipe: RecipeFile = None,
+    data: PreparedData = None,
+    preset: Preset = None,
+    attention: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
+    ] = None,
+    attention_option: AttentionOptions = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P,P",
+            help="Precisions, e.g. float32,bfloat16; auto: all that auto chooses from.  [default: the recipe's]",
+        ),
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="PROGRAM", help="Other program, if installed: huggingface (MarianMTModel).")
+    ] = None,
+    updates: Annotated[int, typer.Option(min=1, max=MOST, help="Timed updates.")] = 100,
+    warmup: Annotated[int, typer.Option(min=3, max=MOST, help="Updates before the timed ones.")] = 20,
+    batch_tokens: BatchTokens = None,
+    accumulate: Accumulate = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = OUTPUT,
+) -> None:
+    """Measure training speed on prepared data.
+
+    Reports target tokens/s without padding, and the share of the ceiling: the speed that the measured rate of matrix
+    products allows for the model's operations. Mechanisms, precisions and programs train in turns on the same batches,
+    from initial weights; nothing is saved. A case that fails is reported and left out.
+
+    \b
+    Examples:
+      mtkit benchmark train --preset small --attention full,linear
+      mtkit benchmark train --attention all --precision float32,bfloat16 --updates 10
+    """
+    from mtkit.benchmark.peers import check_peers
+    from mtkit.recipe import load_recipe
+
+    options = parse_options(attention_option)
+    overrides = given(
+        preset=preset,
+        data=given(folder=data),
+        attention=given(options=options),
+        training=given(batch_tokens=batch_tokens, accumulate=accumulate),
+    )
+    settings = load_recipe(recipe, overrides)
+    precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
+    mechanisms = parse_names("--attention", attention)
+    check_peers(programs, ["huggingface"], "train")
+
+    from mtkit.benchmark.report import outputs, write
+    from mtkit.benchmark.training import Plan, as_object, bars, measure_training, table
+    from mtkit.data.prepared import open_prepared
+    from mtkit.experiments.entries import entries
+    from mtkit.training.precision import fixed_workspaces
+    from mtkit.training.world import World
+
+    use_threads(threads)
+    _note_if_busy()
+    files = outputs(output, "train")
+    prepared = open_prepared(settings.data.folder)
+    settings = settings.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
+    with fixed_workspaces(settings.training.deterministic), World(device) as world:
+        recipes = list(entries(settings, mechanisms, options).values()) if mechanisms else [settings]
+        trainers = _trainers(recipes, prepared, world, precisions or [settings.training.precision])
+        peers = _training_peers(settings, prepared, world, trainers) if programs else []
+        with steps("benchmark", "turn", show=world.first) as on_progress:
+            plan = Plan(updates=updates, warmup=warmup)
+            measured = measure_training(settings, prepared, trainers, peers, plan, world, on_progress=on_progress)
+        if world.first:
+            typer.echo(table(measured))
+            typer.echo(f"\n{write(files, table(measured), as_object(measured), [bars(measured)])}")
+
+
+@benchmark.command()
+def decode(
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Run folder; several are measured in turns.  [default: the latest run]"),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="Name of the run in mtkit-runs; several are measured in turns."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Prepared data with the side.  [default: each run's]")
+    ] = None,
+    side: Annotated[str | None, typer.Option(help="Side to translate.  [default: the first test side]")] = None,
+    checkpoint: Checkpoint = "best",
+    segments: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Translate only the first segments.  [default: all]")
+    ] = None,
+    beam: Annotated[str, typer.Option(metavar="N,N", help="Beam sizes; 1 is greedy.")] = "1,5",
+    dtype: Annotated[
+        str, typer.Option(metavar="D,D", help="Arithmetics of mtkit; agreement is measured with the first.")
+    ] = "float32",
+    shortlist: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=100,
+            help="Measure with this shortlist too (mtkit translate --shortlist N); 0: without only.",
+        ),
+    ] = 0,
+    batch_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Padded source pieces per batch, counted per hypothesis; the fastest counts."),
+    ] = None,
+    beside: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Other programs with the same weights: huggingface,ctranslate2.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Translations of the side per program and beam.")] = 3,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = OUTPUT,
+) -> None:
+    """Measure translation speed of trained runs.
+
+    Reports segments/s from text to text, BLEU, and the share of the ceiling: the speed that the measured rate of matrix
+    products allows for the model's operations. Other programs translate with the same weights in turns, each at the
+    fastest of several batch sizes. The side must have the same text in all runs' data, prepared in any way.
+
+    \b
+    Examples:
+      mtkit benchmark decode --dtype float32,bfloat16 --beside ctranslate2
+      mtkit benchmark decode --name deep --name shallow --dtype int8 --shortlist 10
+    """
+    from mtkit.benchmark.peers import PACKAGES, check_peers
+    from mtkit.recipe.settings import MOST_HYPOTHESES
+    from mtkit.runs import find_runs
+
+    programs = parse_names("--beside", beside)
+    beams, sizes = parse_numbers("--beam", beam, MOST_HYPOTHESES), parse_numbers("--batch-tokens", batch_tokens)
+    check_peers(programs, list(PACKAGES), "decode")
+    runs = list({one.folder.resolve(): one for one in find_runs(run, name)}.values())
+    for one in runs:
+        if len(one.directions) > 1:
+            raise MtkitError(f"{one.folder} translates {', '.join(one.directions)}; decode takes runs of one direction")
+
+    from mtkit.benchmark.decoding import as_object, bars, common_side, first_segments, measure_decoding, table
+    from mtkit.benchmark.report import outputs, write
+    from mtkit.data.prepared import open_prepared
+    from mtkit.device import find_device
+
+    use_threads(threads)
+    _note_if_busy()
+    files = outputs(output, "decode")
+    folders = [data or one.recipe.data.folder for one in runs]
+    texts = first_segments(common_side([open_prepared(folder) for folder in dict.fromkeys(folders)], side), segments)
+    where = str(find_device(device))
+    candidates = []
+    for one, folder in zip(runs, folders, strict=True):
+        lexicons = [None, lexicon_for(one, folder, shortlist)] if shortlist else [None]
+        model, arithmetics = one.load_model(checkpoint, where), parse_names("--dtype", dtype)
+        candidates.append(_candidate(one, model, arithmetics, sizes, lexicons, programs, skip=len(runs) > 1))
+    with steps("benchmark", "turn") as on_progress:
+        measured = measure_decoding(candidates, texts, beams, repeats=repeats, on_progress=on_progress)
+    typer.echo(table(measured))
+    typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")
+
+
+@benchmark.command()
+def documents(
+    attention: Annotated[
+        str, typer.Option(metavar="A,B", help="Mechanisms, each in the decoder and cross roles that it can play.")
+    ] = "linear",
+    lengths: Annotated[str, typer.Option(metavar="T,T", help="Pieces of each side of a document.")] = "500,1000,2000",
+    recipe: Annotated[
+        Path | None, typer.Option(help="Recipe with the model: a YAML file or a name from `mtkit recipes`.")
+    ] = None,
+    preset: Preset = None,
+    attention_option: AttentionOptions = None,
+    vocabulary: Annotated[int, typer.Option(min=10, max=1_000_000, help="Vocabulary size.")] = 8000,
+    documents: Annotated[int, typer.Option(min=1, max=MOST, help="Documents decoded at once, in one batch.")] = 1,
+    beam: Annotated[int, typer.Option(min=1, max=1000, help="Beam size.")] = 5,
+    dtype: Annotated[str, typer.Option(help="Arithmetic: float32, bfloat16, float16 or int8.")] = "float32",
+    repeats: Repeats = 1,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = OUTPUT,
+) -> None:
+    """Measure decoding speed by document length.
+
+    Each mechanism runs in the decoder and in the attention to the source, and is compared with a model that has full
+    attention in both. The models are untrained, and hypotheses end at the last piece only, so that all make the same
+    number of steps.
+
+    \b
+    Examples:
+      mtkit benchmark documents --attention linear,performer --lengths 1000,2000,4000
+      mtkit benchmark documents --preset base --lengths 2000 --documents 4
+    """
+    from mtkit.recipe import load_recipe
+
+    settings = load_recipe(recipe, given(preset=preset))
+
+    from mtkit.benchmark.documents import DocumentSetting, as_object, bars, measure_documents, table
+    from mtkit.benchmark.report import outputs, write
+    from mtkit.device import find_device
+
+    use_threads(threads)
+    _note_if_busy()
+    files = outputs(output, "documents")
+    setting = DocumentSetting(
+        recipe=settings,
+        vocabulary=vocabulary,
+        beam=beam,
+        arithmetic=dtype,
+        repeats=repeats,
+        device=find_device(device),
+        options=parse_options(attention_option),
+        documents=documents,
+    )
+    names = parse_names("--attention", attention)
+    with steps("benchmark", "batch") as on_progress:
+        measured = measure_documents(names, parse_numbers("--lengths", lengths), setting, on_progress=on_progress)
+    typer.echo(table(measured))
+    typer.echo(f"\n{write(files, table(measured), as_object(measured), bars(measured))}")
 
 
 @benchmark.command()
@@ -34,44 +284,35 @@ def attention(
         str | None,
         typer.Option(metavar="A,B", help="Mechanisms.  [default: those of linear cost published for the role]"),
     ] = None,
-    lengths: Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
+    lengths: Lengths = "512,1024,2048,4096",
     role: Annotated[str, typer.Option(help="Role: encoder, decoder or cross.")] = "encoder",
     heads: Annotated[int, typer.Option(min=1, max=1_000_000, help="Attention heads.")] = 8,
     width: Annotated[int, typer.Option(min=1, max=1_000_000, help="Model width, all heads together.")] = 512,
     batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Segments per batch.")] = 1,
-    attention_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")] = 3,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")] = Path(
-        "mtkit-benchmark"
-    ),
+    attention_option: AttentionOptions = None,
+    repeats: Repeats = 3,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Output = OUTPUT,
 ) -> None:
     """Measure time, memory and FLOPs of attention mechanisms.
 
-    Each mechanism runs beside full on the same inputs: forward and backward at each length, and a decoding step in the
-    decoder and cross roles. The whole sub-layer and the attention without projections are measured separately.
-    Cases that do not fit in memory are skipped and named. The exit code is 1 if a mechanism failed.
+    Each mechanism is compared with full on the same inputs: forward and backward at each length, and a decoding step in
+    the decoder and cross roles. The complete sub-layer and the attention without projections are measured separately.
+    Cases that do not fit in memory are reported and skipped. The exit code is 1 if a mechanism failed.
 
     \b
     Examples:
       mtkit benchmark attention --names band,linear --lengths 1024,4096,16384
     """
-    import torch
-
     from mtkit.benchmark.attention import Setting, default_names, measure_attention
-    from mtkit.benchmark.attention_report import as_object, table
+    from mtkit.benchmark.attention_report import as_object, draw_benchmark, table
     from mtkit.benchmark.report import outputs
-    from mtkit.cli.progress import steps
     from mtkit.device import find_device
     from mtkit.storage.files import write_json, write_text
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    say_if_busy()
+    use_threads(threads)
+    _note_if_busy()
     text, data, picture = outputs(output, f"attention-{role}")
     setting = Setting(
         role=role,
@@ -80,7 +321,7 @@ def attention(
         batch=batch,
         repeats=repeats,
         device=find_device(device),
-        options=parse_options(attention_option or []),
+        options=parse_options(attention_option),
     )
     chosen = default_names(role) if names is None else parse_names("--names", names)
     with steps("benchmark", "part") as on_progress:
@@ -88,17 +329,100 @@ def attention(
     typer.echo(table(measured))
     write_text(text, table(measured) + "\n")
     write_json(data, as_object(measured))
-    typer.echo(f"\n{text}, {data}{_picture(measured, picture)}")
+    try:
+        draw_benchmark(measured, picture)
+        typer.echo(f"\n{text}, {data}, {picture}")
+    except ModuleNotFoundError:
+        typer.echo(f"\n{text}, {data} (no picture: matplotlib is not installed)")
     if measured.failed:
         raise typer.Exit(1)
 
 
-def _picture(measured: "Benchmark", path: Path) -> str:
-    """Draws the picture where matplotlib is installed; gives the words that say where it is, or is not."""
-    from mtkit.benchmark.attention_report import draw_benchmark
+def _note_if_busy() -> None:
+    """Print a note if other processes slow the measurement down; no note under torchrun, which starts several."""
+    import torch
 
-    try:
-        draw_benchmark(measured, path)
-    except ModuleNotFoundError:
-        return " (no picture: matplotlib is not installed)"
-    return f", {path}"
+    from mtkit.benchmark.machine import busy_note
+
+    if "WORLD_SIZE" not in os.environ and (message := busy_note(torch.get_num_threads())):
+        note(message)
+
+
+def _trainers(
+    recipes: "Sequence[Recipe]", prepared: "Prepared", world: "World", precisions: list[str]
+) -> "Sequence[OwnTrainer]":
+    """Make a trainer for each recipe in each precision. Raises: RecipeError, MtkitError."""
+    from mtkit.benchmark.training import OwnTrainer
+    from mtkit.recipe import make_recipe, merged
+    from mtkit.training.precision import precisions as choices
+
+    named = [choices(world.device) if name == "auto" else (name,) for name in precisions]
+    return [
+        OwnTrainer(make_recipe(merged(recipe.model_dump(), {"training": {"precision": precision}})), prepared, world)
+        for recipe in recipes
+        for precision in dict.fromkeys(chain(*named))
+    ]
+
+
+def _training_peers(
+    recipe: "Recipe", prepared: "Prepared", world: "World", trainers: "Sequence[OwnTrainer]"
+) -> "Sequence[Trainer]":
+    """Make trainers of Hugging Face's model, in float32 and in those of mtkit's precisions that it supports."""
+    from mtkit.benchmark.peers.huggingface_training import PRECISIONS, HuggingFaceTrainer
+
+    shared = [trainer.precision for trainer in trainers if trainer.precision in PRECISIONS]
+    precisions = dict.fromkeys(["float32", *shared])
+    return [HuggingFaceTrainer(recipe, prepared, world, precision) for precision in precisions]
+
+
+def _candidate(
+    run: "Run",
+    model: "Network",
+    arithmetics: list[str],
+    batch_sizes: list[int],
+    lexicons: "Sequence[Lexicon | None]",
+    programs: list[str],
+    *,
+    skip: bool,
+) -> "Candidate":
+    """Make a run's decoders, of mtkit and of other programs.
+
+    Raises: MtkitError for a program that does not support the model; with `skip`, a note reports it instead.
+    """
+    from mtkit.benchmark.decoding import Candidate, OwnDecoder
+
+    settings = run.recipe.decoding
+    decoders: list[Decoder] = [
+        OwnDecoder(run, model, settings, arithmetic, batch_sizes, lexicon)
+        for arithmetic in arithmetics
+        for lexicon in lexicons
+    ]
+    for program in programs:
+        try:
+            decoders += _decoding_peers(program, run, model, lexicons)
+        except MtkitError as error:
+            if not skip:
+                raise
+            note(f"{run.folder} is measured without {program}: {error}")
+    return Candidate(run, model, decoders)
+
+
+def _decoding_peers(
+    program: str, run: "Run", model: "Network", lexicons: "Sequence[Lexicon | None]"
+) -> "Iterator[Decoder]":
+    """Yield a program's decoders in each arithmetic of the device, with and without a shortlist.
+
+    Raises: MtkitError if the program does not support the model.
+    """
+    device, settings = model.output_weight.device.type, run.recipe.decoding
+    if program == "ctranslate2":
+        from mtkit.benchmark.peers import ctranslate2
+
+        for arithmetic in ctranslate2.ARITHMETICS[device]:
+            for lexicon in lexicons:
+                yield ctranslate2.CTranslate2(run, model, settings, arithmetic, lexicon)
+    else:
+        from mtkit.benchmark.peers import huggingface_decoding
+
+        for arithmetic in huggingface_decoding.ARITHMETICS[device]:
+            yield huggingface_decoding.HuggingFaceDecoder(run, model, settings, arithmetic)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.values import parse_names, parse_options
+from mtkit.cli.options import parse_names, parse_options
 
 if TYPE_CHECKING:
     from mtkit.experiments.folder import Folder
@@ -47,7 +47,7 @@ def compare(
     from mtkit.recipe import load_recipe
 
     limits = {"max_updates": max_updates, "max_minutes": max_minutes, "batch_tokens": batch_tokens}
-    options = parse_options(attention_option or [])
+    options = parse_options(attention_option)
     given: dict[str, Any] = {
         "attention": {"options": options},
         "training": {name: value for name, value in limits.items() if value is not None},

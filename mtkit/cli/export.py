@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mtkit.cli.translation import note
+from mtkit.cli.progress import note
 
 
 def export(

@@ -35,8 +35,7 @@ def import_(
       mtkit prepare --tokenizer-from opus --train a.en a.de --valid b.en b.de
       mtkit train --init-from opus --attention longformer
     """
-    from mtkit.interchange.exports import find_folder
-    from mtkit.interchange.imports import import_marian
+    from mtkit.interchange.imports import find_folder, import_marian
     from mtkit.recipe.settings import RUNS
 
     if name in ("", "..") or Path(name).name != name:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mtkit.cli.translation import note
+from mtkit.cli.progress import note
 from mtkit.errors import MtkitError
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mtkit.cli.translation import note
+from mtkit.cli.progress import note
 from mtkit.errors import RecipeError
 
 _Files = tuple[Path, Path] | None

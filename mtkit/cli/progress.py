@@ -1,4 +1,4 @@
-"""Progress on standard error: bars on a terminal, for work of more than two seconds; a log gets no bars."""
+"""Notes and progress bars on standard error. Bars appear on a terminal after two seconds, and never in a log."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -6,15 +6,25 @@ from time import monotonic
 from typing import Any
 
 import typer
-from tqdm import tqdm
 
 from mtkit.terminal import watched
 
 
+def note(message: str) -> None:
+    """Print a note on standard error."""
+    typer.echo(f"note: {message}", err=True)
+
+
+def _bar(**options: Any) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(delay=2, leave=False, **options)
+
+
 @contextmanager
 def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Takes (steps done, of how many)."""
-    with tqdm(desc=what, unit=unit, delay=2, leave=False, disable=not (show and watched())) as bar:
+    """Show a bar; yield a function that takes the number of steps done and their total."""
+    with _bar(desc=what, unit=unit, disable=not (show and watched())) as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.total = total
@@ -25,23 +35,25 @@ def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int,
 
 @contextmanager
 def counted(what: str | None, unit: str, total: int | None) -> Iterator[Callable[[int], object]]:
-    """Takes the number of units just done."""
-    with tqdm(desc=what, unit=f" {unit}", total=total, delay=2, leave=False, disable=not watched()) as bar:
+    """Show a bar; yield a function that takes the number of units just done."""
+    with _bar(desc=what, unit=f" {unit}", total=total, disable=not watched()) as bar:
         yield bar.update
 
 
 def through(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
-    """Goes through `items` (`mtkit.terminal.ProgressBar`)."""
-    bar: Iterable[Any] = tqdm(items, what, total, delay=2, unit_scale=True, leave=False, disable=not watched())
+    """Iterate over `items` with a bar (`mtkit.terminal.ProgressBar`)."""
+    bar: Iterable[Any] = _bar(iterable=items, desc=what, total=total, unit_scale=True, disable=not watched())
     return bar
 
 
 @contextmanager
 def latest(every: float = 60.0) -> Iterator[Callable[[str], object]]:
-    """Takes lines such as "title: step". A terminal shows the latest one.
+    """Yield a function that takes lines such as "title: step". A terminal shows the latest line.
 
     A log gets the first line of each title, then a line every `every` seconds if the step has changed.
     """
+    from tqdm import tqdm
+
     with tqdm(bar_format="{desc}", leave=False, disable=not watched()) as bar:
         shown, when = "", 0.0
 

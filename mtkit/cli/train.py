@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.values import parse_options
+from mtkit.cli.options import parse_options
 
 if TYPE_CHECKING:
     from mtkit.recipe.data import DataSettings
@@ -100,7 +100,7 @@ def train(
             model=_given(architecture=model, reversible=reversible or None),
             attention=_attention(
                 attention,
-                parse_options(attention_option or []),
+                parse_options(attention_option),
                 encoder=_layers(encoder_attention),
                 decoder=_layers(decoder_attention),
                 cross=_layers(cross_attention),

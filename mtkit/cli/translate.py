@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from mtkit.cli.progress import note
 from mtkit.cli.translation import (
     check_alone,
     check_documents,
@@ -21,7 +22,6 @@ from mtkit.cli.translation import (
     heads_for,
     is_live,
     lexicon_for,
-    note,
     own_part,
     recipe_of,
     text,

@@ -20,13 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
+from mtkit.cli.progress import note
 from mtkit.errors import MtkitError
 from mtkit.terminal import watched
-
-
-def note(message: str) -> None:
-    """Say something on standard error."""
-    typer.echo(f"note: {message}", err=True)
 
 
 def check_options(input: str | None, with_input: dict[str, Any], without: dict[str, Any]) -> None:
@@ -203,7 +199,7 @@ if TYPE_CHECKING:
 
 def given_settings(**settings: Any) -> dict[str, Any]:
     """Those decoding settings that the command line has; --beam without --method selects beam search."""
-    from mtkit.recipe.decoding import with_method
+    from mtkit.recipe.settings import with_method
 
     return with_method({key: value for key, value in settings.items() if value is not None})
 

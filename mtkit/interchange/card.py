@@ -11,7 +11,7 @@ from mtkit.evaluation.report import score_side
 from mtkit.evaluation.scores import Score
 from mtkit.evaluation.systems import run_sides
 from mtkit.interchange.huggingface import CLASSES
-from mtkit.recipe.decoding import ONLY_WITH
+from mtkit.recipe.settings import ONLY_WITH
 from mtkit.runs import Origin, Run
 from mtkit.storage.records import read_stored
 from mtkit.terminal import markdown

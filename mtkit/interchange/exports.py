@@ -1,58 +1,54 @@
-"""Finds or downloads models by their name on the Hugging Face hub.
+"""Export of runs to folders that Hugging Face transformers or CTranslate2 loads without mtkit.
 
-Exports runs to folders that Hugging Face transformers or CTranslate2 loads without mtkit.
+An export is checked: the library must find the tokens of mtkit's greedy search in float32.
 """
 
+import random
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from mtkit.decoding.engines.ctranslate2.conversion import not_held
 from mtkit.decoding.translator import Translator
-from mtkit.errors import MtkitError, RunError, did_you_mean, shown
-from mtkit.interchange import ctranslate2, huggingface
-from mtkit.interchange.agreement import Agreement, compare
+from mtkit.errors import MtkitError, did_you_mean, shown
+from mtkit.interchange import huggingface
 from mtkit.interchange.card import card
-from mtkit.interchange.huggingface import CTRANSLATE2, HUGGINGFACE, spelled, tag_of
+from mtkit.interchange.huggingface import CLASSES, CTRANSLATE2, HUGGINGFACE, models, spelled, tag_of
+from mtkit.model.network import Network
+from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 from mtkit.storage.files import write_text, writing
-
-FILES = ["*.json", "*.safetensors", "*.spm"]
-"""File patterns that are downloaded: no pickles, and no code."""
-
-
-def find_folder(place: str) -> Path:
-    """Return the local folder `place`, or else download the model of that name, as Helsinki-NLP/opus-mt-en-de.
-
-    Raises: MtkitError if neither exists; RunError for a model without safetensors, with the command that converts it.
-    """
-    path = Path(place)
-    if path.is_dir():
-        return path
-    if path.is_absolute() or place.startswith(".") or place.count("/") != 1:
-        raise MtkitError(f"no folder {place}; give one, or a name on the hub such as Helsinki-NLP/opus-mt-en-de")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        folder = Path(snapshot_download(place, allow_patterns=FILES))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MtkitError(f"no folder {place}, and it cannot be downloaded from the hub ({reason})") from error
-    if not any(folder.glob("*.safetensors")):
-        own = place.rpartition("/")[2]
-        convert = "; ".join(f"{each}.from_pretrained('{place}').save_pretrained('{own}')" for each in "MT")
-        raise RunError(
-            f"{place} has no weights as safetensors; a pickle can run code when loaded. Convert it with transformers: "
-            f'python -c "from transformers import MarianMTModel as M, MarianTokenizer as T; {convert}", '
-            f"then import {own}"
-        )
-    return folder
-
-
-FORMATS = {"huggingface": huggingface, "ctranslate2": ctranslate2}
-"""{format: module that writes it}."""
+from mtkit.text.readers import Lines
+from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK
 
 MARKS = {"huggingface": HUGGINGFACE, "ctranslate2": CTRANSLATE2}
 """{format: its library's spelling of the special pieces}."""
+
+LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
+"""{format: the library that loads it}."""
+
+COMPARED = 50
+"""Lines whose tokens are compared."""
+
+TOLERATED = 0.1
+"""Share of lines that may differ: if two pieces are equally likely within rounding, libraries choose differently."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Result of comparing the tokens of lines."""
+
+    lines: int
+    differing: list[str]
+    """Positions of the differences, as "line 3 from token 5"."""
+
+    def __str__(self) -> str:
+        if not self.differing:
+            return f"all tokens of {self.lines} lines are those of mtkit's greedy search in float32"
+        return f"{len(self.differing)} of {self.lines} lines have other tokens than mtkit: {self.differing[0]}"
 
 
 @dataclass(frozen=True)
@@ -77,20 +73,130 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
 
     Raises: MtkitError if the format does not support a part of the model, or if the folder exists; nothing is written.
     """
-    if to not in FORMATS:
-        raise MtkitError(f"no format {shown(to)}{did_you_mean(to, list(FORMATS))}; there are: {', '.join(FORMATS)}")
+    if to not in MARKS:
+        raise MtkitError(f"no format {shown(to)}{did_you_mean(to, list(MARKS))}; there are: {', '.join(MARKS)}")
     if folder.exists():
         raise MtkitError(f"{folder} exists; choose another folder, or remove it")
-    form = FORMATS[to]
+    check, write = (huggingface.check, huggingface.write) if to == "huggingface" else (_check, _write)
     run.check_packages()
-    form.check(run.recipe)
+    check(run.recipe)
     name = run.checkpoint(checkpoint).name
     translator = Translator([run], checkpoint=name, device="cpu", dtype="float32")
     with writing(folder) as temporary:
         temporary.mkdir()
-        form.write(run, translator.network, temporary)
+        write(run, translator.network, temporary)
         caution = huggingface.caution(run.recipe) if to == "huggingface" else ""
-        made = Exported(folder, name, compare(run, translator, temporary, to), caution)
+        exported = Exported(folder, name, compare(run, translator, temporary, to), caution)
         tag = tag_of(run, spelled(run.tokenizers.source, MARKS[to]))
-        write_text(temporary / "README.md", card(run, name, to, made.compared, tag, caution))
-    return made
+        write_text(temporary / "README.md", card(run, name, to, exported.compared, tag, caution))
+    return exported
+
+
+def _check(recipe: Recipe) -> None:
+    """Raises: MtkitError if CTranslate2 does not support a part of the model, or is not installed."""
+    if (part := not_held(recipe)) is not None:
+        raise MtkitError(f"CTranslate2's format has no {part}")
+    if find_spec("ctranslate2") is None:
+        raise MtkitError("the package ctranslate2 writes its format: pip install 'mtkit[ctranslate2]'")
+
+
+def _write(run: Run, model: Network, folder: Path) -> None:
+    """Write CTranslate2's files and the sentencepiece models into an existing folder."""
+    from mtkit.decoding.engines.ctranslate2.conversion import convert
+
+    converted, tokenizers = folder / "converted", run.tokenizers
+    convert(model, converted, (spelled(tokenizers.source, CTRANSLATE2), spelled(tokenizers.target, CTRANSLATE2)))
+    for file in converted.iterdir():
+        file.rename(folder / file.name)
+    converted.rmdir()
+    for name, content in models(run).items():
+        (folder / name).write_bytes(content)
+
+
+def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreement | None:
+    """Compare mtkit's tokens with those that the format's library finds; None if the library is not installed.
+
+    `translator` translates with only this run, by mtkit's engine on the CPU in float32. Raises: MtkitError if too many
+    lines differ, which is a defect.
+    """
+    if find_spec(LIBRARIES[to]) is None:
+        return None
+    greedy = DecodingSettings.model_validate(
+        {**translator.settings.model_dump(), "method": "greedy", "no_repeat_ngram": 0, "coverage_penalty": 0.0}
+    )
+    lines = _sources(run)
+    direction = run.directions[0] if len(run.directions) > 1 else None
+    translations = [best for best, *_ in translator.with_settings(greedy).lines(lines, direction=direction)]
+    places = [place for place, best in enumerate(translations) if best.parts == 1 and best.pieces]
+    names = spelled(run.tokenizers.target, MARKS[to])
+    ours = [[names[piece] for piece in translations[place].pieces if piece != EOS] for place in places]
+    longest = min(max(map(len, ours), default=0) + 8, run.recipe.model.max_length)
+    tokens = _with_ctranslate2 if to == "ctranslate2" else _with_transformers
+    theirs = tokens(run, folder, [lines[place] for place in places], longest)
+    differing = []
+    for place, one, other in zip(places, ours, theirs, strict=True):
+        # a translation at mtkit's maximum length ends there; the other library has another maximum
+        compared = other[: len(one)] if translations[place].cut else other
+        if one != compared:
+            differing.append(f"line {place + 1} from token {_first_difference(one, compared) + 1}")
+    agreement = Agreement(len(places), differing)
+    if len(differing) > TOLERATED * len(places):
+        raise MtkitError(f"{agreement}; this is a defect of mtkit, and nothing was written")
+    return agreement
+
+
+def _sources(run: Run) -> list[str]:
+    """Return sources of the run's translations; if it has none, lines of random pieces."""
+    for path in sorted((run.folder / "translations").glob("*.source.txt")):
+        if lines := [line for line in Lines(path) if line.strip()]:
+            return lines[:COMPARED]
+    draw, tokenizer = random.Random(1), run.tokenizers.source
+    pieces = range(BREAK + 1, tokenizer.size)
+    return [tokenizer.decode(draw.choices(pieces, k=draw.randint(2, 12))) for _ in range(COMPARED)]
+
+
+def _with_ctranslate2(run: Run, folder: Path, lines: Sequence[str], longest: int) -> list[list[str]]:
+    import ctranslate2
+    import sentencepiece
+    import torch
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
+    tag = tag_of(run, spelled(run.tokenizers.source, CTRANSLATE2))
+    sources = [[*([tag] if tag else []), *model.encode(line, out_type=str)] for line in lines]
+    threads = torch.get_num_threads()
+    program = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=threads)
+    torch.set_num_threads(threads)  # the line above changes them
+    results = program.translate_batch(
+        sources,
+        beam_size=1,
+        min_decoding_length=0,
+        max_decoding_length=longest,
+        suppress_sequences=[[CTRANSLATE2[piece]] for piece in (PAD, UNK, BOS)],
+    )
+    return [result.hypotheses[0] for result in results]
+
+
+def _with_transformers(run: Run, folder: Path, lines: Sequence[str], longest: int) -> list[list[str]]:
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    model: Any = getattr(transformers, CLASSES[run.recipe.model.norm][1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it recommends sacremoses, which it does not call
+        model = model.from_pretrained(folder).float().eval()
+        tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    tag = tag_of(run, spelled(run.tokenizers.source, HUGGINGFACE))
+    names = spelled(run.tokenizers.target, HUGGINGFACE)
+    translations = []
+    for line in lines:  # one by one, because padding would change the last digits
+        inputs = tokenizer([f"{tag} {line}" if tag else line], return_tensors="pt")
+        with torch.no_grad():
+            pieces = model.generate(**inputs, num_beams=1, do_sample=False, max_length=longest, no_repeat_ngram_size=0)
+        translations.append([names[piece] for piece in pieces[0].tolist() if piece not in HUGGINGFACE])
+    return translations
+
+
+def _first_difference(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -17,7 +17,7 @@ from mtkit.errors import RecipeError, did_you_mean, shown
 from mtkit.model.layers import FeedForward
 from mtkit.model.network import Network
 from mtkit.recipe import TrainingSettings
-from mtkit.recipe.training import LoraSettings
+from mtkit.recipe.settings import LoraSettings
 
 EMBEDDINGS = ("source_embedding", "target_embedding")
 

@@ -1,6 +1,5 @@
 """The recipe of an experiment: its settings and the functions that read them."""
 
-from mtkit.recipe.decoding import DecodingSettings
 from mtkit.recipe.recipe import (
     AttentionSettings,
     ModelSettings,
@@ -11,7 +10,7 @@ from mtkit.recipe.recipe import (
     merged,
     overridden,
 )
-from mtkit.recipe.training import TrainingSettings
+from mtkit.recipe.settings import DecodingSettings, TrainingSettings
 
 __all__ = [
     "AttentionSettings",

@@ -15,10 +15,16 @@ from pydantic import ValidationError as PydanticError
 
 from mtkit.errors import RecipeError, did_you_mean, shown
 from mtkit.recipe.data import DataSettings
-from mtkit.recipe.decoding import DecodingSettings
 from mtkit.recipe.file import PromiseText, find_recipe, read_settings, with_variables
-from mtkit.recipe.settings import PRESETS, PositiveInt, Seed, Settings, run_folder_of
-from mtkit.recipe.training import TrainingSettings
+from mtkit.recipe.settings import (
+    PRESETS,
+    DecodingSettings,
+    PositiveInt,
+    Seed,
+    Settings,
+    TrainingSettings,
+    run_folder_of,
+)
 from mtkit.storage.records import as_python, explain
 
 Layers = Annotated[int, Field(gt=0, le=10_000)]

@@ -1,12 +1,10 @@
-"""Base class of the recipe's settings groups, and the bounds of their numbers.
+"""Settings of decoding and training, presets, and the base class of all settings groups with its number bounds."""
 
-Presets: named model sizes with matching training settings; `mtkit.recipe` documents the settings.
-"""
-
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 RUNS = Path("mtkit-runs")
@@ -109,3 +107,197 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Base and big are the models of "Attention Is All You Need" (Vaswani et al., 2017), table 3."""
+
+
+MOST_HYPOTHESES = 1_000
+Hypotheses = Annotated[int, Field(gt=0, le=MOST_HYPOTHESES)]
+
+ONLY_WITH = {
+    "beam": ("beam", "coverage_penalty"),
+    "sample": ("temperature", "top_k", "top_p", "seed"),
+}
+"""Settings by the only method that uses them."""
+
+
+def with_method(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a user's settings; a beam size without a method selects beam search."""
+    implied = {"method": "beam"} if "beam" in given and "method" not in given else {}
+    return {**given, **implied}
+
+
+class DecodingSettings(Settings):
+    """Decoding, in validation and in `translate`."""
+
+    method: Literal["greedy", "beam", "sample"] = "beam"
+    """Search algorithm."""
+    beam: Hypotheses = 5
+    """Beam size."""
+    length_penalty: NonNegativeFloat = 1.0
+    """Exponent of the length normalisation log-probability / length ^ exponent; 0 disables it."""
+    coverage_penalty: NonNegativeFloat = 0.0
+    """Weight of the penalty for unattended source pieces. Requires a cross attention with weights; 0 disables it."""
+    max_pieces: PositiveInt | None = None
+    """Maximum pieces of a translation, including the end mark. Default: slightly more than the longest target
+    of training pairs with a similar source length, at least 2 x the source's pieces, and at least 20."""
+    no_repeat_ngram: NonNegativeInt = 0
+    """Forbid repeated n-grams of this many pieces; 0 disables this."""
+    n_best: Hypotheses = 1
+    """Translations per segment, best first."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature: divisor of the logits."""
+    top_k: NonNegativeInt = 0
+    """Sample from the k most probable pieces; 0 means all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Sample from the most probable pieces whose cumulative probability reaches this value."""
+    seed: Seed = 1
+    """Random seed of sampling."""
+    batch_tokens: PositiveInt = 8_192
+    """Maximum padded source pieces per batch, counted once per hypothesis. On a CPU, the commands decode one batch per
+    thread in parallel."""
+
+    @model_validator(mode="after")
+    def _n_best_fits_the_beam(self) -> Self:
+        if self.method != "sample" and self.n_best > (self.beam if self.method == "beam" else 1):
+            raise ValueError(
+                f"decoding.n_best = {self.n_best} exceeds the number of hypotheses of {self.method} search"
+            )
+        return self
+
+    def without_effect(self, given: Collection[str]) -> tuple[str, str] | None:
+        """Return the first given setting that this method ignores, and the method that uses it.
+
+        A coverage penalty of 0 is valid with every method: it disables the penalty.
+        """
+        pairs = (
+            (setting, method)
+            for method, settings in ONLY_WITH.items()
+            for setting in settings
+            if setting != "coverage_penalty" or self.coverage_penalty
+        )
+        return next((pair for pair in pairs if pair[0] in given and pair[1] != self.method), None)
+
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+Target = Literal["query", "key", "value", "output", "feed_forward"]
+BestBy = Literal["bleu", "chrf", "loss", "exact", "ter"]
+
+
+def _listed(names: Any) -> Any:
+    """Return a list unchanged, and wrap a single name in a list."""
+    return [names] if isinstance(names, str) else names
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters (Hu et al., 2021): a trained product of two small matrices is added to each adapted matrix."""
+
+    rank: PositiveInt = 8
+    """Rank of the product."""
+    targets: Annotated[tuple[Target, ...], Field(min_length=1)] = ("query", "value")
+    """Adapted matrices: query, key, value and output projections of all attentions, and feed_forward."""
+    alpha: PositiveFloat | None = None
+    """Numerator of the product's factor alpha / rank. Default: the rank, i.e. a factor of 1."""
+
+
+class TrainingSettings(Settings):
+    """The training loop."""
+
+    init_from: Path | None = None
+    """Run (name or folder) whose best weights initialise a new run. By default, the new run inherits the section
+    `attention`, and `model` unless a preset is set."""
+    freeze: Annotated[tuple[str, ...], BeforeValidator(_listed, json_schema_input_type=str | tuple[str, ...])] = ()
+    """Parameters that are not trained: groups (embeddings, encoder, decoder, output), layers (decoder.0), or parts
+    (feed_forward, cross_attention.q_proj)."""
+    lora: LoraSettings | None = None
+    """Train only low-rank adapters. Requires `init_from`."""
+
+    batch_tokens: PositiveInt = 2_048
+    """Maximum padded pieces per batch, of the longer side. With subword sampling, the rows of a batch are chosen by
+    their pieces before sampling."""
+    accumulate: PositiveInt = 1
+    """Batches per update. Each token has the same weight in the summed gradient."""
+    max_updates: PositiveInt | None = None
+    """Maximum updates."""
+    max_epochs: PositiveInt | None = None
+    """Maximum epochs."""
+    max_minutes: PositiveFloat | None = None
+    """Maximum minutes of training, including the time before a resume."""
+    best_by: BestBy = "bleu"
+    """Validation score that selects the best checkpoint and resets patience: BLEU, chrF, loss, exact match or TER.
+    Lower is better for loss and TER. If scores are equal, the checkpoint with the lowest loss is best."""
+    patience: PositiveInt | None = None
+    """Maximum validations in a row without a better score by `best_by`."""
+    least_improvement: NonNegativeFloat = 0.0
+    """Minimum improvement of the `best_by` score that resets patience. With 0, every new best validation resets it."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Optimiser. muon orthogonalises the updates of the layers' matrices (Jordan et al., 2024), and AdamW updates
+    embeddings, output projection and vectors."""
+    muon_rate: PositiveFloat = 0.02
+    """Peak learning rate of muon's matrices, on the schedule of `peak_rate`. An update of an R x C matrix has singular
+    values near this rate times sqrt(max(1, R / C))."""
+    peak_rate: PositiveFloat = 1.5e-3
+    """Peak learning rate."""
+    schedule: Literal["noam", "inverse-sqrt", "cosine"] = "inverse-sqrt"
+    """Decay of the learning rate after the warm-up. noam peaks at `peak_rate` / sqrt(d_model * warmup_updates)."""
+    warmup_updates: NonNegativeInt = 400
+    """Updates of the warm-up, in which the learning rate rises from 0 to its peak."""
+    cooldown: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Final share of training in which the learning rate falls linearly to 0. Requires a training limit."""
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
+    """Adam's decay rates of the first and second moment."""
+    eps: PositiveFloat = 1e-9
+    """Adam's epsilon."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decay of matrices per update, as a multiple of the learning rate; vectors and scalars do not decay."""
+    clip_norm: NonNegativeFloat = 1.0
+    """Maximum gradient norm; 0 disables clipping."""
+    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Probability mass spread uniformly over the vocabulary."""
+    r_drop: NonNegativeFloat = 0.0
+    """R-Drop (Wu et al., 2021): weight alpha of the divergence between the predictions of two passes over each batch
+    with different dropout; usually 1 to 5. The loss is half the paper's: a mean over passes. An update takes twice
+    the time, and a batch twice the memory. Requires dropout; 0 disables it."""
+    subword_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """BPE dropout: probability of skipping a merge when each epoch segments the training text again (Provilkov et al.,
+    2020; usually 0.05 to 0.1). Only for bpe tokenizers; 0 disables it."""
+    subword_alpha: NonNegativeFloat = 0.0
+    """Unigram sampling: each epoch segments the training text again, and samples a segmentation by its probability to
+    this power (Kudo, 2018; usually 0.1 to 0.5). Only for unigram tokenizers; 0 disables it."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of training. auto is bfloat16 if the hardware has it, float16 on older GPUs, else float32. On CPUs
+    with bfloat16 units, it times a few updates of bfloat16 and float32 before the first update, and uses the faster."""
+    sum_gradients_in: Literal["float32", "bfloat16"] = "float32"
+    """Type of the gradients in the all-reduce between processes. bfloat16 halves the traffic, and rounds each gradient
+    to 3 digits."""
+    shard: bool = False
+    """Shard gradients, optimiser state and, between updates, weights over the N processes (ZeRO): each holds 1/N, and
+    all weights during an update. Files are the same as without. It has no effect on a single process."""
+    deterministic: bool = False
+    """Use deterministic operations on GPUs: a resumed run is then bit-identical to an uninterrupted run, as on CPUs.
+    Operations that are not deterministic are replaced, which is slower, or raise an error."""
+    ema: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Decay per update of the weights' moving average, which is validated and saved; 0 disables it."""
+    average_last: NonNegativeInt = 0
+    """Number of last checkpoints to average at the end of training; 0 disables averaging."""
+    validate_every: PositiveInt = 500
+    """Updates per validation and checkpoint."""
+    validate_segments: PositiveInt | None = None
+    """Validation segments to translate for BLEU: the first of each corpus, in proportion to its size. Default: all."""
+    keep_last: PositiveInt = 3
+    """Last checkpoints to keep."""
+    keep_best: PositiveInt = 1
+    """Best checkpoints by `best_by` to keep."""
+    log_every: PositiveInt = 50
+    """Updates per line of metrics in the log."""
+
+    @model_validator(mode="after")
+    def _adapters_freeze_all_else(self) -> Self:
+        if self.lora is not None and self.freeze:
+            raise ValueError("training.lora trains only its adapters; leave training.freeze out")
+        if self.lora is not None and self.init_from is None:
+            raise ValueError("training.lora needs a trained model; give --init-from RUN (training.init_from)")
+        if self.optimizer == "muon" and (self.lora is not None or self.shard):
+            other = "lora" if self.lora is not None else "shard"
+            raise ValueError(f"training.optimizer = muon updates whole matrices; leave training.{other} out")
+        if self.lora is not None and self.shard:
+            raise ValueError("training.shard does not support training.lora; leave training.shard out")
+        return self

@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.recipe.training import BestBy
+from mtkit.recipe.settings import BestBy
 from mtkit.runs import BASE
 from mtkit.storage.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
 from mtkit.storage.records import Count, read_stored, stored

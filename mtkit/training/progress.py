@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mtkit.recipe import TrainingSettings
-from mtkit.recipe.training import BestBy
+from mtkit.recipe.settings import BestBy
 from mtkit.storage.records import Count
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -25,7 +25,7 @@ from mtkit.memory import Halving, peak_bytes
 from mtkit.model.adaptation import merged_in_place
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.recipe.training import BestBy
+from mtkit.recipe.settings import BestBy
 from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.terminal import shortened

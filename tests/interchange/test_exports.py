@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mtkit.cli.app import app
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
-from mtkit.interchange import agreement
+from mtkit.interchange import exports
 from mtkit.interchange.exports import export_run
 from mtkit.interchange.imports import import_marian
 from mtkit.recipe import DecodingSettings
@@ -54,7 +54,7 @@ def load_theirs(folder: Path) -> tuple[Any, Any]:
 @pytest.fixture(autouse=True)
 def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The export compares fewer lines, which is quicker."""
-    monkeypatch.setattr(agreement, "LINES", 12)
+    monkeypatch.setattr(exports, "COMPARED", 12)
 
 
 def ours(run: Run, lines: list[str], beam: int, way: str | None = None) -> tuple[list[list[int]], list[bool]]:
@@ -187,16 +187,16 @@ def test_what_the_format_lacks_is_refused_by_name(parts: dict, to: str, message:
 def test_other_tokens_are_told_and_many_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     run = make_run(tmp_path / "a", model=BIAS)
-    theirs = agreement._with_transformers
+    theirs = exports._with_transformers
 
     def one_wrong(*given: Any) -> list[list[str]]:
         found = theirs(*given)
         return [["x", *found[0]], *found[1:]]
 
-    monkeypatch.setattr(agreement, "_with_transformers", one_wrong)
+    monkeypatch.setattr(exports, "_with_transformers", one_wrong)
     made = export_run(run, "huggingface", tmp_path / "out")
     assert re.match(r"1 of \d+ lines have other tokens than mtkit: line \d+ from token \d+", made.compared)
-    monkeypatch.setattr(agreement, "_with_transformers", lambda *given: [["x"] for _ in theirs(*given)])
+    monkeypatch.setattr(exports, "_with_transformers", lambda *given: [["x"] for _ in theirs(*given)])
     with pytest.raises(MtkitError, match="this is a defect of mtkit"):
         export_run(run, "huggingface", tmp_path / "again")
     assert not (tmp_path / "again").exists()

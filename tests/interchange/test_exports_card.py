@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mtkit.decoding.translator import Translator
-from mtkit.interchange import agreement
+from mtkit.interchange import exports
 from mtkit.interchange.exports import export_run
 from mtkit.interchange.imports import import_marian
 from mtkit.runs import Run
@@ -21,7 +21,7 @@ MODEL = {"output_bias": True, "norm": "post"}
 @pytest.fixture(autouse=True)
 def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The export compares fewer lines, which is quicker."""
-    monkeypatch.setattr(agreement, "LINES", 4)
+    monkeypatch.setattr(exports, "COMPARED", 4)
 
 
 def text_of(run: Run, to: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ from mtkit.errors import RecipeError
 from mtkit.model.adaptation import AdaptedLinear, adapt, merged_in_place, merged_weights
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
-from mtkit.recipe.training import LoraSettings
+from mtkit.recipe.settings import LoraSettings
 from tests.training.conftest import tiny
 
 ALL = ("query", "key", "value", "output", "feed_forward")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mtkit.errors import MtkitError, RunError
-from mtkit.recipe.training import BestBy
+from mtkit.recipe.settings import BestBy
 from mtkit.storage.weights import load_weights
 from mtkit.training.checkpoint import (
     Checkpoints,

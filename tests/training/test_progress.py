@@ -1,6 +1,6 @@
 import pytest
 
-from mtkit.recipe.training import BestBy
+from mtkit.recipe.settings import BestBy
 from mtkit.training.progress import Progress
 
 

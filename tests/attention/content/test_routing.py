@@ -9,7 +9,7 @@ from torch import Tensor
 from mtkit.attention import build, reorder
 from mtkit.errors import MtkitError
 from mtkit.model.adaptation import AdaptedLinear
-from mtkit.recipe.training import LoraSettings
+from mtkit.recipe.settings import LoraSettings
 
 
 def make(role: str = "encoder", name: str = "routing", **arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtkit.cli.values import parse_names, parse_numbers, parse_options
+from mtkit.cli.options import parse_names, parse_numbers, parse_options
 from mtkit.errors import MtkitError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from mtkit.interchange.marian.vocabulary import FIRST, ordinary, renumbered
+from mtkit.interchange.marian import FIRST, ordinary, renumbered
 from mtkit.text.model_file import ModelFile
 from mtkit.text.tokenizer import PAD, UNK, Tokenizer
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mtkit.interchange.marian.config import model_settings
+from mtkit.interchange.marian import model_settings
 
 CONFIGURATION: dict[str, Any] = {
     "model_type": "marian",

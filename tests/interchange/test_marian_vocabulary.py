@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtkit.errors import DataError
-from mtkit.interchange.marian.vocabulary import FIRST, NEVER, number
+from mtkit.interchange.marian import FIRST, NEVER, number
 from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK
 
 VOCABULARY = {"</s>": 0, "<unk>": 1, "▁a": 2, "b": 3, "<pad>": 4}
