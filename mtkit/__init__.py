@@ -1,20 +1,34 @@
 """mtkit: translation models in which the attention mechanism is a choice."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from mtkit.version import __version__ as __version__
 
-FUNCTIONS = ("load", "prepare", "train", "score")
-"""The functions of `mtkit.api`, which are imported at first use: they bring PyTorch."""
+EXPORTS = {
+    **dict.fromkeys(("load", "prepare", "train", "score", "LoadedRun", "TranslatedLine"), "mtkit.api"),
+    "translate_file": "mtkit.decoding.files",
+    "MtkitError": "mtkit.errors",
+    "keep_freed_memory": "mtkit.memory",
+}
+"""{exported name: its module}. Modules are imported at first use, because most of them import PyTorch."""
 
+if TYPE_CHECKING:
+    from mtkit.api import LoadedRun as LoadedRun
+    from mtkit.api import TranslatedLine as TranslatedLine
+    from mtkit.api import load as load
+    from mtkit.api import prepare as prepare
+    from mtkit.api import score as score
+    from mtkit.api import train as train
+    from mtkit.decoding.files import translate_file as translate_file
+    from mtkit.errors import MtkitError as MtkitError
+    from mtkit.memory import keep_freed_memory as keep_freed_memory
+else:
 
-def __getattr__(name: str) -> Any:
-    if name not in FUNCTIONS:
-        raise AttributeError(f"module 'mtkit' has no attribute '{name}'")
-    from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        if name not in EXPORTS:
+            raise AttributeError(f"module 'mtkit' has no attribute '{name}'")
+        return getattr(import_module(EXPORTS[name]), name)
 
-    return getattr(import_module("mtkit.api"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *FUNCTIONS})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *EXPORTS})

@@ -41,6 +41,12 @@ def test_the_pages_examples_give_what_they_show(tmp_path: Path, monkeypatch: pyt
     assert not shown, "".join(shown)
 
 
+def test_every_exported_name_is_there() -> None:
+    assert all(callable(getattr(mtkit, name)) for name in mtkit.EXPORTS)
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        mtkit.laod
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs")).run.folder

@@ -18,12 +18,13 @@ SHARED = [ATTENTION / "bases", ATTENTION / "kernels"]
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - set(SHARED))
 MECHANISMS = sorted(file for family in FAMILIES for file in family.glob("[!_]*.py"))
 
-FOUNDATION = {"errors", "device", "memory", "terminal", "storage"}
+FOUNDATION = {"errors", "version", "device", "memory", "terminal", "storage"}
 TEXT = FOUNDATION | {"recipe", "text"}
 MODEL = TEXT | {"attention", "model", "data"}
 TRAINING = MODEL | {"runs", "decoding", "evaluation", "training"}
 BELOW = {
     "errors": set(),
+    "version": set(),
     "terminal": set(),
     "device": {"errors"},
     "memory": {"errors"},
@@ -185,6 +186,12 @@ class TestWalk:
         ]
         assert circles(modules) == {"mtkit.data.one", "mtkit.data.two", "mtkit.data.three"}
 
+    @pytest.mark.parametrize("importing", ["import mtkit", "import mtkit as m", "from mtkit import version"])
+    def test_a_circle_through_the_names_that_the_package_exports(self, importing: str) -> None:
+        package = self.written("__init__.py", "if TYPE_CHECKING:\n    from mtkit.api import load as load\n")
+        api = self.written("api.py", f"def load():\n    {importing}\n")
+        assert circles([package, api]) == {"mtkit", "mtkit.api"}
+
     def test_an_engine_that_takes_from_a_family(self) -> None:
         taking = "from mtkit.attention.{} import x\n".format
         for name in ("sparse/band", "sparse/_spans", "kernels/b", "slots"):
@@ -228,7 +235,7 @@ def test_two_tests_of_one_name_can_stand_in_two_rooms() -> None:
 def test_commands_import_what_is_heavy_when_they_run(module: Path) -> None:
     top = set(imports(module, anywhere=False))
     assert not {name for name in top if name.split(".")[0] in HEAVY}
-    assert rooms_of(top) <= {"errors", "terminal", "cli"}
+    assert rooms_of(top) <= {"errors", "version", "terminal", "cli"}
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from mtkit import __version__, terminal
+from mtkit import terminal
 from mtkit.benchmark.attention import FORMS, METRICS, WORKS, Benchmark
 from mtkit.storage.files import writing
+from mtkit.version import __version__
 
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

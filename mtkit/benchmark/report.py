@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from pydantic_core import from_json
 
-from mtkit import __version__
 from mtkit.benchmark.attention_report import hardware
 from mtkit.benchmark.machine import Rate
 from mtkit.errors import MtkitError
 from mtkit.storage.files import inside, write_json, write_text, writing
+from mtkit.version import __version__
 
 FORMAT = 1
 

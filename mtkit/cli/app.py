@@ -10,8 +10,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from mtkit import __version__
 from mtkit.errors import MtkitError, cut, cut_words
+from mtkit.version import __version__
 
 COMMANDS = (
     "prepare",

@@ -1,4 +1,4 @@
-"""`mtkit attentions`: the mechanisms there are, or one of them with its options."""
+"""`mtkit attentions`: list the attention mechanisms, or show one with its options."""
 
 from typing import Annotated
 
@@ -10,8 +10,8 @@ def attentions(
 ) -> None:
     """List the attention mechanisms, or show one with its options.
 
-    The list shows family, roles, cost and paper. Roles in brackets are extensions beyond the paper, which only options
-    by role select (`mtkit train --decoder-attention NAME`).
+    The list shows family, roles, cost and paper. Roles in brackets are extensions of the paper; only options by role
+    select them (`mtkit train --decoder-attention NAME`).
 
     \b
     Examples:

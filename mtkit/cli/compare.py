@@ -1,11 +1,22 @@
-"""`mtkit compare`: several mechanisms under the same recipe, budget and seed, in one table."""
+"""`mtkit compare`: train several mechanisms with one recipe, budget and seed, and compare them in a table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.options import parse_names, parse_options
+from mtkit.cli.options import (
+    AttentionOptions,
+    BatchTokens,
+    Device,
+    PreparedData,
+    RecipeFile,
+    Threads,
+    given,
+    parse_names,
+    parse_options,
+)
+from mtkit.cli.progress import latest
 
 if TYPE_CHECKING:
     from mtkit.experiments.folder import Folder
@@ -15,30 +26,25 @@ def compare(
     attention: Annotated[
         str, typer.Option(metavar="A,B", help="Mechanisms, each in the roles of its paper; all: every one.")
     ],
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
+    recipe: RecipeFile = None,
+    data: PreparedData = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, picture and runs.")] = Path(
         "mtkit-compare"
     ),
-    attention_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of every mechanism that has it, e.g. window_radius=64."),
-    ] = None,
+    attention_option: AttentionOptions = None,
     max_updates: Annotated[int | None, typer.Option(help="Updates per mechanism.")] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Training minutes per mechanism.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")] = None,
+    batch_tokens: BatchTokens = None,
     seed: Annotated[int | None, typer.Option(help="Random seed.")] = None,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train several mechanisms under one budget and compare them.
 
     Recipe, budget and seed are the same for all; each model translates the first test side. The table holds BLEU with
     its 95% bootstrap interval, target tokens/s in training (without validation) and in decoding, peak memory of the
-    process, parameters and updates. The budget defaults to that of the recipe or preset. The same command resumes;
-    with more names it adds rows. A mechanism that fails is a row with the reason, and the exit code is then 1.
+    process, parameters and updates. The default budget is that of the recipe or preset. The same command resumes; more
+    names add rows. If a mechanism fails, its row has the reason and the exit code is 1.
 
     \b
     Examples:
@@ -46,19 +52,14 @@ def compare(
     """
     from mtkit.recipe import load_recipe
 
-    limits = {"max_updates": max_updates, "max_minutes": max_minutes, "batch_tokens": batch_tokens}
     options = parse_options(attention_option)
-    given: dict[str, Any] = {
-        "attention": {"options": options},
-        "training": {name: value for name, value in limits.items() if value is not None},
-        "data": {} if data is None else {"folder": data},
-    }
-    settings = load_recipe(recipe, given if seed is None else given | {"seed": seed})
+    limits = given(max_updates=max_updates, max_minutes=max_minutes, batch_tokens=batch_tokens)
+    overrides = given(seed=seed, attention=given(options=options), training=limits, data=given(folder=data))
+    settings = load_recipe(recipe, overrides)
 
     import torch
     from tqdm import tqdm
 
-    from mtkit.cli.progress import latest
     from mtkit.data.prepared import open_prepared
     from mtkit.device import find_device
     from mtkit.experiments.compare import compare as run
@@ -68,7 +69,7 @@ def compare(
 
     chosen = entries(settings, parse_names("--attention", attention), options)
     prepared = open_prepared(settings.data.folder)
-    chosen = {name: each.tied(joint=prepared.tokenizers.joint) for name, each in chosen.items()}
+    chosen = {name: entry.tied(joint=prepared.tokenizers.joint) for name, entry in chosen.items()}
     folder = Folder(out)
     folder.open(chosen, prepared, device=str(find_device(device)), threads=threads or torch.get_num_threads())
     with latest() as show:
@@ -86,12 +87,12 @@ def compare(
         raise typer.Exit(128 + signal)
     results = folder.results()
     typer.echo(f"\n{table(folder.settings(), results)}\n\n{written}; logs in {folder.logs}")
-    if any("failed" in each for each in results if each["attention"] in chosen):
+    if any("failed" in result for result in results if result["attention"] in chosen):
         raise typer.Exit(1)
 
 
 def _write(folder: "Folder") -> str:
-    """Writes table, JSON and pictures of what there is so far; gives the words that say where."""
+    """Write table, JSON and pictures of the results so far. Return the names of the files, as text for users."""
     from mtkit.experiments.plots import draw_comparison, draw_scatter
     from mtkit.experiments.report import as_object, markdown
     from mtkit.storage.files import write_json, write_text

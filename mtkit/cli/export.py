@@ -1,26 +1,27 @@
-"""`mtkit export`: a run as a folder that another library loads by itself."""
+"""`mtkit export`: write a run as a folder that another library loads without mtkit."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mtkit.cli.options import Checkpoint, RunFolder, RunName
 from mtkit.cli.progress import note
 
 
 def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder.")],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="huggingface or ctranslate2.")],
-    name: Annotated[str | None, typer.Option(help="Name of the run in mtkit-runs.  [default: the latest run]")] = None,
-    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder.")] = None,
-    checkpoint: Annotated[str, typer.Option(help="Checkpoint: best, last, average or a name.")] = "best",
+    name: RunName = None,
+    run: RunFolder = None,
+    checkpoint: Checkpoint = "best",
 ) -> None:
     """Write a run in the format of another library.
 
-    huggingface: MarianMTModel (norms behind the layers) or PegasusForConditionalGeneration (before them), with
-    MarianTokenizer. ctranslate2: ctranslate2.Translator, with sentencepiece models. Weights are safetensors or
-    CTranslate2's own; README.md is the model card. Tokens are compared with mtkit's on 50 lines where the library is
-    installed. A run that the format does not hold is refused.
+    huggingface: MarianMTModel (model.norm post) or PegasusForConditionalGeneration (model.norm pre), with
+    MarianTokenizer. ctranslate2: ctranslate2.Translator, with sentencepiece models. Weights are safetensors or in
+    CTranslate2's format; README.md is the model card. If the library is installed, its tokens are compared with mtkit's
+    on 50 lines. If the format does not support a part of the model, the command fails and names it.
 
     \b
     Examples:
@@ -30,8 +31,8 @@ def export(
     from mtkit.interchange.exports import export_run
     from mtkit.runs import find_run
 
-    made = export_run(find_run(run, name=name), to, folder, checkpoint=checkpoint)
-    note(f"{made.compared} (the library is not installed)" if made.agreement is None else made.compared)
-    if made.caution:
-        note(made.caution)
-    typer.echo(str(made.folder))
+    exported = export_run(find_run(run, name=name), to, folder, checkpoint=checkpoint)
+    note(exported.compared + ("" if exported.agreement else " (the library is not installed)"))
+    if exported.caution:
+        note(exported.caution)
+    typer.echo(str(exported.folder))

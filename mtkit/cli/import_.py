@@ -1,12 +1,10 @@
-"""`mtkit import`: a run made of a model that was trained elsewhere."""
+"""`mtkit import`: make a run of a model that another library trained."""
 
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from mtkit.errors import MtkitError, shown
 
 
 def import_(
@@ -23,9 +21,9 @@ def import_(
 ) -> None:
     """Make a run of a Marian model (OPUS-MT and models fine-tuned from it).
 
-    The folder has config.json, weights as safetensors, source.spm, target.spm and vocab.json. The run translates with
-    the same tokens in float32, and does all that a trained run does. A pickle is refused with the line that converts
-    it.
+    The folder has config.json, weights as safetensors, source.spm, target.spm and vocab.json. In float32, the run
+    gives the same tokens as the model. All commands accept it like a trained run. If the weights are a pickle, the
+    command fails and prints the line that converts them.
 
     \b
     Examples:
@@ -36,24 +34,24 @@ def import_(
       mtkit train --init-from opus --attention longformer
     """
     from mtkit.interchange.imports import find_folder, import_marian
-    from mtkit.recipe.settings import RUNS
+    from mtkit.runs import run_folder
 
-    if name in ("", "..") or Path(name).name != name:
-        raise MtkitError(f"--name {shown(name)}: a run's name is one folder under {RUNS}, without slashes")
+    into = run_folder(name)
     folder = find_folder(model)
-    made = import_marian(
+    imported = import_marian(
         folder,
-        RUNS / name,
+        into,
         source_language=source_language,
         target_language=target_language,
         named=None if folder == Path(model) else model,
         command=["mtkit", *sys.argv[1:]],
     )
-    for note in made.notes:
-        typer.echo(f"note: {note}")
-    directions, settings = made.run.directions, made.run.recipe.model
+    for message in imported.notes:
+        typer.echo(f"note: {message}")
+    run = imported.run
+    directions, settings = run.directions, run.recipe.model
     listed = ", ".join(directions[:5]) + ", ..." * (len(directions) > 5)
     layers = f"{settings.encoder_layers} + {settings.decoder_layers} layers of width {settings.d_model}"
-    typer.echo(f"{made.run.folder}: {listed}, {layers}, {made.run.about['vocabularies']['target']:,} target pieces")
+    typer.echo(f"{run.folder}: {listed}, {layers}, {run.about['vocabularies']['target']:,} target pieces")
     direction = f" --direction {directions[0]}" if len(directions) > 1 else ""
     typer.echo(f"\nNext: mtkit translate --name {name}{direction} --input FILE")

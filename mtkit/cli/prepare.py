@@ -1,12 +1,13 @@
-"""`mtkit prepare`: text to a tokenizer and prepared data."""
+"""`mtkit prepare`: train a tokenizer and encode corpora."""
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mtkit.cli.progress import note
+from mtkit.cli.options import RecipeFile, given
+from mtkit.cli.progress import note, through
 from mtkit.errors import RecipeError
 
 _Files = tuple[Path, Path] | None
@@ -14,9 +15,7 @@ _PAIR = "SRC TGT"
 
 
 def prepare(
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
-    ] = None,
+    recipe: RecipeFile = None,
     data: Annotated[Path | None, typer.Option(help="Output folder.  [default: mtkit-data]")] = None,
     train: Annotated[_Files, typer.Option(metavar=_PAIR, help="Training text: source file, target file.")] = None,
     valid: Annotated[_Files, typer.Option(metavar=_PAIR, help="Validation text, scored during training.")] = None,
@@ -40,7 +39,7 @@ def prepare(
     ] = False,
     tokenizer_from: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Take the tokenizer of this run (name or folder) or of this prepared data."),
+        typer.Option(metavar="RUN", help="Use the tokenizer of this run (name or folder) or prepared data."),
     ] = None,
     sentences: Annotated[
         int | None, typer.Option(help="Built-in corpus: sentences per document.  [default: 1]")
@@ -65,10 +64,10 @@ def prepare(
     """Prepare text for training: tokenizer and encoded corpora.
 
     Text files are UTF-8 with one segment per line, plain or gzipped (.gz). Without --train and --recipe, the built-in
-    corpus is used. The `data` section of a recipe accepts more: tables, data sets, several corpora, directions and test
-    sides, documents, cleaning, translations by a run. The same command does nothing the second time. Other settings or
-    text need --overwrite or another --data folder. A command that was killed goes on when it is typed again; of more
-    than a million training pairs it keeps what it has encoded.
+    corpus is used. The `data` section of a recipe has more options: tables, data sets, several corpora, directions and
+    test sides, documents, cleaning, translations by a run. If the data exists, the command does nothing; other settings
+    or text need --overwrite or another --data folder. After a kill, the same command starts again; with more than a
+    million training pairs, it resumes.
 
     \b
     Examples:
@@ -81,25 +80,24 @@ def prepare(
     if workers is not None and not 1 <= workers <= 1024:
         raise RecipeError(f"--workers {workers}: give 1 to 1,024 processes")
     if part is not None and join:
-        raise RecipeError("--part prepares and --join joins what is prepared; leave one out")
-    given: dict[str, Any] = {
-        "folder": data,
-        **{name: pair and [{"source": pair[0], "target": pair[1]}] for name, pair in _named(train, valid, test)},
-        "tokenizer_from": tokenizer_from,
-        "source_language": source_language,
-        "target_language": target_language,
-        "builtin": _present({"sentences": sentences, "seed": seed}),
-        "cleaning": _present({"misaligned": keep_misaligned or None, "overlap": False if keep_overlap else None}),
-        "tokenizer": _present(
-            {
-                "vocabulary": vocabulary,
-                "kind": tokenizer,
-                "normalization": normalization,
-                "joint": False if separate else None,
-            }
+        raise RecipeError("--part prepares a part and --join joins the parts; leave one out")
+    overrides = given(
+        folder=data,
+        train=_corpus(train),
+        valid=_corpus(valid),
+        test=_corpus(test),
+        tokenizer_from=tokenizer_from,
+        source_language=source_language,
+        target_language=target_language,
+        builtin=given(sentences=sentences, seed=seed),
+        cleaning=given(misaligned=keep_misaligned or None, overlap=False if keep_overlap else None),
+        tokenizer=given(
+            vocabulary=vocabulary,
+            kind=tokenizer,
+            normalization=normalization,
+            joint=False if separate else None,
         ),
-    }
-    from mtkit.cli.progress import through
+    )
     from mtkit.data.encode import usable_cores
     from mtkit.data.prepare import prepare as prepare_data
     from mtkit.data.prepare import prepare_part
@@ -108,11 +106,11 @@ def prepare(
     from mtkit.recipe.settings import run_folder_of
     from mtkit.storage.jobs import Part
 
-    settings = load_recipe(recipe, {"data": _present(given)})
+    settings = load_recipe(recipe, {"data": overrides})
     text = settings.data
     if text.train and not (sentences is None and seed is None):
-        other = "leave --train out" if train else f"take another recipe than {recipe}, which has training text"
-        raise RecipeError(f"--sentences and --seed belong to the built-in corpus; leave them out, or {other}")
+        other = "leave --train out" if train else f"use a recipe without training text; {recipe} has some"
+        raise RecipeError(f"--sentences and --seed apply to the built-in corpus only; leave them out, or {other}")
     if any(corpus.translated_by for corpus in text.train):
         from mtkit.decoding.translated_text import with_translations
 
@@ -120,30 +118,22 @@ def prepare(
     processes = workers or usable_cores()
     if part is not None:
         place, pairs = prepare_part(text, Part.named(part), workers=processes, progress=through)
-        typer.echo(f"{pairs:,} pairs encoded: {place}\n\nNext, when all parts are there: the same command with --join")
+        typer.echo(f"{pairs:,} pairs encoded: {place}\n\nNext, when all parts exist: the same command with --join")
         return
     report = prepare_data(text, overwrite=overwrite, workers=processes, progress=through, join=join)
     typer.echo(summary(report, settings.model.max_length))
-    options = _typed("--recipe", recipe) + _typed("--data", data)
-    example = " --preset small" if train else " --attention longformer"
-    if recipe is not None:
-        example = _typed("--name", recipe.stem)
-    if tokenizer_from is not None and (run_folder_of(tokenizer_from) / "run.json").is_file():
-        example = _typed("--init-from", tokenizer_from) + (example if recipe is not None else "")
     if join:
-        note(f"the parts stay; remove them with rm -r {shlex.quote(str(text.folder))}.part-*")
-    typer.echo(f"\nNext: mtkit train{options}{example}")
+        note(f"the parts are kept; remove them with rm -r {shlex.quote(str(text.folder))}.part-*")
+    options = {"--recipe": recipe, "--data": data}
+    if tokenizer_from is not None and (run_folder_of(tokenizer_from) / "run.json").is_file():
+        options["--init-from"] = tokenizer_from
+    if recipe is not None:
+        options["--name"] = Path(recipe.stem)
+    typed = "".join(f" {option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)
+    if not options.keys() & {"--init-from", "--name"}:
+        typed += " --preset small" if train else " --attention longformer"
+    typer.echo(f"\nNext: mtkit train{typed}")
 
 
-def _typed(option: str, value: Path | str | None) -> str:
-    """An option as it is typed, a space before it; nothing without a value."""
-    return "" if value is None else f" {option} {shlex.quote(str(value))}"
-
-
-def _named(*pairs: _Files) -> list[tuple[str, _Files]]:
-    return list(zip(("train", "valid", "test"), pairs, strict=True))
-
-
-def _present(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
+def _corpus(files: _Files) -> list[dict[str, Path]] | None:
+    return None if files is None else [{"source": files[0], "target": files[1]}]

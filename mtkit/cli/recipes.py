@@ -1,4 +1,4 @@
-"""`mtkit recipes`: the recipes that come with mtkit, and whether they keep what they promise."""
+"""`mtkit recipes`: list, show and check the recipes that come with mtkit."""
 
 import re
 import sys
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from mtkit.cli.options import Device, Threads, given, use_threads
+from mtkit.cli.progress import through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,10 +26,10 @@ Which = Annotated[
 
 @recipes.callback()
 def _recipes(context: typer.Context) -> None:
-    """List the recipes, show one, print their schema, or check what a recipe promises.
+    """List the recipes, show one, print their schema, or check the scores that a recipe promises.
 
-    The list shows what each recipe is, the scores it promises and the scores it reached. `--recipe NAME` of the other
-    commands reads one. The environment variable MTKIT_DATA names the folder of their corpora.
+    The list shows each recipe with the scores it promises and the scores it reached. The other commands read a recipe
+    with `--recipe NAME`. The environment variable MTKIT_DATA names the folder of their corpora.
 
     \b
     Examples:
@@ -57,7 +60,7 @@ def show(recipe: Which) -> None:
 
 @recipes.command()
 def schema() -> None:
-    """Print the JSON schema of recipes, by which editors complete and check settings.
+    """Print the JSON schema of recipes, with which editors complete and check settings.
 
     \b
     Examples:
@@ -85,12 +88,12 @@ def check(
         typer.Option(help="Stop after this many minutes, or earlier at another limit of the recipe."),
     ] = None,
     max_updates: Annotated[int | None, typer.Option(help="Stop training after this many updates.")] = None,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Run a recipe and check the scores that it promises.
 
-    Prepares, trains, translates and scores in a folder of its own. The exit code is 0 if all promises are kept, else 1.
+    Prepares, trains, translates and scores in a separate folder. The exit code is 0 if all promises are kept, else 1.
     The same command resumes. A promise applies to trainings of at least its minutes; the first promise applies to
     shorter trainings.
 
@@ -104,22 +107,17 @@ def check(
 
     path = find_recipe(recipe)
 
-    import torch
-
-    from mtkit.cli.progress import through
     from mtkit.data.encode import usable_cores
     from mtkit.experiments.check import check as run_check
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    limits = {"max_minutes": max_minutes, "max_updates": max_updates}
-    given = {key: value for key, value in limits.items() if value is not None}
-    # a folder of its own: a training that has cooled down at another limit is no beginning of this one
-    place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in given.items())])
+    use_threads(threads)
+    limits = given(max_minutes=max_minutes, max_updates=max_updates)
+    # each limit has its folder: a training that has cooled down at another limit cannot continue
+    place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in limits.items())])
     checked = run_check(
         path,
         out or Path("mtkit-recipes") / place,
-        given,
+        limits,
         command=["mtkit", *sys.argv[1:]],
         device=device,
         workers=threads or usable_cores(),
@@ -129,31 +127,31 @@ def check(
     if checked.signal is not None:
         typer.echo("stopped; the same command resumes", err=True)
         raise typer.Exit(128 + checked.signal)
-    _tell(checked)
+    _print(checked)
     if not checked.kept:
         raise typer.Exit(1)
 
 
-def _tell(checked: "Checked") -> None:
+def _print(checked: "Checked") -> None:
     from mtkit.evaluation.report import side_text
 
     for side in checked.sides:
         typer.echo(f"\n{side_text(side)}")
     typer.echo("")
     if not checked.promises:
-        typer.echo(f"{checked.head.name} promises nothing yet: these are its scores")
+        typer.echo(f"{checked.head.name} promises nothing yet; these are its scores")
     for promise, score in checked.promises:
         verdict = "kept" if promise.kept(score) else "not kept"
         typer.echo(f"{verdict}: {promise.text}; reached {score:.2f}")
 
 
 def _table(recipes: "Sequence[tuple[Head, Sequence[str]]]") -> str:
-    """A line for each recipe, and one more for each promise beyond the first."""
+    """Return a line for each recipe, and one more for each promise after the first."""
     from mtkit.terminal import aligned
 
     rows = [("name", "what it is", "promises", "reached")]
     for head, promises in recipes:
         first, *more = promises or ["nothing yet"]
         score = re.match(r"\w+ [\d.]+", head.reached or "")
-        rows += [(head.name, head.what, first, score[0] if score else ""), *(("", "", each, "") for each in more)]
+        rows += [(head.name, head.what, first, score[0] if score else ""), *(("", "", promise, "") for promise in more)]
     return aligned(rows, left=range(4))

@@ -1,9 +1,12 @@
-"""`mtkit report`: one page about runs, to be opened from disk."""
+"""`mtkit report`: write one HTML page about runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from mtkit.cli.options import Threads, use_threads
+from mtkit.cli.progress import through
 
 
 def report(
@@ -22,7 +25,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="NAME", help="Side to score; repeatable.  [default: those translated latest]"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    threads: Threads = None,
 ) -> None:
     """Write one page about runs that have translated.
 
@@ -35,17 +38,13 @@ def report(
       mtkit report
       mtkit report full longformer --output report.html
     """
-    import torch
-
-    from mtkit.cli.progress import through
     from mtkit.reporting.page import report_page
     from mtkit.runs import find_run, named_run
     from mtkit.storage.files import check_outputs, inside, write_text
 
     output = inside(Path(), "report.html") if output is None else output
     check_outputs([output])
-    if threads is not None:
-        torch.set_num_threads(threads)
-    runs = [*map(named_run, run or ()), *(find_run(name=each) for each in name or ())] or [find_run()]
+    use_threads(threads)
+    runs = [*map(named_run, run or ()), *(find_run(name=one) for one in name or ())] or [find_run()]
     write_text(output, report_page(runs, side or (), through))
     typer.echo(str(output))

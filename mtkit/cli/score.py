@@ -1,15 +1,15 @@
-"""`mtkit score`: scores of runs' translations, or of any files; of several systems, whether they differ."""
+"""`mtkit score`: score the translations of runs or of files, and compare systems."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtkit.cli.progress import note, through
 from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.evaluation.systems import Translated
-    from mtkit.runs import Run
 
 
 def score(
@@ -74,7 +74,7 @@ def score(
     Without arguments, the latest translations of the latest run are scored by BLEU, chrF and TER. 95% confidence
     intervals are percentiles of bootstrap resamples; exact match has Wilson's interval. The first of several systems is
     the baseline: the others are printed with their difference from it and p-values by paired bootstrap and approximate
-    randomisation. The sacrebleu command gives the same scores on the same files.
+    randomisation. The sacrebleu command computes the same scores from the same files.
 
     \b
     Examples:
@@ -82,11 +82,11 @@ def score(
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
     """
-    from mtkit.cli.progress import through
     from mtkit.evaluation.report import score_side, side_object, sides_text
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
     from mtkit.recipe import load_recipe
+    from mtkit.runs import find_runs
     from mtkit.storage.files import json_text
     from mtkit.text.languages import languages_of
     from mtkit.text.readers.facts import with_languages
@@ -104,11 +104,11 @@ def score(
             first, *others = with_languages(chosen.data)[0].directions
             target_language = None if others else languages_of(first)[1]
     else:
-        runs = _runs(run or [], name or [])
+        runs = find_runs(run, name)
         target_language = target_language or runs[0].target_language
-        sides = [*run_sides(runs, side or []).items()]
+        sides = list(run_sides(runs, side or []).items())
         settings = load_recipe(recipe).scoring if recipe else runs[0].recipe.scoring
-    found = [
+    scored = [
         score_side(
             side_name,
             files,
@@ -122,28 +122,21 @@ def score(
         )
         for side_name, files in sides
     ]
-    for note in dict.fromkeys(note for each in found for note in each.notes):
-        typer.echo(f"note: {note}", err=True)
+    for message in dict.fromkeys(message for one in scored for message in one.notes):
+        note(message)
     if as_json:
-        objects = [side_object(each) for each in found]
+        objects = [side_object(one) for one in scored]
         first = objects[0]["systems"][0]
         short = {key: first[key] for key in ("hypothesis", "references", "scores")}
         typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))
     else:
-        typer.echo(sides_text(found))
+        typer.echo(sides_text(scored))
 
 
 def _files(hypotheses: list[Path], references: list[Path], source: Path | None) -> "list[Translated]":
-    """Files that belong to no run."""
+    """Return the systems that are files of no run. Raises: MtkitError if hypotheses or references are missing."""
     from mtkit.evaluation.systems import Translated
 
     if not hypotheses or not references:
         raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
-    return [Translated(str(each), each, tuple(references), source) for each in hypotheses]
-
-
-def _runs(folders: list[Path], names: list[str]) -> "list[Run]":
-    """Runs by folder, then by name; the latest one where neither is given."""
-    from mtkit.runs import find_run
-
-    return [find_run(each) for each in folders] + [find_run(name=each) for each in names] or [find_run()]
+    return [Translated(str(file), file, tuple(references), source) for file in hypotheses]

@@ -1,31 +1,39 @@
-"""`mtkit train`: train a model, or go on with a training that was interrupted."""
+"""`mtkit train`: train a model, or resume its training."""
 
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mtkit.cli.options import parse_options
+from mtkit.cli.options import (
+    Accumulate,
+    BatchTokens,
+    Device,
+    PreparedData,
+    Preset,
+    RecipeFile,
+    Threads,
+    given,
+    parse_options,
+    use_threads,
+)
 
 if TYPE_CHECKING:
     from mtkit.recipe.data import DataSettings
 
 
 def train(
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe: a YAML file or a name from `mtkit recipes`. Options override it.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of prepared data.  [default: mtkit-data]")] = None,
+    recipe: RecipeFile = None,
+    data: PreparedData = None,
     name: Annotated[
         str | None,
         typer.Option(
             help="Name of the run: its folder in mtkit-runs.  [default: by its attentions, e.g. full or rnn-full]"
         ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Model size: tiny, small, base or big.  [default: tiny]")] = None,
+    preset: Preset = None,
     model: Annotated[
         str | None, typer.Option(help="Architecture: transformer, or rnn (recurrent).  [default: transformer]")
     ] = None,
@@ -61,8 +69,8 @@ def train(
         float | None,
         typer.Option(help="Stop after this many minutes, or earlier at the update limit of the preset or recipe."),
     ] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Maximum padded tokens per batch.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches per update.")] = None,
+    batch_tokens: BatchTokens = None,
+    accumulate: Accumulate = None,
     peak_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     tokenize: Annotated[
         str | None,
@@ -73,13 +81,13 @@ def train(
         str | None,
         typer.Option(help="Precision: auto (the fastest here), float32, bfloat16 or float16.  [default: auto]"),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads.  [default: one per core]")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Train a model on prepared data, or resume its training.
 
-    The same command resumes an interrupted run. Ctrl-C and SIGTERM save a checkpoint. For several GPUs, torchrun starts
-    one process per GPU.
+    The same command resumes an interrupted run. Ctrl-C and SIGTERM save a checkpoint. For several GPUs, start one
+    process per GPU with torchrun.
 
     \b
     Examples:
@@ -93,11 +101,11 @@ def train(
 
     settings = load_recipe(
         recipe,
-        _given(
+        given(
             preset=preset,
             seed=seed,
-            data=_given(folder=data),
-            model=_given(architecture=model, reversible=reversible or None),
+            data=given(folder=data),
+            model=given(architecture=model, reversible=reversible or None),
             attention=_attention(
                 attention,
                 parse_options(attention_option),
@@ -105,7 +113,7 @@ def train(
                 decoder=_layers(decoder_attention),
                 cross=_layers(cross_attention),
             ),
-            training=_given(
+            training=given(
                 init_from=init_from,
                 max_updates=max_updates,
                 max_epochs=max_epochs,
@@ -115,29 +123,25 @@ def train(
                 peak_rate=peak_rate,
                 precision=precision,
             ),
-            scoring=_given(tokenize=tokenize),
+            scoring=given(tokenize=tokenize),
         ),
         begun_folder(name),
     )
-
-    import torch
 
     from mtkit.data.prepared import open_prepared
     from mtkit.model.build import label_attention
     from mtkit.training.loop import train as run_training
     from mtkit.training.metrics import heard_or_not
 
-    label = label_attention(settings)  # names, roles and options are checked before any data is read
-
+    label = label_attention(settings)  # checks names, roles and options before any data is read
     folder = run_folder(label if name is None else name)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     source = beginning(settings.training.init_from, folder)
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
-    if changed and os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+    if changed and os.environ.get("RANK", "0") == "0":  # only one process of torchrun
         heard_or_not(typer.echo)(
-            f"note: {prepared.folder} was prepared with other settings than those of {recipe} "
+            f"note: {prepared.folder} was prepared with other settings than {recipe} has "
             f"({'; '.join(changed[:3])}) and is not changed; to replace it: "
             f"mtkit prepare --recipe {shlex.quote(str(recipe))} --overwrite"
         )
@@ -155,29 +159,24 @@ def train(
 
 
 def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
-    """Where what a recipe says of its data differs from how data was prepared."""
+    """List the data settings of a recipe that differ from the settings of prepared data."""
     from mtkit.data.prepared.place import prepared_by
     from mtkit.recipe import differences
 
-    unnamed = {"source_language", "target_language"} - wanted.model_fields_set  # those that the text told
-    wanted = wanted.model_copy(update={name: getattr(prepared, name) for name in unnamed})
-    said = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
-    there, here = (
-        {key: value for key, value in prepared_by(each).items() if key in said} for each in (prepared, wanted)
+    detected = {"source_language", "target_language"} - wanted.model_fields_set  # set by prepare from the text
+    wanted = wanted.model_copy(update={name: getattr(prepared, name) for name in detected})
+    keys = {*wanted.model_fields_set, *(("corpora",) if "train" in wanted.model_fields_set else ())}
+    of_data, of_recipe = (
+        {key: value for key, value in prepared_by(settings).items() if key in keys} for settings in (prepared, wanted)
     )
-    return differences(there, here)
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    """The settings that have a value."""
-    return {key: value for key, value in settings.items() if value is not None and value != {}}
+    return differences(of_data, of_recipe)
 
 
 def _attention(name: str | None, options: dict[str, Any], **roles: str | list[str] | None) -> dict[str, Any]:
-    """A name given here fills the roles as if the recipe said nothing about them."""
-    return _given(name=name, options=options) | (_given(**roles) if name is None else roles)
+    """Return the settings of `attention`. With a name, roles without an option are None: it replaces the recipe's."""
+    return given(name=name, options=options) | (given(**roles) if name is None else roles)
 
 
 def _layers(text: str | None) -> str | list[str] | None:
-    """One name, or a list of them from "full,band"."""
+    """Parse a role's option: "full,band" is ["full", "band"]; a single name stays a string."""
     return text.split(",") if text and "," in text else text

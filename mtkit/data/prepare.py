@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mtkit import __version__
 from mtkit.data import shards
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
 from mtkit.data.builtin.corpus import corpus as builtin_corpus
@@ -35,6 +34,7 @@ from mtkit.terminal import ProgressBar, silent
 from mtkit.text.readers import name_of
 from mtkit.text.readers.facts import with_languages
 from mtkit.text.readers.named_sets import with_named_sets
+from mtkit.version import __version__
 
 LEAST_PAIRS = 32
 """Usable training pairs below which there is nothing to learn from."""

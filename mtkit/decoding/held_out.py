@@ -26,7 +26,6 @@ from typing import Any, cast
 
 from pydantic_core import from_json
 
-import mtkit
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.contract import Engine
 from mtkit.decoding.lines.chunks import chunks_of
@@ -39,6 +38,7 @@ from mtkit.runs import Run
 from mtkit.storage.files import inside, json_text, write_json, write_text
 from mtkit.storage.jobs import Item, open_job
 from mtkit.text.tokenizer import Tokenizers
+from mtkit.version import __version__
 
 TRANSLATIONS = "translations"
 """The folder of a run that holds them."""
@@ -188,7 +188,7 @@ def save(
     write_json(
         record,
         {
-            "mtkit": mtkit.__version__,
+            "mtkit": __version__,
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "segments": len(translations),
             **unusual([each[0] for each in translations]),

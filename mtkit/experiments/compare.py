@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-import mtkit
 from mtkit.experiments.folder import Folder
 
 LOOK_SECONDS = 0.5
@@ -66,7 +65,7 @@ class Children:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         offset = log.stat().st_size
-        root = str(Path(mtkit.__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         paths = [root, os.environ.get("PYTHONPATH", "")]
         with log.open("ab") as output:
             # in a new session, it receives Ctrl-C only from this process

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-import mtkit
 from mtkit import terminal
 from mtkit.memory import in_words
+from mtkit.version import __version__
 
 HEAD = (
     "attention", "BLEU", "95% interval", "training tokens/s", "decoding tokens/s", "segments/s", "peak memory",
@@ -34,7 +34,7 @@ def markdown(settings: Mapping[str, Any], results: Results) -> str:
 def as_object(settings: Mapping[str, Any], results: Results) -> dict[str, Any]:
     """Return settings and results as a JSON object, with unrounded numbers, in the order of the table."""
     return {
-        "mtkit": mtkit.__version__,
+        "mtkit": __version__,
         "torch": torch.__version__,
         "hardware": _hardware(settings),
         "settings": dict(settings),

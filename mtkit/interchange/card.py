@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import mtkit
 from mtkit.data.lengths import ROOM
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.report import score_side
@@ -17,6 +16,7 @@ from mtkit.storage.records import read_stored
 from mtkit.terminal import markdown
 from mtkit.text.languages import languages_of
 from mtkit.training.run_folder import imported_from, origins, trained_on
+from mtkit.version import __version__
 
 USES = {
     "huggingface": """from transformers import {model}, MarianTokenizer
@@ -72,7 +72,7 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, cau
         *(f"base_model: {name}\n" for name in _base_models(run)),
         f"library_name: {library}\npipeline_tag: translation\ntags:\n- translation\n- mtkit\n---\n\n",
         f"# Translation {', '.join(run.directions)}\n\n",
-        f"{_made(run)}, exported by mtkit {mtkit.__version__} from the checkpoint {checkpoint}: {compared}.\n\n",
+        f"{_made(run)}, exported by mtkit {__version__} from the checkpoint {checkpoint}: {compared}.\n\n",
         f"## Use\n\n```python\n{use}\n```\n\n",
         caution and _sentence(caution),
         f"## Data\n\n{_bullets(_data(run))}\n",
@@ -85,7 +85,7 @@ def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, cau
 
 
 def _made(run: Run) -> str:
-    version = run.about.get("mtkit", mtkit.__version__)
+    version = run.about.get("mtkit", __version__)
     if imported := imported_from(run):
         return f"Imported by mtkit {version} from {imported}, which was trained elsewhere"
     earlier = ", which began with ".join(map(_origin, origins(run)))

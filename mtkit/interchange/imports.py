@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import mtkit
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.interchange.marian import (
     MARKS,
@@ -39,6 +38,7 @@ from mtkit.text.model_file import ModelFile
 from mtkit.text.tokenizer import UNK
 from mtkit.training.checkpoint import write_checkpoint
 from mtkit.training.progress import Progress
+from mtkit.version import __version__
 
 FILES = ["*.json", "*.safetensors", "*.spm"]
 """File patterns that are downloaded: no pickles, and no code."""
@@ -133,7 +133,7 @@ def import_marian(
     directions = [f"{languages[0]}-{each}" for each in tags] if len(tags) > 1 else recipe.data.directions
     about: dict[str, Any] = {
         "format": FORMAT,
-        "mtkit": mtkit.__version__,
+        "mtkit": __version__,
         "torch": torch.__version__,
         "imported_from": named or str(folder.resolve()),
         "directions": directions,

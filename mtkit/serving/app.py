@@ -13,12 +13,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mtkit import __version__
 from mtkit.serving.batcher import Batcher
 from mtkit.serving.desk import Desk, DetectBody, LookBody, TranslateBody
 from mtkit.serving.limits import Hosts, ServingLimits
 from mtkit.serving.metrics import ServingMetrics
 from mtkit.serving.service import Service
+from mtkit.version import __version__
 
 PAGE = Path(__file__).parent / "page.html"
 OWN = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"

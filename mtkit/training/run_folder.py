@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import mtkit
 from mtkit.data.borrowed import copy_tokenizers, vocabulary_of
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
@@ -27,6 +26,7 @@ from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write
 from mtkit.storage.records import read_object
 from mtkit.storage.yaml_text import dump_yaml
 from mtkit.training.metrics import Say
+from mtkit.version import __version__
 
 
 def imported_from(run: Run) -> str | None:
@@ -113,7 +113,7 @@ def open_folder(
     """
     about: dict[str, Any] = {
         "format": FORMAT,
-        "mtkit": mtkit.__version__,
+        "mtkit": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "data": prepared.fingerprint,
