@@ -9,7 +9,7 @@ EXPORTS = {
     **dict.fromkeys(("load", "prepare", "train", "score", "LoadedRun", "TranslatedLine"), "mtkit.api"),
     "translate_file": "mtkit.decoding.files",
     "MtkitError": "mtkit.errors",
-    "keep_freed_memory": "mtkit.memory",
+    "keep_freed_memory": "mtkit.process",
 }
 """{exported name: its module}. Modules are imported at first use, because most of them import PyTorch."""
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mtkit.api import train as train
     from mtkit.decoding.files import translate_file as translate_file
     from mtkit.errors import MtkitError as MtkitError
-    from mtkit.memory import keep_freed_memory as keep_freed_memory
+    from mtkit.process import keep_freed_memory as keep_freed_memory
 else:
 
     def __getattr__(name: str) -> Any:

@@ -18,13 +18,14 @@ SHARED = [ATTENTION / "bases", ATTENTION / "kernels"]
 FAMILIES = sorted({file.parent for file in ATTENTION.glob("*/[!_]*.py")} - set(SHARED))
 MECHANISMS = sorted(file for family in FAMILIES for file in family.glob("[!_]*.py"))
 
-FOUNDATION = {"errors", "version", "device", "memory", "terminal", "storage"}
+FOUNDATION = {"errors", "version", "process", "device", "memory", "terminal", "storage"}
 TEXT = FOUNDATION | {"recipe", "text"}
 MODEL = TEXT | {"attention", "model", "data"}
 TRAINING = MODEL | {"runs", "decoding", "evaluation", "training"}
 BELOW = {
     "errors": set(),
     "version": set(),
+    "process": set(),
     "terminal": set(),
     "device": {"errors"},
     "memory": {"errors"},

@@ -1,4 +1,4 @@
-"""The `mtkit` command: its commands by name, and the one place where a user's mistake becomes one line."""
+"""The `mtkit` command: its subcommands, and the only place that prints a user's mistake."""
 
 import importlib
 import io
@@ -29,16 +29,18 @@ COMMANDS = (
     "compare",
     "recipes",
 )
-"""In the order of the work; each is the function, or the group of commands, of that name in the module of that name.
-A name that is a word of Python has an underscore behind it there."""
+"""Commands in the order of the help. The module `mtkit.cli.NAME` has the function or command group NAME; after a
+keyword of Python, both names have an underscore."""
+
+HELP = "Train and evaluate translation models in which the attention mechanism is a choice."
 
 
 class _EndedError(Exception):
-    """A command whose reader has left, or that was told to stop: the cause of this error."""
+    """A broken pipe or a keyboard interrupt, which is the cause of this error."""
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands as a group. typer would end both of these itself, without a word and with a code of its own."""
+    """The subcommands. Typer would end a broken pipe or an interrupt silently, with its own exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,7 +52,7 @@ class _Commands(typer.core.TyperGroup):
 app = typer.Typer(
     name="mtkit",
     cls=_Commands,
-    help="Train and evaluate translation models in which the attention mechanism is a choice.",
+    help=HELP,
     epilog="Without arguments the commands use a built-in corpus: mtkit prepare && mtkit train --attention longformer "
     "&& mtkit translate && mtkit score",
     invoke_without_command=True,
@@ -60,29 +62,22 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"mtkit {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=HELP)
 def _mtkit(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Train and evaluate translation models in which the attention mechanism is a choice."""
-    from mtkit.memory import keep_freed_memory
+    from mtkit.process import keep_freed_memory, set_environment
 
-    # PyTorch reads this when it is first imported: large tensors on the CPU get large pages. The C library maps each of
-    # them anew, and to fault one in by pages of 4 KB takes longer than much of the arithmetic on it
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # and libgomp this: threads that wait for each other sleep after so many looks, not after 300,000. Where other
-        # work wants the core as well, such a thread takes it from the one that it waits for
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    set_environment()
     keep_freed_memory()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -98,62 +93,51 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
-    _write_whole()
+    """Run the command line. A user's mistake is printed as one line on standard error, with exit code 2."""
+    _buffer_stdout()
     try:
         _check_words(sys.argv)
-        _leave(app(prog_name="mtkit", standalone_mode=False) or 0)
+        _exit(app(prog_name="mtkit", standalone_mode=False) or 0)
     except MtkitError as error:
-        _say(" ".join(str(error).split()))
-        _leave(2)
+        _exit(2, " ".join(str(error).split()))
     except _EndedError as error:
         if isinstance(error.__cause__, BrokenPipeError):
-            _leave(0)  # whoever read our output has had enough; nothing more can be said to them
-        _stopped()
+            _exit(0)  # the reader of our output has closed it
+        _exit(130, "stopped")
     except (KeyboardInterrupt, typer.Abort):
-        _stopped()
+        _exit(130, "stopped")
     except OSError as error:
-        _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
-        _leave(2)
+        _exit(2, f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror or error))
+    except (MemoryError, RuntimeError) as error:
+        from mtkit.memory import is_oom
+
+        if not is_oom(error):
+            raise
+        _exit(2, "the memory is full; use a smaller model, smaller batches or fewer processes, or free some memory")
     except Exception as error:
-        # a wrong option or command; typer brings its own copy of click's classes or not, by its version
-        if not hasattr(error, "format_message"):
-            if not _is_memory_full(error):
-                raise
-            _say("the memory is full; use a smaller model, smaller batches or fewer processes, or free some memory")
-            _leave(2)
-        where = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
-        _say(f"{cut_words(error.format_message())} (see `{where} --help`)")
-        sys.exit(2)
+        if not hasattr(error, "format_message"):  # click's error classes, of which some versions of typer have a copy
+            raise
+        command = getattr(getattr(error, "ctx", None), "command_path", "mtkit")
+        _exit(2, f"{cut_words(error.format_message())} (see `{command} --help`)")
 
 
-def _is_memory_full(error: Exception) -> bool:
-    if not isinstance(error, MemoryError | RuntimeError):
-        return False
-    from mtkit.memory import is_oom
-
-    return is_oom(error)
-
-
-def _stopped() -> NoReturn:
-    _say("stopped")
-    _leave(130)
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit; output that nobody takes is let go of: the interpreter would try it again, complain, and exit with 120."""
+def _exit(code: int, message: str | None = None) -> NoReturn:
+    """Print a message and exit. Output that cannot be written is dropped: Python would retry it and exit with 120."""
+    if message is not None and sys.stderr is not None:  # print would use standard output instead of None
+        message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than any file name
+        print(f"mtkit: {message}", file=sys.stderr)
     try:
-        if sys.stdout is not None:  # as where the shell has closed it
+        if sys.stdout is not None:  # None if the shell has closed it
             sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
-def _write_whole() -> None:
-    """Put a buffer before a stdout that has none, as PYTHONUNBUFFERED leaves it.
+def _buffer_stdout() -> None:
+    """Buffer a standard output that PYTHONUNBUFFERED has left unbuffered.
 
-    Such a file writes as much as there is room for, says how much in a number that nobody reads, and raises nothing.
+    On a full disk, an unbuffered file writes a part of the text and raises nothing.
     """
     raw = getattr(sys.stdout, "buffer", None)
     if isinstance(raw, io.RawIOBase):
@@ -163,16 +147,10 @@ def _write_whole() -> None:
 
 
 def _check_words(words: list[str]) -> None:
-    """Raises: MtkitError for a word that records and messages could not hold."""
+    """Raises: MtkitError for a word that is not UTF-8, which records and messages could not contain."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError as error:
             shown = word.encode(errors="replace").decode()
             raise MtkitError(f"{shown} is not UTF-8; rename that file, or give a link to it") from error
-
-
-def _say(message: str) -> None:
-    message = re.sub(r"[^\s/]{256,}", lambda word: cut(word[0]), message)  # longer than the name of any file
-    if sys.stderr is not None:  # print would take standard output then
-        print(f"mtkit: {message}", file=sys.stderr)

@@ -23,7 +23,8 @@ from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import doubt, score_corpus
 from mtkit.experiments.folder import Folder
-from mtkit.memory import keep_freed_memory, peak_bytes
+from mtkit.memory import peak_bytes
+from mtkit.process import keep_freed_memory
 from mtkit.runs import Run
 from mtkit.storage.files import inside, write_json
 from mtkit.storage.records import Count, read_stored

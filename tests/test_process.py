@@ -9,7 +9,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from mtkit.memory import keep_freed_memory
+from mtkit.process import keep_freed_memory
 kept = keep_freed_memory()
 for _ in range(20):
     torch.ones(2**22)
@@ -52,7 +52,7 @@ def test_settings_of_the_user_stand(theirs: dict[str, str]) -> None:
 
 def test_the_library_alone_leaves_the_allocator_as_it_is() -> None:
     command = (
-        "import sys, mtkit.memory; calls = []; mtkit.memory.keep_freed_memory = lambda: calls.append(1);"
+        "import sys, mtkit.process; calls = []; mtkit.process.keep_freed_memory = lambda: calls.append(1);"
         "import mtkit, mtkit.api; sys.exit(len(calls))"
     )
     subprocess.run([sys.executable, "-c", command], check=True)

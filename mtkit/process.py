@@ -1,0 +1,35 @@
+"""Settings of the process that make PyTorch faster on CPUs. This module does not import PyTorch."""
+
+import ctypes
+import os
+import platform
+
+MALLOPT = {-4: 0, -1: 2**31 - 1, -2: 2**26}
+"""Parameters of mallopt(3), numbered as in malloc.h. M_MMAP_MAX: no block is mapped separately. M_TRIM_THRESHOLD: up to
+2 GiB stay free at the end of the heap. M_TOP_PAD: the heap grows by 64 MiB at a time."""
+
+
+def set_environment() -> None:
+    """Set the variables that PyTorch and libgomp read when they are first imported, unless the user has set them."""
+    # large tensors on the CPU get large pages: the C library maps such tensors anew, and faults in pages of 4 KB take
+    # longer than much of the arithmetic
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # threads that wait for each other sleep after this many spins, not after 300,000: a spinning thread takes a
+        # shared core from the thread that it waits for
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory for the next tensor. Return False without glibc or if the user set malloc options.
+
+    glibc maps each large block from the system and unmaps it when it is freed. The system then provides each new block
+    page by page, which often takes longer than the arithmetic on it. The process keeps its memory until it exits; its
+    peak is the same.
+    """
+    user_set = any(name.startswith("MALLOC_") for name in os.environ)
+    user_set = user_set or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if user_set or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(parameter, value) == 1 for parameter, value in MALLOPT.items()])
