@@ -1,14 +1,9 @@
-"""Lines of text from Python: of a list, an open file, or what else gives one after the other.
-
-A loaded run for Python: lines in, an object for each translation out.
-
-mtkit from Python: `mtkit.prepare`, `mtkit.train`, `mtkit.load` and `mtkit.score`, which do what the commands do.
-"""
+"""mtkit from Python: `mtkit.prepare`, `mtkit.train`, `mtkit.load` and `mtkit.score`, which do what the commands do."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +20,42 @@ from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, score_corpus
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
-from mtkit.runs import Run, beginning, begun_folder, find_run, named_run, run_folder
+from mtkit.runs import beginning, begun_folder, find_run, named_run, run_folder
 from mtkit.text.readers import Lines
 from mtkit.text.tokenizer import EOS
 from mtkit.training.loop import train as run_training
 from mtkit.training.progress import Outcome
 
+Settings = Recipe | Mapping[str, Any] | Path | str | None
+"""A recipe: nested settings, the path of a YAML file, the name of a recipe that comes with mtkit, or None for the
+defaults."""
 
-def lines_in(given: Iterable[str], of: str = "") -> list[str]:
-    """The lines, each without the line end that an open file leaves at it; `of` follows the number in a message.
-
-    Raises: MtkitError for a line that is no text.
-    """
-    lines = []
-    for number, line in enumerate(given, start=1):
-        if not isinstance(line, str):
-            raise MtkitError(f"line {number}{of} is no text but {type(line).__name__}; give str")
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            raise MtkitError(f"line {number}{of} holds half of a surrogate pair, which is no character") from error
-        lines.append(line.removesuffix("\n").removesuffix("\r"))
-    return lines
+Text = Path | Iterable[str]
+"""Lines: a file (.gz too), or an iterable of lines."""
 
 
 @dataclass(frozen=True)
 class TranslatedLine:
-    """The translation of a line, with the next best ones."""
+    """The translation of a line, and its alternatives."""
 
     source: str
     text: str
-    """Without line ends; empty for a blank line."""
+    """Translation, without line ends; empty for a blank line."""
     score: float
-    """What hypotheses are ranked by: log-probability / length^alpha, plus the coverage penalty."""
+    """Score that ranks hypotheses: log-probability / length^alpha, plus the coverage penalty."""
     log_prob: float
     pieces: list[str]
-    """Target pieces as sentencepiece spells them, the end mark left out."""
+    """Target pieces as sentencepiece spells them, without the end mark."""
     parts: int
-    """In how many parts the line was translated: above 1 it was too long, 0 means it was blank."""
+    """Number of parts in which the line was translated: more than 1 for a line that is too long, 0 for a blank one."""
     cut: bool
-    """Whether it has as many pieces as it may have, so that its end may be missing."""
+    """Whether the translation has the maximum number of pieces, so that its end may be missing."""
     alternatives: "list[TranslatedLine]"
-    """The other hypotheses, best first: `n_best` - 1 of them."""
+    """The `n_best` - 1 other hypotheses, best first."""
     _align: InitVar[Callable[[], Alignment] | None] = None
 
     def __post_init__(self, _align: Callable[[], Alignment] | None) -> None:
-        # no field, and left out of copies: it holds the model
+        # an attribute, not a field: it holds the model, which copies and pickles leave out
         vars(self)["_align"] = _align
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,87 +63,79 @@ class TranslatedLine:
 
     @cached_property
     def alignment(self) -> Alignment:
-        """The attention to the source when each piece was predicted; computed when first asked for.
+        """Attention to the source at the prediction of each piece, computed at first use.
 
-        A copy, or what was pickled, has it if it was asked for before.
+        A copied or pickled line has it only if it was computed before.
 
-        Raises: MtkitError where the cross attention has no weights, and for a copy without it; DataError for a blank or
-        too long line.
+        Raises: MtkitError if the cross attention has no weights, and for a copy without alignment; DataError for a line
+        that is blank or too long.
         """
         align: Callable[[], Alignment] | None = vars(self).get("_align")
         if align is None:
-            raise MtkitError("a copied or pickled line has no model to align with; ask for its alignment before that")
+            raise MtkitError("a copied or pickled line has no model to align with; read its alignment before the copy")
         return align()
 
 
 class LoadedRun:
-    """The model of a run, ready to translate. It serves one call at a time."""
+    """The model of a run, ready to translate. Only one thread at a time may call it."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
-        """The translator with the decoding settings of the run's recipe."""
+        """Translator with the decoding settings of the run's recipe."""
 
     @property
     def directions(self) -> list[str]:
-        """The translation directions, as en-de; most runs have one."""
+        """Translation directions, e.g. `en-de`; most runs have one."""
         return self.translator.runs[0].directions
 
     def translate(self, lines: Iterable[str], *, direction: str | None = None, **settings: Any) -> list[TranslatedLine]:
-        """The translation of each line: N lines in, N objects out, in order. A line end at a line's end is left out.
+        """Translate N lines into N objects, in order. Line ends are removed.
 
-        `direction` is required for a run with several. `settings` are those of `decoding` in a recipe, as `beam=5` and
-        `n_best=2`; the others are as in the run's recipe. `beam` without `method` selects beam search.
+        A run with several directions requires `direction`. `settings` are the recipe's `decoding` settings, such as
+        `beam=5` and `n_best=2`; their defaults come from the run's recipe. `beam` without `method` selects beam search.
 
-        Each line is translated by itself, also by a run that was trained on documents: `translate_file` of
-        `run.translator` joins the lines of documents as the command does.
+        Each line is translated separately, also by a run that was trained on documents; `mtkit.translate_file` joins
+        the lines of documents.
 
-        Raises: RecipeError for an unknown setting or a wrong value; MtkitError for an unknown direction, for a line
-        that is no text, and for a setting that says nothing to the method of decoding.
+        Raises: RecipeError for an unknown setting or an invalid value; MtkitError for an unknown direction, for a line
+        that is not text, and for a setting that the search ignores.
         """
         if isinstance(lines, str):
             raise MtkitError("translate takes a list of lines, not one string; write [text]")
-        lines = lines_in(lines)
+        lines = _text_lines(lines)
         translator = self.translator
         if settings:
             settings = with_method(settings)
             chosen = make_recipe(merged(translator.runs[0].recipe.model_dump(), {"decoding": settings})).decoding
-            if idle := chosen.without_effect(settings):
-                raise MtkitError(f'{idle[0]} has no effect with method="{chosen.method}"; add method="{idle[1]}"')
+            if ignored := chosen.without_effect(settings):
+                raise MtkitError(f'{ignored[0]} has no effect with method="{chosen.method}"; add method="{ignored[1]}"')
             translator = translator.with_settings(chosen)
-        found = translator.lines(lines, direction=direction)
-        return [self._line(source, each, direction) for source, each in zip(lines, found, strict=True)]
+        results = []
+        for source, hypotheses in zip(lines, translator.lines(lines, direction=direction), strict=True):
+            best, *others = (self._line(source, hypothesis, direction) for hypothesis in hypotheses)
+            best.alternatives.extend(others)
+            results.append(best)
+        return results
 
-    def _line(self, source: str, found: Sequence[Translation], direction: str | None) -> TranslatedLine:
-        best, *others = found
-        return self._object(source, best, direction, [self._object(source, each, direction, []) for each in others])
+    def _line(self, source: str, hypothesis: Translation, direction: str | None) -> TranslatedLine:
+        translator = self.translator
+        target = translator.tokenizers.target
 
-    def _object(
-        self, source: str, found: Translation, direction: str | None, alternatives: list[TranslatedLine]
-    ) -> TranslatedLine:
-        target = self.translator.tokenizers.target
+        def alignment() -> Alignment:
+            directions = translator.directions(direction, 1)
+            return align(translator.network, translator.tokenizers, source, hypothesis.text, directions=directions)
+
         return TranslatedLine(
             source,
-            found.text,
-            found.score,
-            found.log_prob,
-            [target.piece(piece) for piece in found.pieces if piece != EOS],
-            found.parts,
-            found.cut,
-            alternatives,
-            partial(self._aligned, source, found.text, direction),
+            hypothesis.text,
+            hypothesis.score,
+            hypothesis.log_prob,
+            [target.piece(piece) for piece in hypothesis.pieces if piece != EOS],
+            hypothesis.parts,
+            hypothesis.cut,
+            [],
+            alignment,
         )
-
-    def _aligned(self, source: str, target: str, direction: str | None) -> Alignment:
-        translator = self.translator
-        directions = translator.directions(direction, 1)
-        return align(translator.network, translator.tokenizers, source, target, directions=directions)
-
-
-Settings = Recipe | Mapping[str, Any] | Path | str | None
-"""A recipe: nested settings as its file has them, the path of a file, the name of one that comes with mtkit, or None
-for the defaults."""
-Text = Path | Iterable[str]
-"""Lines: a file (.gz too), or a list or other iterable of them."""
 
 
 def load(
@@ -169,12 +146,12 @@ def load(
     dtype: str = "auto",
     engine: str = "mtkit",
 ) -> LoadedRun:
-    """The model of a run: the run's folder, or its name in ./mtkit-runs; None: the latest run there.
+    """Load the model of a run: its folder, its name in ./mtkit-runs, or None for the latest run there.
 
-    Raises: RunError where there is no such run, or it is damaged; MtkitError for a device, dtype or engine that is not
-    there.
+    Raises: RunError if the run does not exist or is damaged; MtkitError if the device, dtype or engine is not
+    available.
     """
-    found = find_run() if run is None else _run(run)
+    found = named_run(Path(run)) if isinstance(run, str) else find_run(run)
     return LoadedRun(Translator([found], checkpoint=checkpoint, device=device, dtype=dtype, engine=engine))
 
 
@@ -185,12 +162,12 @@ def prepare(
     workers: int | None = None,
     say: Callable[[str], object] = lambda message: None,
 ) -> Report:
-    """Prepare the data that the recipe describes (its section `data`) in a folder, as `mtkit prepare` does.
+    """Prepare the data of the recipe's section `data`, as `mtkit prepare` does.
 
-    It does nothing where the same data is there. Other data is replaced with `overwrite` only. `workers` processes
-    encode; None: one per core. `say` takes messages for people.
+    If the same data exists, this does nothing. Other data is replaced only with `overwrite`. `workers` is the number of
+    encoding processes; None means one per core. `say` receives messages for people.
 
-    Raises: RecipeError for a wrong setting; DataError for text that cannot be used.
+    Raises: RecipeError for an invalid setting; DataError for text that cannot be used.
     """
     data = _recipe(recipe).data
     if any(corpus.translated_by for corpus in data.train):
@@ -211,11 +188,11 @@ def train(
 ) -> Outcome:
     """Train the recipe's model on prepared data, or resume its training, as `mtkit train` does.
 
-    The run is the folder `name` in ./mtkit-runs (None: the name of the attention); `Outcome.folder` names it.
-    `init_from` is a run, as `load` takes it, whose best weights a new run starts with. Its model and attentions are the
-    defaults of the recipe, but not of a `Recipe` object, which is taken as it is. `say` takes lines for people.
+    The run's folder is `name` in ./mtkit-runs (None: the name of the attention); `Outcome.folder` is its path.
+    `init_from` is a run (name or folder) whose best weights initialise a new run. Its model and attentions are the
+    defaults of the recipe, except for a `Recipe` object, which is complete. `say` receives lines for people.
 
-    Raises: as `mtkit.training.loop.train`, and DataError where the data is not prepared.
+    Raises: as `mtkit.training.loop.train`, and DataError if the data is not prepared.
     """
     settings = _recipe(recipe, init_from, begun_folder(name))
     folder = run_folder(label_attention(settings) if name is None else name)
@@ -234,41 +211,54 @@ def score(
     lowercase: bool = False,
     bootstrap: int = RESAMPLES,
 ) -> list[Score]:
-    """The scores of translations against one or several references, line by line.
+    """Score translations against one or several references with the same lines.
 
-    `metrics` are one or several of BLEU, chrF, TER and exact. `language` is the target language, which decides how BLEU
-    and TER cut text; `tokenize` names BLEU's tokenizer instead. `bootstrap` is the number of resamples for intervals
+    `metrics` are one or several of BLEU, chrF, TER and exact. `language` is the target language, which selects the
+    tokenizers of BLEU and TER; `tokenize` selects BLEU's directly. `bootstrap` is the number of resamples for intervals
     (`score_corpus`), 0 for none.
 
     Raises: as `mtkit.evaluation.scores.score_corpus`; DataError for a file that cannot be read; MtkitError for a line
-    that is no text.
+    that is not text.
     """
-    found = _lines(hypotheses, "the hypothesis")
+    lines = _lines(hypotheses, "the hypothesis")
     return score_corpus(
-        found,
-        [_lines(each, f"reference {number}") for number, each in enumerate(references, start=1)],
+        lines,
+        [_lines(reference, f"reference {number}") for number, reference in enumerate(references, start=1)],
         metrics=metrics,
         bootstrap=bootstrap,
         tokenize=tokenize,
         lowercase=lowercase,
-        languages=None if language is None else [language] * len(found),
+        languages=None if language is None else [language] * len(lines),
     )
 
 
-def _recipe(given: Settings, init_from: Path | str | None = None, begun: Path | None = None) -> Recipe:
-    if isinstance(given, Recipe):
-        return given
-    more = {} if init_from is None else {"training": {"init_from": Path(init_from)}}
-    if isinstance(given, Mapping):
-        return load_recipe(None, overridden(given, more), begun)
-    return load_recipe(None if given is None else Path(given), more, begun)
-
-
-def _run(run: Path | str) -> Run:
-    return find_run(run) if isinstance(run, Path) else named_run(Path(run))
+def _recipe(recipe: Settings, init_from: Path | str | None = None, begun: Path | None = None) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    overrides = {} if init_from is None else {"training": {"init_from": Path(init_from)}}
+    if isinstance(recipe, Mapping):
+        return load_recipe(None, overridden(recipe, overrides), begun)
+    return load_recipe(None if recipe is None else Path(recipe), overrides, begun)
 
 
 def _lines(text: Text, name: str) -> list[str]:
     if isinstance(text, str):
         raise MtkitError("give a list of lines, or a Path for a file, not one string")
-    return list(Lines(text)) if isinstance(text, Path) else lines_in(text, f" of {name}")
+    return list(Lines(text)) if isinstance(text, Path) else _text_lines(text, f" of {name}")
+
+
+def _text_lines(lines: Iterable[str], of: str = "") -> list[str]:
+    """Return the lines without the line ends that an open file leaves; `of` follows a line's number in messages.
+
+    Raises: MtkitError for a line that is not text.
+    """
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, str):
+            raise MtkitError(f"line {number}{of} is not text but {type(line).__name__}; give str")
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            raise MtkitError(f"line {number}{of} has half of a surrogate pair, which is not a character") from error
+        texts.append(line.removesuffix("\n").removesuffix("\r"))
+    return texts

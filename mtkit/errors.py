@@ -4,15 +4,15 @@ import re
 
 
 class MtkitError(Exception):
-    """A user's mistake: the message says what is wrong, where, and what to do, in one line."""
+    """A user's mistake: the message names the place, the value, the rule and the remedy, in one line."""
 
 
 class RecipeError(MtkitError):
-    """A setting that does not exist, or a value that it cannot have."""
+    """A setting that does not exist, or an invalid value."""
 
 
 class DataError(MtkitError):
-    """Text or prepared data that cannot be used; the message names the file and, where there is one, the line."""
+    """Text or prepared data that cannot be used; the message names the file and, if there is one, the line."""
 
 
 class RunError(MtkitError):
@@ -20,10 +20,10 @@ class RunError(MtkitError):
 
 
 class DiffersError(DataError, RunError):
-    """A folder holds what was made with other settings."""
+    """A folder with content that was made with other settings."""
 
     def __init__(self, what: str, advice: str) -> None:
-        """`what` differs; `advice` is what to do, in terms of the command that makes such a folder."""
+        """`what` describes the difference; `advice` names the remedy for the command that makes such a folder."""
         super().__init__(f"{what}; {advice}")
         self.what = what
 
@@ -33,7 +33,7 @@ LONGEST = 80
 
 
 def shown(value: object) -> str:
-    """A value as messages quote it: its Python form, at most `LONGEST` characters of it."""
+    """Quote a value in Python's notation for a message, at most `LONGEST` characters of it."""
     if isinstance(value, str):
         return repr(value) if len(value) <= LONGEST else f"{value[:LONGEST]!r}..."
     try:
@@ -43,18 +43,18 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """The first `LONGEST` characters of a text, for messages that do not quote it."""
+    """Cut a text, for messages that do not quote it, to its first `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def cut_words(message: str) -> str:
-    """Another library's message in one line, long words and quotations in it cut after `LONGEST` characters."""
+    """Return another library's message in one line, with long words and quotations cut to `LONGEST` characters."""
     long = rf"'[^']{{{LONGEST + 1},}}'|\S{{{LONGEST + 1},}}"
     return re.sub(long, lambda match: shown(match[0].strip("'")), " ".join(message.split()))
 
 
 def did_you_mean(word: str, known: "list[str]") -> str:
-    """`" (did you mean 'longformer'?)"` where a known word is near, else the empty string."""
+    """Return `" (did you mean 'longformer'?)"` if a known word is similar, else the empty string."""
     from difflib import get_close_matches
 
     near = get_close_matches(str(word), known, n=1, cutoff=0.6)

@@ -1,15 +1,14 @@
-"""Run folders: what one training leaves behind, and all that translation needs. A run folder can be moved.
+"""Run folders: the results of one training, and everything that translation needs. A run folder can be moved.
 
-recipe.yaml          every setting, resolved
-run.json             versions, the exact command, sizes of the vocabularies, directions, lengths of the training pairs,
-                     the other packages whose mechanisms the model uses, and the precision where it was chosen by
-                     measuring
-tokenizer/           the sentencepiece models
-checkpoints/         update-00001000/ with model.safetensors, ...; average/ where checkpoints were averaged; base/ with
-                     the weights that are not trained, where there are any
-best.json            which checkpoint translates best
-lexicon.safetensors  which pieces translate which, where `translate --shortlist` has learned it
-ctranslate2/         checkpoints in CTranslate2's format, where `translate` has converted them
+recipe.yaml          all settings, resolved
+run.json             versions, commands, vocabulary sizes, directions, lengths of the training pairs, other packages
+                     whose mechanisms the model uses, and the precision if it was measured
+tokenizer/           sentencepiece models
+checkpoints/         update-00001000/ with model.safetensors, ...; average/ if checkpoints were averaged; base/ with the
+                     weights that are not trained, if there are any
+best.json            name of the best checkpoint
+lexicon.safetensors  translations of source pieces, if `translate --shortlist` has learned them
+ctranslate2/         checkpoints in CTranslate2's format, if `translate` has converted them
 metrics.jsonl, curves.png, translations/
 """
 
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
     from mtkit.text.tokenizer import Tokenizers
 
 BASE = "base"
-"""The folder beside the checkpoints that holds the weights that are not trained."""
+"""Folder of the weights that are not trained, next to the checkpoints."""
 
 FORMAT = 1
-"""Version of the folder's layout; a run of another one is refused."""
+"""Version of the folder's layout; runs of other versions are refused."""
 
 Vocabulary = Annotated[int, Field(ge=8, lt=2**31)]
 """Vocabulary size of a tokenizer."""
@@ -58,19 +57,18 @@ class Vocabularies(TypedDict):
 
 
 class Origin(TypedDict):
-    """A run that a training began with, or that such a run began with itself."""
+    """A run whose weights initialised a run, directly or through other runs."""
 
     run: str
-    """Name."""
     imported_from: str | None
-    """Model of another library that the run was made of."""
+    """Model of another library from which the run was made."""
     data: list[str]
     """Training data, as `mtkit.training.run_folder.trained_on` returns it."""
 
 
 @stored
 class About(TypedDict):
-    """Content of run.json: how the run was made."""
+    """Content of run.json."""
 
     format: int
     vocabularies: Vocabularies
@@ -88,7 +86,7 @@ class About(TypedDict):
 
 @stored
 class Best(TypedDict):
-    """Content of best.json: the name of the best checkpoint."""
+    """Content of best.json."""
 
     checkpoint: Annotated[str, StringConstraints(pattern=r"^(average|update-[0-9]+)$")]
 
@@ -103,64 +101,60 @@ class Run:
     def about(self) -> About:
         """Content of run.json.
 
-        Raises: RunError where it is missing, damaged or of another version; MtkitError where the folder holds a pipe or
-        a device.
+        Raises: RunError if it is missing, damaged or of another version; MtkitError if the folder has a pipe or a
+        device.
         """
         if (self.folder / "run.json").exists():
             check_regular(self.folder)
         return read_stored(
-            self.folder / "run.json",
-            About,
-            "choose another --run, or train again",
-            error=RunError,
-            version=FORMAT,
+            self.folder / "run.json", About, "choose another --run, or train again", error=RunError, version=FORMAT
         )
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The settings that the run was trained with."""
+        """Settings of the training."""
         path = self.folder / "recipe.yaml"
-        return make_recipe(read_settings(path), origin=str(path))  # its variables were filled in when it was written
+        return make_recipe(read_settings(path), origin=str(path))  # its environment variables are already expanded
 
     @cached_property
     def tokenizers(self) -> "Tokenizers":
-        """The run's own tokenizers. Raises: DataError for damaged ones, RunError for those of another model."""
+        """The run's tokenizers. Raises: DataError if they are damaged, RunError if they are another model's."""
         from mtkit.text.tokenizer import Tokenizers
 
-        found = Tokenizers.load(self.folder / "tokenizer")
-        if self.about["vocabularies"] != {"source": found.source.size, "target": found.target.size}:
+        tokenizers = Tokenizers.load(self.folder / "tokenizer")
+        if self.about["vocabularies"] != {"source": tokenizers.source.size, "target": tokenizers.target.size}:
             raise RunError(f"the tokenizer in {self.folder} is not the one it was trained with; choose another --run")
-        return found
+        return tokenizers
 
     @property
     def directions(self) -> list[str]:
-        """The translation directions that it was trained on, as en-de; most runs have one."""
+        """Translation directions, e.g. `en-de`; most runs have one."""
         return self.about.get("directions") or self.recipe.data.directions
 
     @property
     def target_language(self) -> str | None:
-        """The language that it translates into; None where it was trained on several directions."""
+        """Target language; None if the run has several directions."""
         first, *others = self.directions
         return None if others else languages_of(first)[1]
 
     @property
     def document_pieces(self) -> int | None:
-        """Source pieces that lines of a document may have together; None where it was trained on single segments."""
+        """Maximum source pieces of joined lines of a document; None if the run was trained on single segments."""
         documents = self.recipe.data.documents
         return self.about.get("document_pieces", documents.pieces if documents else None)
 
     @property
     def lengths(self) -> list[Lengths] | None:
-        """The lengths of the training pairs of each direction; None where an earlier version did not keep them.
+        """Lengths of the training pairs by direction; None for runs of an earlier version.
 
-        Raises: RunError where those of a direction are missing.
+        Raises: RunError if a direction is missing.
         """
-        kept = self.about.get("lengths")
-        if kept is None:
+        by_direction = self.about.get("lengths")
+        if by_direction is None:
             return None
-        if missing := [each for each in self.directions if each not in kept]:
+        if missing := [direction for direction in self.directions if direction not in by_direction]:
             raise RunError(f"{self.folder / 'run.json'} has no lengths of {missing[0]}; choose another --run")
-        return [kept[direction] for direction in self.directions]
+        return [by_direction[direction] for direction in self.directions]
 
     @property
     def vocabulary(self) -> str:
@@ -170,9 +164,9 @@ class Run:
         return vocabulary_of(self.folder / "tokenizer")
 
     def check_packages(self) -> None:
-        """Check that the other packages whose mechanisms the model uses are here.
+        """Check that the other packages whose mechanisms the model uses are installed.
 
-        Raises: RunError that names the first package that is not installed; MtkitError if it cannot be loaded.
+        Raises: RunError for the first package that is not installed; MtkitError if it cannot be loaded.
         """
         from mtkit.attention.registry import GROUP
 
@@ -184,24 +178,25 @@ class Run:
                 )
 
     def checkpoint(self, which: str = "best") -> Path:
-        """The folder of the checkpoint "best", "last", "average", or one by its name, "update-00001000".
+        """Return a checkpoint's folder; `which` is "best", "last", "average", or a name such as "update-00001000".
 
-        Raises: RunError where the run has none such.
+        Raises: RunError if the run has no such checkpoint.
         """
         folder = self.folder / "checkpoints"
         if which == "best":
             best, advice = self.folder / "best.json", "use --checkpoint last"
             which = read_stored(best, Best, advice, error=RunError)["checkpoint"] if best.exists() else "last"
-        there = sorted(each.name for each in folder.glob("update-*") if each.is_dir())  # a training may add to them
+        # listed after best.json is read: a running training adds checkpoints
+        names = sorted(path.name for path in folder.glob("update-*") if path.is_dir())
         if which == "last":
-            which = there[-1] if there else "last"
-        if which not in there and not (which == "average" and (folder / which).is_dir()):
-            known = ", ".join(there) or "none yet; train first"
+            which = names[-1] if names else "last"
+        if which not in names and not (which == "average" and (folder / which).is_dir()):
+            known = ", ".join(names) or "none yet; train first"
             raise RunError(f"{self.folder} has no checkpoint {shown(which)}; it has: {known}")
         return folder / which
 
     def load_model(self, checkpoint: str = "best", device: str = "cpu") -> "Network":
-        """The trained model in evaluation mode: the moving average of its weights where one was kept.
+        """Load the trained model in evaluation mode, with the moving average of its weights if there is one.
 
         Raises: RunError for a missing or damaged checkpoint.
         """
@@ -211,7 +206,7 @@ class Run:
 
         self.check_packages()
         sizes = self.about["vocabularies"]
-        # weights made in inference mode have no count of their changes, which kept products are compared by
+        # cached products compare version counters, which tensors made in inference mode do not have
         with torch.inference_mode(False):
             model = build_model(
                 self.recipe,
@@ -223,9 +218,9 @@ class Run:
             return model.to(device).eval()
 
     def tensors(self, checkpoint: str = "best") -> "dict[str, Tensor]":
-        """What `load_model` takes: all weights, adapters merged into those that they adapt. Raises: as `load_model`.
+        """Read all weights of a model, with adapters merged, and check the files' checksums if state.json exists.
 
-        Files are checked against their checksums in state.json, if there is one.
+        Raises: as `load_model`.
         """
         base, weights = self.folder / "checkpoints" / BASE / "model.safetensors", self.weights(checkpoint)
         advice = "copy it again, choose another --checkpoint, or train again"
@@ -241,23 +236,23 @@ class Run:
         return merged_weights(tensors, self.recipe.training.lora)
 
     def weights(self, checkpoint: str = "best") -> Path:
-        """The file with the weights that `load_model` takes: those that were trained."""
+        """Return the file of trained weights that `load_model` reads."""
         folder = self.checkpoint(checkpoint)
-        averaged = folder / "ema.safetensors"
-        return averaged if averaged.exists() else folder / "model.safetensors"
+        average = folder / "ema.safetensors"
+        return average if average.exists() else folder / "model.safetensors"
 
 
 def run_folder(name: str) -> Path:
-    """The folder of the run of this name. Raises: RunError for a name that is no single folder."""
+    """Return the folder of the run of this name. Raises: RunError for a name that is not a single folder."""
     if name in ("", "..") or Path(name).name != name:
         raise RunError(f"--name {shown(name)}: a run's name is one folder under {RUNS}, without slashes")
     return RUNS / name
 
 
 def find_run(folder: Path | None = None, name: str | None = None) -> Run:
-    """The run in `folder`, or of that name under ./mtkit-runs, or the latest one there.
+    """Find the run in `folder`, else the run of this name in ./mtkit-runs, else the latest run there.
 
-    Raises: RunError where there is none, saying what to type.
+    Raises: RunError if there is none, with the command to type.
     """
     if folder is not None:
         if not folder.is_dir():
@@ -277,20 +272,20 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether there is a run to go on with: one that has a checkpoint."""
+    """Return whether the folder has a run to resume: one with a checkpoint."""
     return (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*"))
 
 
 def begun_folder(name: str | None) -> Path | None:
-    """The folder of the run of this name, where there is one to go on with. Raises: RunError as `run_folder`."""
+    """Return the folder of the run of this name if it can be resumed. Raises: RunError as `run_folder`."""
     folder = None if name is None else run_folder(name)
     return folder if folder is not None and is_begun(folder) else None
 
 
 def beginning(named: Path | None, folder: Path) -> Run | None:
-    """The run that the training in `folder` begins with, by its folder or name; None without one.
+    """Find the run, by folder or name, that initialises the training in `folder`; None without one.
 
-    Raises: RunError as `find_run`, unless that training has begun. It does not need the other run any more.
+    Raises: RunError as `find_run`, unless the training has begun and does not need the run any more.
     """
     if named is None:
         return None
@@ -300,26 +295,23 @@ def beginning(named: Path | None, folder: Path) -> Run | None:
 
 
 def named_run(named: Path) -> Run:
-    """The run that is given by its folder, or by its name under ./mtkit-runs. Raises: RunError as `find_run`."""
+    """Find a run by its folder or by its name in ./mtkit-runs. Raises: RunError as `find_run`."""
     return find_run(named) if run_folder_of(named) == named else find_run(name=str(named))
 
 
 def find_runs(folders: Sequence[Path] | None = None, names: Sequence[str] | None = None) -> list[Run]:
-    """The runs in these folders and then those of these names; without any, the latest one.
-
-    Raises: RunError as `find_run`.
-    """
-    return [*map(find_run, folders or ()), *(find_run(name=each) for each in names or ())] or [find_run()]
+    """Find runs by folder, then by name; without any, the latest run. Raises: RunError as `find_run`."""
+    return [*map(find_run, folders or ()), *(find_run(name=name) for name in names or ())] or [find_run()]
 
 
 def _latest(manifests: list[Path]) -> Path:
-    """The run whose last checkpoint, or else beginning, is the youngest."""
+    """Return the folder of the run with the newest checkpoint or run.json."""
 
-    def age(manifest: Path) -> int:
-        ages = [manifest.stat().st_mtime_ns]
-        for each in manifest.parent.glob("checkpoints/[!.]*"):
-            with suppress(FileNotFoundError):  # a training at work has let go of it
-                ages.append(each.stat().st_mtime_ns)
-        return max(ages)
+    def modified(manifest: Path) -> int:
+        times = [manifest.stat().st_mtime_ns]
+        for checkpoint in manifest.parent.glob("checkpoints/[!.]*"):
+            with suppress(FileNotFoundError):  # a running training has removed it
+                times.append(checkpoint.stat().st_mtime_ns)
+        return max(times)
 
-    return max(manifests, key=age).parent
+    return max(manifests, key=modified).parent

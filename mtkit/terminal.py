@@ -1,11 +1,4 @@
-"""The terminal that people watch, where there is one.
-
-Text for people: tables of cells, for the terminal and in Markdown, and samples of long text.
-
-A wide letter of a table, as of Chinese, takes two places.
-
-How far long work is: what shows it to people, as whoever does the work calls it.
-"""
+"""Text for people: tables for the terminal and in Markdown, shortened lines, and the interface of progress bars."""
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -13,24 +6,23 @@ from typing import Any, Protocol
 
 from tabulate import tabulate
 
-
-def watched() -> bool:
-    """Whether standard error is a terminal: not where it is closed, or an object that stands in for a file."""
-    try:
-        return bool(sys.stderr.isatty())
-    except (AttributeError, ValueError):  # None, as where the shell has closed it; no such method; a closed file
-        return False
-
-
 Rows = Sequence[Sequence[str]]
 
 
-def aligned(rows: Rows, *, left: Collection[int] = (0,)) -> str:
-    """The rows with their columns two spaces apart, the first row as the head.
+def watched() -> bool:
+    """Return whether standard error is a terminal."""
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):  # None if the shell has closed it; an object without isatty; a closed file
+        return False
 
-    The columns in `left`, counted from 0, are aligned to the left, the others, as numbers are, to the right.
+
+def aligned(rows: Rows, *, left: Collection[int] = (0,)) -> str:
+    """Format a table as plain text, the first row as the head. Wide letters, such as Chinese ones, take two columns.
+
+    Columns in `left`, counted from 0, are aligned to the left; the others, usually numbers, to the right.
     """
-    # the head is a row like the others: tabulate widens columns with heads
+    # the head is passed as a row, because tabulate makes columns with a head wider
     text = tabulate(
         rows, tablefmt="plain", colalign=_sides(rows, left), disable_numparse=True, preserve_whitespace=True
     )
@@ -38,7 +30,7 @@ def aligned(rows: Rows, *, left: Collection[int] = (0,)) -> str:
 
 
 def markdown(rows: Rows, *, left: Collection[int] = (0,)) -> str:
-    """The rows as a table in Markdown, the first row as its head."""
+    """Format a table in Markdown, the first row as the head."""
     head, *cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     sides = _sides(rows, left)
     return tabulate(cells, headers=head, tablefmt="pipe", colalign=sides, headersalign=sides, disable_numparse=True)
@@ -54,11 +46,11 @@ def _sides(rows: Rows, left: Collection[int]) -> list[str]:
 
 
 class ProgressBar(Protocol):
-    """Goes through `items` and shows how far it is; `total` may be unknown."""
+    """Iterates over `items` and shows the progress; `total` may be unknown."""
 
     def __call__(self, items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]: ...
 
 
 def silent(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
-    """Show no progress: the items as they are."""
+    """Iterate over `items` without showing progress."""
     return items

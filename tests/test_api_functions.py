@@ -97,10 +97,10 @@ def test_lines_are_taken_from_what_gives_them(folder: Path, given: Callable[[], 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["a", "b", None], "line 3{of} is no text but NoneType; give str"),
-        (["a", 3], "line 2{of} is no text but int; give str"),
-        (b"Anna", "line 1{of} is no text but int; give str"),
-        (["a", "b\ud83d"], "line 2{of} holds half of a surrogate pair"),
+        (["a", "b", None], "line 3{of} is not text but NoneType; give str"),
+        (["a", 3], "line 2{of} is not text but int; give str"),
+        (b"Anna", "line 1{of} is not text but int; give str"),
+        (["a", "b\ud83d"], "line 2{of} has half of a surrogate pair"),
     ],
 )
 def test_a_line_that_is_no_text_is_said(folder: Path, lines: Any, said: str) -> None:
