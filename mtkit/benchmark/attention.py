@@ -1,7 +1,7 @@
-"""What attention mechanisms cost here: time, peak memory and FLOPs beside those of `full`, at growing lengths.
+"""Cost of attention mechanisms on this machine: time, peak memory and FLOPs at growing lengths, compared with `full`.
 
-Two works are measured: forward and backward over whole sequences, and one decoding step (decoder and cross roles) at
-growing positions. Each in two forms: the whole sub-layer, and the attention without its projections.
+Two tasks are measured: forward and backward over a sequence, and one decoding step (decoder and cross roles) at
+growing positions. Both in two forms: the complete sub-layer, and the attention without its projections.
 """
 
 import math
@@ -26,12 +26,12 @@ FORMS = ("sub-layer", "attention")
 METRICS = ("seconds", "peak_bytes", "flops")
 
 PROBES = (128, 256)
-"""Lengths that tell how much memory a longer one will need."""
+"""Lengths whose memory predicts the memory of longer ones."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The work that every mechanism is given; `options` go to each mechanism that has them, or a slot, by name."""
+    """Sizes of the measured task; `options` apply to each mechanism or slot that has them."""
 
     role: str = "encoder"
     width: int = 512
@@ -45,9 +45,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One mechanism at one length: the best time of all repeats of the forward-backward, the mean time of a step.
+    """One mechanism at one length: the best forward-backward time of all repeats, or the mean time of a step.
 
-    `peak_bytes` are beyond weights and inputs, with gradients; those of a step count the state before it. See `Cost`.
+    `peak_bytes` excludes weights and inputs, and includes gradients; for a step, it includes the state. See `Cost`.
     """
 
     attention: str
@@ -61,7 +61,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """All measurements of one run, a line for everything that was left out, and a line for everything that failed."""
+    """Measurements of one run, with a line for each omitted and each failed measurement."""
 
     setting: Setting
     lengths: tuple[int, ...]
@@ -70,7 +70,7 @@ class Benchmark:
     failed: list[str]
 
     def ratio(self, row: Measurement, metric: str) -> float | None:
-        """How many times less than `full` it takes of one of METRICS; None where full was not measured."""
+        """Return `full`'s cost in one of METRICS divided by the row's cost; None if `full` was not measured."""
         for full in self.measurements:
             if (full.attention, full.work, full.form, full.length) == ("full", row.work, row.form, row.length):
                 cost = getattr(row, metric)
@@ -78,30 +78,41 @@ class Benchmark:
         return None
 
     def rows(self, attention: str, work: str, form: str) -> list[Measurement]:
-        """The measurements of one mechanism in one work and form, by length."""
+        """Return the measurements of one mechanism, task and form, by length."""
         wanted = (attention, work, form)
-        return [each for each in self.measurements if (each.attention, each.work, each.form) == wanted]
+        return [
+            measurement
+            for measurement in self.measurements
+            if (measurement.attention, measurement.work, measurement.form) == wanted
+        ]
 
     def exponent(self, attention: str, work: str, form: str, metric: str) -> float | None:
-        """p where the cost grows as T^p, fitted over all lengths measured; None with fewer than two."""
+        """Return p of a cost T^p, fitted over all measured lengths; None with fewer than two."""
         rows = self.rows(attention, work, form)
         return fit_exponent([row.length for row in rows], [getattr(row, metric) for row in rows])
 
 
 def fit_exponent(lengths: Sequence[float], costs: Sequence[float]) -> float | None:
-    """The slope of log cost over log length by least squares; None with fewer than two lengths or a cost of 0."""
+    """Return the least-squares slope of log cost over log length; None with fewer than two lengths or a cost of 0."""
     if len(set(lengths)) < 2 or min(costs) <= 0:
         return None
-    x, y = [math.log(each) for each in lengths], [math.log(each) for each in costs]
+    x, y = [math.log(length) for length in lengths], [math.log(cost) for cost in costs]
     middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
     covariance = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True))
     return covariance / sum((a - middle_x) ** 2 for a in x)
 
 
 def default_names(role: str) -> list[str]:
-    """`full`, and every mechanism of growth 1 whose paper gives it the role. Raises: MtkitError for no role."""
+    """Return `full` and the mechanisms of growth 1 published in the role. Raises: MtkitError for an unknown role."""
     check_role(find("full"), role)
-    return ["full", *(each.name for each in mechanisms().values() if each.growth == 1 and role in each.published)]
+    return [
+        "full",
+        *(
+            mechanism.name
+            for mechanism in mechanisms().values()
+            if mechanism.growth == 1 and role in mechanism.published
+        ),
+    ]
 
 
 def measure_attention(
@@ -111,12 +122,12 @@ def measure_attention(
     *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Benchmark:
-    """Measures `full` and the mechanisms named, in turns, so that what slows the machine down slows all of them.
+    """Measure `full` and the named mechanisms in turns, so that a slow moment of the machine affects all of them.
 
-    `on_progress` is told how many of how many parts are done. What does not fit in memory is left out, with a line.
-    Where a mechanism raises something else at work, the others are measured.
+    `on_progress` receives the number of finished parts and of all parts. A measurement that does not fit in memory is
+    omitted, with a line. If a mechanism raises another error, the others are still measured.
 
-    Raises: MtkitError for a name, role, option or length that cannot be, and where nothing fits.
+    Raises: MtkitError for an invalid name, role, option or length, and if nothing fits in memory.
     """
     lengths = tuple(sorted(set(lengths)))
     if not lengths or lengths[0] < 1:
@@ -142,7 +153,7 @@ def measure_attention(
 
 
 class _Run:
-    """The measurements so far, and what is known of the memory that longer lengths will need."""
+    """Measurements so far, and the predicted memory of longer lengths."""
 
     def __init__(
         self,
@@ -163,7 +174,7 @@ class _Run:
         self._done, self._parts = 0, len(FORMS) * len(names) * len(lengths) * works
 
     def forward_backward(self, form: str, length: int) -> None:
-        """All mechanisms at one length: each is counted once, which warms it up, then all are timed in turns."""
+        """Measure all mechanisms at one length: count each one's operations, which warms it up, then time in turns."""
         fitting = []
         for name in self.names:
             with self._alone(name, form, length):
@@ -191,9 +202,13 @@ class _Run:
         self._advance(len(self.names))
 
     def steps(self, name: str, form: str) -> None:
-        """One mechanism at every length whose forward-backward was measured, on one walk through all positions."""
+        """Measure one mechanism's steps at all lengths whose forward-backward was measured, in one pass."""
         measured = (name, "forward-backward", form)
-        lengths = [each.length for each in self.measurements if (each.attention, each.work, each.form) == measured]
+        lengths = [
+            measurement.length
+            for measurement in self.measurements
+            if (measurement.attention, measurement.work, measurement.form) == measured
+        ]
         done = self._done
         if lengths:
             with self._alone(name, form, lengths[-1]):
@@ -207,7 +222,7 @@ class _Run:
 
     @contextmanager
     def _alone(self, name: str, form: str, length: int) -> Iterator[None]:
-        """What is raised inside costs this mechanism its measurement, and no other."""
+        """Turn an error raised inside into a failed measurement of this mechanism only."""
         try:
             yield
         except MtkitError:
@@ -220,7 +235,7 @@ class _Run:
                 self.failed.append(f"{name}, {form}, at {length:,}: failed, {why}")
 
     def _fits(self, name: str, form: str, length: int) -> bool:
-        """Whether the mechanism takes this length, and memory will hold its work, judged by what shorter ones took."""
+        """Return whether the mechanism supports this length and its predicted memory is free."""
         held = self._held.setdefault((name, form), {})
         for probe in PROBES:
             if probe < length and len(held) < len(PROBES):
@@ -238,7 +253,7 @@ class _Run:
         return True
 
     def _inputs(self, length: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Query, memory and the gradient of the output, each (B, T, D)."""
+        """Return query, memory and output gradient, each (B, T, D)."""
         shape = (self.setting.batch, length, self.setting.width)
         query, memory, gradient = (
             torch.randn(shape, generator=self._generator, device=self.setting.device) for _ in range(3)
@@ -273,9 +288,9 @@ def _build(name: str, form: str, length: int, setting: Setting, options: Mapping
 
 
 def options_of(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each mechanism those options that it has; slots are options of all.
+    """Return the options that each mechanism has; every mechanism has the slots as options.
 
-    Raises: MtkitError for an unknown name, and for an option that none of them has.
+    Raises: MtkitError for an unknown name, and for an option that no mechanism has.
     """
     takes = {name: {*find(name).options, *SLOTS} for name in names}
     known = sorted(set().union(*takes.values()))

@@ -109,7 +109,7 @@ def table(benchmark: Benchmark) -> str:
         f"{setting.role}, batch {setting.batch}, {setting.heads} heads of width {setting.width // setting.heads}, "
         f"{hardware(setting.device)}\n(×: how many times less than full; T^: fitted exponent of the length)"
     )
-    parts = [head, *(_section(benchmark, *each) for each in sections(benchmark))]
+    parts = [head, *(_section(benchmark, *section) for section in sections(benchmark))]
     left_out = [*benchmark.skipped, *benchmark.failed]
     return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 

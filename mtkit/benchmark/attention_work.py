@@ -1,4 +1,4 @@
-"""What is timed and counted of an attention: forward and backward of whole sequences, and steps of decoding."""
+"""Measured tasks of an attention: forward and backward over a sequence, and decoding steps."""
 
 import time
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from mtkit.benchmark.cost import Cost, cost_of, held_bytes
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj", "context_proj")
 
 STEPS = 64
-"""Steps timed, and steps counted, at each length: enough that what happens once in a block has its share."""
+"""Number of timed steps, and of counted steps, at each length: enough to average over work done once per block."""
 BEYOND = 2 * STEPS + 1
-"""Positions that measuring steps at a length goes beyond it."""
+"""Number of positions after a length that its measurement of steps visits."""
 
 
 class _Through(nn.Module):
-    """Stands for a projection of the first `width` features onto themselves, and does nothing."""
+    """Projection that returns the first `width` features unchanged."""
 
     def __init__(self, projection: nn.Linear) -> None:
         super().__init__()
-        # what mechanisms ask of it: type, device and shape
+        # mechanisms read its type, device and shape
         self.weight, self.bias = projection.weight, projection.bias
         self.in_features, self.out_features = projection.in_features, projection.out_features
 
@@ -31,9 +31,9 @@ class _Through(nn.Module):
 
 
 def without_projections(attention: Attention) -> Attention:
-    """The attention with its query, key, value and output projections letting their input through.
+    """Replace the query, key, value and output projections by ones that return their input.
 
-    A projection to fewer features passes the first ones; one to more features than it is given stays as it is.
+    A projection to fewer features returns the first ones; a projection to more features is not replaced.
     """
     for owner in list(attention.modules()):
         for name, child in list(owner.named_children()):
@@ -43,7 +43,7 @@ def without_projections(attention: Attention) -> Attention:
 
 
 def training(attention: Attention, query: Tensor, memory: Tensor | None, gradient: Tensor) -> Callable[[], None]:
-    """Forward and backward as in training, down to the inputs and the weights."""
+    """Return a function that runs forward and backward as in training, with gradients of inputs and weights."""
     attention.train()
     inputs = [each.detach().requires_grad_() for each in (query, memory) if each is not None]
 
@@ -59,7 +59,7 @@ def training(attention: Attention, query: Tensor, memory: Tensor | None, gradien
 
 
 class Walk:
-    """Decoding with one attention, from the first position on or with a memory, and steps measured on the way."""
+    """Decoding with one attention over growing positions or a growing memory; steps are measured on request."""
 
     @torch.no_grad()
     def __init__(self, attention: Attention, query: Tensor, memory: Tensor | None) -> None:
@@ -74,7 +74,7 @@ class Walk:
 
     @torch.no_grad()
     def measure(self, length: int) -> tuple[float, Cost]:
-        """The mean time and FLOPs, and the most memory, of steps from position `length` on, or over that memory."""
+        """Return mean time, mean FLOPs and peak memory of steps from position `length` on, or over that memory."""
         if self.memory is not None:
             self.state = self.attention.start(len(self.token), self.memory[:, :length])[0]
         else:
@@ -105,7 +105,7 @@ class Walk:
 
 
 def seconds_of(work: Callable[[], None], device: torch.device) -> float:
-    """Wall-clock time of `work()`, the device's queue emptied before and after."""
+    """Return the wall-clock time of `work()`; waits for the device before and after."""
     wait(device)
     begin = time.perf_counter()
     work()
@@ -114,6 +114,6 @@ def seconds_of(work: Callable[[], None], device: torch.device) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Returns when the device has done all that it was given."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What a computation costs besides time, counted while it runs: floating-point operations and peak memory."""
+"""Floating-point operations and peak memory of a computation, counted while it runs."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,12 +23,11 @@ FORMULAS = {  # the CPU's fused attention, which torch's own counter leaves out;
 
 @dataclass(frozen=True)
 class Cost:
-    """What one computation costs.
+    """Cost of one computation.
 
-    `flops` are those of matrix products, convolutions and fused attention, two for a multiplication with its addition;
-    a fused attention counts all pairs, also those that causality hides. `peak_bytes` is the most memory held at one
-    moment beyond what was held before: on CUDA by the allocator, on the CPU by the tensors that operations gave out,
-    without what a kernel takes and frees inside itself.
+    `flops` counts matrix products, convolutions and fused attention, two for a multiplication with its addition; fused
+    attention counts all pairs, also masked ones. `peak_bytes` is the peak memory minus the memory held at the start:
+    on CUDA the allocator's, on the CPU the tensors that operations return, without temporary memory inside kernels.
     """
 
     flops: int
@@ -36,7 +35,7 @@ class Cost:
 
 
 def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
-    """Runs `compute()` once, backward passes in it included, and gives what it cost."""
+    """Run `compute()` once, including its backward passes, and return its cost."""
     counter = _counter()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -50,20 +49,20 @@ def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
 
 
 def flops_of(compute: Callable[[], Any]) -> int:
-    """Runs `compute()` once and gives its `Cost.flops` alone, which takes less time."""
+    """Run `compute()` once and return only `Cost.flops`, which is faster."""
     with _counter() as counter:
         compute()
     return int(counter.get_total_flops())
 
 
 def held_bytes(state: Any) -> int:
-    """Bytes of all tensors in nested containers, each storage once."""
+    """Return the bytes of all tensors in nested containers; shared storages count once."""
     storages = {id(each): each for each in (_storage(leaf) for leaf in tree_leaves(state) if isinstance(leaf, Tensor))}
-    return sum(each.nbytes() for each in storages.values())
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory that a computation on `device` can still take; infinity where the system does not say."""
+    """Return the free memory of `device` in bytes; infinity if the system does not report it."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + cached)
@@ -71,9 +70,10 @@ def free_bytes(device: torch.device) -> float:
 
 
 def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> float:
-    """The memory needed at `length` by that of shorter lengths, {length: bytes}; 0 where none is known.
+    """Predict the memory at `length` from the memory of shorter lengths, {length: bytes}; 0 if there are none.
 
-    Grows as T^growth from the longest; at growth 2 as a T + b T^2 through the two longest, since much of it is linear.
+    It grows as T^growth from the longest; with growth 2, as a T + b T^2 through the two longest, since much of it is
+    linear.
     """
     shorter = sorted(each for each in held if each <= length)
     if not shorter:
@@ -93,10 +93,9 @@ def _counter() -> FlopCounterMode:
 
 
 class _NoModules:
-    """Counts for the whole alone.
+    """Replacement of the FLOP counter's module tracker, which counts only the total.
 
-    The counter's own tracker of modules needs gradients of what goes into them, and fails where a view of a parameter
-    does while none are kept.
+    The tracker needs gradients of each module's inputs, and fails for a view of a parameter under `no_grad`.
     """
 
     parents = ("Global",)
@@ -109,7 +108,7 @@ class _NoModules:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Follows the storages that operations make while it is entered, from their making to their end."""
+    """Dispatch mode that follows the live bytes of the storages that operations create."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

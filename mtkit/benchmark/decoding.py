@@ -1,6 +1,6 @@
-"""How fast decoding is, text to text: models of runs, arithmetics and programs, in turns, with what each translates.
+"""Benchmark of decoding speed, text to text: runs, arithmetics and programs in turns, with their translations.
 
-The benchmark of decoding for people, as tables and bars, and for programs, as JSON.
+The results are tables and bars for people, and JSON for programs.
 """
 
 import time
@@ -30,10 +30,10 @@ from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 
 REST = 0.3
-"""Seconds between turns, in which the threads of the program before go to sleep."""
+"""Seconds between turns, so that the previous program's threads stop spinning."""
 
 TRIAL_SHARE = 4
-"""Batch sizes are tried on one in so many lines, where there are several."""
+"""Batch sizes are tried on one in this many lines, if there are several sizes."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Decoder(Protocol):
     program: str
     arithmetic: str
     shortlist: int
-    """Translations of each source piece that may come; 0 where all pieces may."""
+    """Number of allowed translations of each source piece; 0 if all pieces are allowed."""
     sizes: Sequence[int]
-    """Batch sizes to choose from, in a unit of its own."""
+    """Batch sizes to choose from, in the decoder's unit."""
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
-        """From text to text, greedily where `beam` is 1; N lines in, N lines out."""
+        """Translate N lines into N lines; greedily if `beam` is 1."""
 
 
 class OwnDecoder:
-    """mtkit's own decoding, as `mtkit translate` does it. Batch sizes are padded source pieces, hypotheses counted."""
+    """mtkit's decoding, as in `mtkit translate`. Batch sizes are padded source pieces times hypotheses."""
 
     program = "mtkit"
 
@@ -75,7 +75,7 @@ class OwnDecoder:
     ) -> None:
         """`arithmetic` is a dtype of `mtkit translate`; auto is float32. Raises: MtkitError.
 
-        With a lexicon, only pieces on its shortlists may come.
+        With a lexicon, only pieces on its shortlists are allowed.
         """
         self.dtype = find_dtype(arithmetic)
         self.arithmetic = "float32" if arithmetic == "auto" else arithmetic
@@ -87,7 +87,7 @@ class OwnDecoder:
         self._trained_on = TrainedOn.of([run])
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
-        """With the run's own settings but for beam and batch size."""
+        """Translate with the run's settings, except beam and batch size."""
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
         found = translate_lines(
@@ -98,7 +98,7 @@ class OwnDecoder:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One run's model, and what translates with it."""
+    """One run's model and its decoders."""
 
     run: Run
     model: Network
@@ -107,7 +107,7 @@ class Candidate:
 
 @dataclass
 class Measured:
-    """What one decoder came to at one beam."""
+    """Results of one decoder at one beam."""
 
     run: str
     """The name of the run, as in `DecodingBenchmark.runs`."""
@@ -118,60 +118,60 @@ class Measured:
     size: int = 0
     """The batch size that was fastest, in the decoder's unit."""
     seconds: list[float] = field(default_factory=list)
-    """Of each time that all lines were translated."""
+    """Time of each repeat."""
     lines: int = 0
     pieces: int = 0
     texts: list[str] = field(default_factory=list)
     bleu: float = 0.0
     same: float = 0.0
-    """Share of the lines that the run's first decoder translates alike at this beam."""
+    """Share of lines with the same translation as the run's first decoder at this beam."""
 
     @property
     def speed(self) -> float:
-        """Segments per second, over all repeats."""
+        """Mean segments per second of all repeats."""
         return self.lines * len(self.seconds) / sum(self.seconds)
 
     @property
     def median(self) -> float:
-        """Segments per second, of the median repeat."""
+        """Segments per second of the median repeat."""
         return self.lines / median(self.seconds)
 
     @property
     def pieces_per_second(self) -> float:
-        """Pieces of translations per second, over all repeats."""
+        """Mean pieces of translations per second of all repeats."""
         return self.pieces * len(self.seconds) / sum(self.seconds)
 
 
 @dataclass(frozen=True)
 class DecodingBenchmark:
-    """All that was measured, in turns."""
+    """Results of all decoders."""
 
     runs: dict[str, Run]
-    """{name: run}; names differ, also where folders of the same name lie in several places."""
+    """{name: run}; names differ, also for folders of the same name in different places."""
     side: HeldOut
     device: torch.device
     repeats: int
     rates: dict[str, Rate]
     operations: dict[str, dict[int, float]]
-    """{name of the run: {beam: operations that a segment cannot do without}}."""
+    """{name of the run: {beam: necessary operations per segment}}."""
     signature: str
     """sacrebleu's signature of the BLEU scores."""
     rows: list[Measured]
-    """By beam, then by run and decoder, as they were given."""
+    """Sorted by beam, then by run and decoder in the order of the arguments."""
 
     @property
     def beams(self) -> list[int]:
-        """The beams, in their order."""
+        """Beams in the order of the arguments."""
         return list(dict.fromkeys(row.beam for row in self.rows))
 
     def of_beam(self, beam: int) -> list[Measured]:
-        """The rows of one beam."""
+        """Return the rows of one beam."""
         return [row for row in self.rows if row.beam == beam]
 
     def ceiling(self, row: Measured) -> float | None:
-        """Segments a second at which the necessary operations alone take the machine's rate; None where not known.
+        """Return the segments per second at which the necessary operations reach the machine's rate; None if unknown.
 
-        What is necessary is counted over all pieces, so a shortlist has none.
+        Necessary operations include the logits of all pieces, so a row with a shortlist has no ceiling.
         """
         if row.shortlist:
             return None
@@ -179,15 +179,15 @@ class DecodingBenchmark:
         return None if rate is None else rate.best / self.operations[row.run][row.beam]
 
     def share(self, row: Measured) -> float | None:
-        """The share of that ceiling which is reached."""
+        """Return the row's speed divided by its ceiling; None if unknown."""
         ceiling = self.ceiling(row)
         return None if ceiling is None else row.speed / ceiling
 
 
 def common_side(prepared: Sequence[Prepared], name: str | None = None) -> HeldOut:
-    """The side of that name, which all of the data must hold with the same text; by default the first one's first.
+    """Return the side of that name, whose text must be the same in all data; by default the first side of the first.
 
-    Raises: DataError for an unknown name; MtkitError where the text differs.
+    Raises: DataError for an unknown name; MtkitError if the text differs.
     """
     first = held_out(prepared[0], name)
     for other in prepared[1:]:
@@ -201,7 +201,7 @@ def common_side(prepared: Sequence[Prepared], name: str | None = None) -> HeldOu
 
 
 def first_segments(side: HeldOut, count: int | None) -> HeldOut:
-    """The first so many segments of a side, each on its own; all for None."""
+    """Return the first `count` segments of a side without documents; all for None."""
     sources, references = side.sources[:count], side.references[:count]
     return HeldOut(side.name, sources, references, side.directions and side.directions.part(0, len(sources)))
 
@@ -216,15 +216,15 @@ def measure_decoding(
 ) -> DecodingBenchmark:
     """Translate the side with each decoder of each run at each beam, in turns.
 
-    The first decoder of a run is what its others must agree with. The models lie on one device. All translations are
-    scored as the first run's recipe says. `on_progress` is told how many of how many times the side was translated.
+    The other decoders of a run must agree with its first one. All models are on one device. All translations are
+    scored with the first run's settings. `on_progress` receives the number of finished repeats and of all repeats.
 
-    Raises: MtkitError where there is nothing to translate, or a beam is none.
+    Raises: MtkitError if there is nothing to translate, or for an invalid beam.
     """
     if not side.sources or not beams or min(beams) < 1 or repeats < 1:
         raise MtkitError("beams and repeats are whole numbers from 1, and there must be segments to translate")
-    runs = named([each.run for each in candidates])
-    decoders = [(name, each) for name, its in zip(runs, candidates, strict=True) for each in its.decoders]
+    runs = named([candidate.run for candidate in candidates])
+    decoders = [(name, decoder) for name, its in zip(runs, candidates, strict=True) for decoder in its.decoders]
     operations: dict[str, dict[int, float]] = {name: {} for name in runs}
     rows = []
     for number, beam in enumerate(dict.fromkeys(beams)):
@@ -254,7 +254,7 @@ def measure_decoding(
 
 
 def named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by the names of their folders; by their paths, where two have the same name."""
+    """Return the runs by the names of their folders; by their paths if two have the same name."""
     names = [run.folder.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.folder) for run in runs]
@@ -262,7 +262,7 @@ def named(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _fastest_size(decoder: Decoder, lines: Sequence[str], beam: int) -> int:
-    """Warms the decoder up on some of the lines, and chooses among its batch sizes by the time they take there."""
+    """Warm the decoder up on some lines, and return the batch size that is fastest on them."""
     trial = lines[:: TRIAL_SHARE if len(lines) >= 2 * TRIAL_SHARE else 1]
     if len(decoder.sizes) == 1:
         decoder.translate(trial, beam, decoder.sizes[0])
@@ -281,7 +281,7 @@ def _translate(decoder: Decoder, row: Measured, lines: Sequence[str]) -> None:
 
 
 def _timed(decoder: Decoder, lines: Sequence[str], beam: int, size: int) -> tuple[list[Decoded], float]:
-    """Text comes back only when the device is done, so that nothing is left to wait for."""
+    """Return the translations and their time; text exists only after the device has finished."""
     begin = time.perf_counter()
     found = decoder.translate(lines, beam, size)
     return found, time.perf_counter() - begin
@@ -299,7 +299,7 @@ def _operations(candidate: Candidate, side: HeldOut, row: Measured) -> float:
 
 
 def _score(recipe: Recipe, side: HeldOut, rows: Sequence[Measured]) -> str:
-    """Fills in BLEU and agreement; gives the signature."""
+    """Set BLEU and agreement of the rows; return the signature."""
     signature = ""
     for row, first in zip(rows, _firsts(rows), strict=True):
         (bleu,) = score_corpus(
@@ -317,24 +317,24 @@ def _score(recipe: Recipe, side: HeldOut, rows: Sequence[Measured]) -> str:
 
 
 def _firsts(rows: Sequence[Measured]) -> Iterator[Measured]:
-    """For each row the first one of its run and beam."""
+    """Yield the first row of each row's run and beam."""
     first: dict[tuple[str, int], Measured] = {}
     for row in rows:
         yield first.setdefault((row.run, row.beam), row)
 
 
 AGREEMENT = 0.95
-"""Share of lines that another program must translate as mtkit does, in float32 and greedily, to have the same model."""
+"""Minimum share of equal greedy translations in float32; below it, another program's model is doubtful."""
 
 
 def table(benchmark: DecodingBenchmark) -> str:
-    """A table for each beam, with a row for each run, program and arithmetic; × is beside the first row."""
+    """Format a table for each beam, with a row for each run, program and arithmetic; × is relative to the first row."""
     side, runs = benchmark.side, [str(run.folder) for run in benchmark.runs.values()]
     first, of_its_run = label_of(benchmark, benchmark.rows[0]), " as by the first row of the same run"
     head = (
         f"decoding {len(side.sources):,} segments of {side.name} with {', '.join(runs)}, text to text, "
         f"{benchmark.repeats} times in turns, on {hardware(benchmark.device)}\n"
-        f"(×: beside {first}; ceiling: segments/s if the operations that a segment cannot do without ran at "
+        f"(×: relative to {first}; ceiling: segments/s if the necessary operations ran at "
         f"the measured rate;\nsame: lines translated alike{of_its_run if len(runs) > 1 else ''})"
     )
     shortlist = max(row.shortlist for row in benchmark.rows)
@@ -346,7 +346,7 @@ def table(benchmark: DecodingBenchmark) -> str:
 
 
 def as_object(benchmark: DecodingBenchmark) -> dict[str, Any]:
-    """Everything measured, numbers unrounded, translations included."""
+    """Return all results as JSON values, with unrounded numbers and the translations."""
     return {
         **about(benchmark.device, benchmark.rates),
         "runs": {name: str(run.folder) for name, run in benchmark.runs.items()},
@@ -369,7 +369,7 @@ def as_object(benchmark: DecodingBenchmark) -> dict[str, Any]:
 
 
 def bars(benchmark: DecodingBenchmark) -> list[Bars]:
-    """The speeds as bars, beam by beam."""
+    """Return the speeds as bars, one chart per beam."""
     return [
         Bars(
             title=f"decoding {benchmark.side.name}, beam {beam}, text to text, on {hardware(benchmark.device)}",
@@ -416,7 +416,7 @@ def _at_beam(benchmark: DecodingBenchmark, beam: int) -> str:
 
 
 def _doubts(benchmark: DecodingBenchmark) -> list[str]:
-    """A line for each program whose model does not seem to be the same."""
+    """Return a line for each program whose model seems to differ."""
     first = {row.run: row for row in reversed(benchmark.rows)}
     return [
         f"note: {label_of(benchmark, row)} translates only {row.same:.1%} of the lines as "

@@ -1,8 +1,7 @@
-"""How fast documents are decoded: models that differ in the decoder's attentions, on documents of growing length.
+"""Benchmark of document decoding: models that differ in the decoder's attentions, on documents of growing length.
 
-Weights are untrained, and no hypothesis ends before its limit, so that all models make the same number of steps.
-
-The benchmark of documents for people, as tables and bars, and for programs, as JSON.
+Weights are untrained, and no hypothesis ends before its limit, so that all models take the same number of steps. The
+results are tables and bars for people, and JSON for programs.
 """
 
 import math
@@ -30,12 +29,12 @@ from mtkit.text.tokenizer import EOS
 
 ROLES = ("decoder", "cross")
 LAST = 50
-"""Pieces at the end of a document whose time counts as the time there."""
+"""Number of last pieces of a document over which the time at its end is averaged."""
 
 
 @dataclass(frozen=True)
 class DocumentSetting:
-    """What all models have in common: the recipe but for its attention, and the pieces of the vocabulary."""
+    """Settings that all models share: the recipe except its attention, and the vocabulary."""
 
     recipe: Recipe
     vocabulary: int
@@ -46,26 +45,26 @@ class DocumentSetting:
     device: torch.device
     options: Mapping[str, Any]
     documents: int = 1
-    """Documents decoded at once, in one batch."""
+    """Number of documents in a batch."""
 
 
 @dataclass(frozen=True)
 class MeasuredDocument:
-    """One model on documents of `length` pieces on both sides; the best of all repeats."""
+    """Results of one model on documents of `length` source and target pieces: the best of all repeats."""
 
     attention: str
     roles: tuple[str, ...]
-    """The roles it fills; the others are `full`."""
+    """Roles of the mechanism; the other roles are `full`."""
     length: int
     seconds: float
-    """Per document, the encoder included."""
+    """Seconds per document, including the encoder."""
     last: float
-    """Seconds per piece, of whichever document, over the last pieces."""
+    """Seconds per piece over the last pieces."""
 
 
 @dataclass(frozen=True)
 class DocumentBenchmark:
-    """All measurements of one run, by length, then in the order of the names."""
+    """Results by length, then in the order of the names."""
 
     setting: DocumentSetting
     lengths: tuple[int, ...]
@@ -73,11 +72,11 @@ class DocumentBenchmark:
 
     @property
     def names(self) -> list[str]:
-        """The mechanisms, `full` first."""
+        """Mechanisms, `full` first."""
         return list(dict.fromkeys(row.attention for row in self.rows))
 
     def row(self, name: str, length: int) -> MeasuredDocument:
-        """The measurement of one mechanism at one length."""
+        """Return the results of one mechanism at one length."""
         return next(row for row in self.rows if (row.attention, row.length) == (name, length))
 
 
@@ -88,12 +87,12 @@ def measure_documents(
     *,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> DocumentBenchmark:
-    """Decodes a batch of documents of each length with `full` and with each mechanism, in turns.
+    """Decode a batch of documents of each length with `full` and with each mechanism, in turns.
 
-    A mechanism fills those of the two roles that it can play, extensions included. `on_progress` is told how many of
-    how many batches are decoded.
+    A mechanism fills the decoder and cross roles that it supports, including extensions. `on_progress` receives the
+    number of decoded batches and of all batches.
 
-    Raises: MtkitError for a name, option or length that cannot be, and for a mechanism with neither role.
+    Raises: MtkitError for an invalid name, option or length, and for a mechanism that supports neither role.
     """
     lengths = tuple(sorted(set(lengths)))
     if not lengths or lengths[0] <= LAST:
@@ -121,7 +120,7 @@ def measure_documents(
 
 
 class _Endless:
-    """A model in which no hypothesis ends of itself, and which notes when some of its steps begin."""
+    """Model in which no hypothesis ends before its limit, and which records the start times of some steps."""
 
     has_weights = False
 
@@ -160,7 +159,7 @@ def _model(
 
 
 def _documents(length: int, setting: DocumentSetting) -> SourceBatch:
-    """Sources of `length` pieces, to be translated with as many."""
+    """Return sources of `length` pieces, with a limit of `length` target pieces."""
     draw, count = torch.Generator().manual_seed(setting.recipe.seed), setting.documents
     source = torch.randint(EOS + 1, setting.vocabulary, (count, length), generator=draw)
     source[:, -1] = EOS
@@ -169,7 +168,7 @@ def _documents(length: int, setting: DocumentSetting) -> SourceBatch:
 
 
 def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tuple[float, float]:
-    """Seconds per document, and per piece at the end of the documents."""
+    """Return the seconds per document, and per piece at the end of the documents."""
     length, count = batch.limits[0], len(batch.limits)
     settings = setting.recipe.decoding.model_copy(update={"beam": setting.beam, "coverage_penalty": 0.0})
     endless = _Endless(model, (length - 1 - LAST, length - 1), setting.device)
@@ -182,7 +181,7 @@ def _decode(model: Network, batch: SourceBatch, setting: DocumentSetting) -> tup
 
 
 def table(benchmark: DocumentBenchmark) -> str:
-    """Milliseconds per piece at the end and over the whole of each document; × is beside `full`."""
+    """Format milliseconds per piece at the end and in all of a document; × is relative to `full`."""
     setting, size = benchmark.setting, benchmark.setting.recipe.model
     head = (
         f"decoding {_length_of(setting)} of as many source as target pieces, beam {setting.beam}, "
@@ -196,7 +195,7 @@ def table(benchmark: DocumentBenchmark) -> str:
 
 
 def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:
-    """Everything measured, numbers unrounded."""
+    """Return all results as JSON values, with unrounded numbers."""
     setting = benchmark.setting
     return {
         **about(setting.device, {}),
@@ -213,7 +212,7 @@ def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:
 
 
 def bars(benchmark: DocumentBenchmark) -> list[Bars]:
-    """The speeds at the end of documents as bars, length by length."""
+    """Return the speeds at the end of documents as bars, one chart per length."""
     setting = benchmark.setting
     what = _length_of(setting)
     return [
@@ -243,5 +242,5 @@ def _length_of(setting: DocumentSetting) -> str:
 
 
 def _label(row: MeasuredDocument) -> str:
-    """ "linear", or "band (decoder)" where it fills one of the two roles."""
+    """Format "linear", or "band (decoder)" if it fills one of the two roles."""
     return row.attention if len(row.roles) > 1 else f"{row.attention} ({row.roles[0]})"

@@ -93,9 +93,7 @@ def busy_note(threads: int, *, samples: int = 9, seconds: float = 0.3) -> str | 
     others, cores = round(median(counts)), os.cpu_count() or 1
     if others < 1 or others + threads <= cores:
         return None
-    return (
-        f"other processes keep {others} of {cores} cores busy, and this one uses {threads}: speeds are lower than alone"
-    )
+    return f"other processes keep {others} of {cores} cores busy, and this one uses {threads}: speeds are too low"
 
 
 def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:

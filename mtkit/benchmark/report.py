@@ -30,20 +30,20 @@ class Bars:
 def outputs(folder: Path, name: str) -> list[Path]:
     """The files of a report in a folder: table, JSON and picture.
 
-    Raises: MtkitError if one is a link, or exists and was not written by mtkit, as its JSON tells.
+    Raises: MtkitError if one is a link, or exists and was not written by mtkit, according to its JSON.
     """
     paths = [inside(folder, f"{name}{end}") for end in (".txt", ".json", ".png")]
     try:
         own = "mtkit" in from_json(paths[1].read_bytes())
     except (OSError, ValueError, TypeError):
         own = False
-    if not own and (foreign := [each for each in paths if each.exists()]):
+    if not own and (foreign := [path for path in paths if path.exists()]):
         raise MtkitError(f"{foreign[0]} exists, and mtkit has no record that it wrote it; give another --output")
     return paths
 
 
 def write(paths: Sequence[Path], text: str, content: Mapping[str, Any], charts: Sequence[Bars]) -> str:
-    """Writes the `outputs`, the picture if matplotlib is installed; returns the words that say where they are."""
+    """Write the `outputs`, the picture if matplotlib is installed; return a line with their paths."""
     write_text(paths[0], text + "\n")
     write_json(paths[1], dict(content))
     try:
@@ -104,10 +104,10 @@ def giga(speed: float) -> str:
 
 
 def times(speed: float, base: float) -> str:
-    """ "×1.31"."""
+    """Format "×1.31"."""
     return f"×{speed / base:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """ "43%", or a dash where it is not known."""
+    """Format "43%", or a dash if unknown."""
     return "-" if share is None else f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"

@@ -1,6 +1,6 @@
-"""How fast training is: several programs, attentions and precisions on the same batches, in turns, in one process.
+"""Benchmark of training speed: programs, attentions and precisions on the same batches, in turns, in one process.
 
-The benchmark of training for people, as a table and bars, and for programs, as JSON.
+The results are a table and bars for people, and JSON for programs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ from mtkit.training.update import LOSS, Updater
 from mtkit.training.world import World
 
 TURN = 10
-"""Updates that one trainer makes before it is the next one's turn."""
+"""Number of updates in a trainer's turn."""
 
 COUNTED = 3
-"""First updates, whose memory is followed; they belong to the warm-up."""
+"""Number of first updates whose memory is measured; they belong to the warm-up."""
 
 
 class Trainer(Protocol):
@@ -46,27 +46,27 @@ class Trainer(Protocol):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model being trained."""
+        """Model that is trained."""
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """The process's settings that this program trains with."""
+        """Context with the process settings that this program trains with."""
 
     def update(self, work: Work, number: int) -> None:
-        """Update `number`, from 1, as this program makes it."""
+        """Do update `number`, counted from 1."""
 
     def read_loss(self) -> float:
-        """The sum of the label-smoothed loss over the target tokens since the last reading; waits for the device."""
+        """Return the label-smoothed loss summed over the target tokens since the last call; waits for the device."""
 
 
 class OwnTrainer:
-    """mtkit's own training, as `mtkit train` does it: the same model, feed, update and schedule."""
+    """mtkit's training, with the model, data feed, update and schedule of `mtkit train`."""
 
     program = "mtkit"
 
     def __init__(self, recipe: Recipe, prepared: Prepared, world: World) -> None:
-        """Raises: RecipeError and MtkitError where the model cannot be built; RunError where a precision is not there.
+        """Build the model; `recipe` also describes the data.
 
-        `recipe` describes the data as well.
+        Raises: RecipeError and MtkitError if the model cannot be built; RunError for an unsupported precision.
         """
         self.attention = label_attention(recipe)
         precision = Precision(recipe.training.precision, world.device)
@@ -82,21 +82,21 @@ class OwnTrainer:
         self._device, self._deterministic = world.device, recipe.training.deterministic
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """The arithmetic settings of `mtkit train`."""
+        """Context with the arithmetic settings of `mtkit train`."""
         return fast_and_repeatable(self._device, deterministic=self._deterministic)
 
     def update(self, work: Work, number: int) -> None:
-        """As in `mtkit train`, at the beginning of a training."""
+        """Do an update as at the start of `mtkit train`."""
         self._updater.run(work, number, rate=self._schedule(number, 0.0), total_updates=max(number, 100_000))
 
     def read_loss(self) -> float:
-        """From the sums that training keeps."""
+        """Return the loss from the running sums of the training."""
         return self._updater.read()[LOSS]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: `updates` after `warmup` more, all on the batches of the recipe's first epochs."""
+    """Number of measured updates and of warm-up updates, on the batches of the recipe's first epochs."""
 
     updates: int = 100
     warmup: int = 20
@@ -104,39 +104,39 @@ class Plan:
 
 @dataclass
 class Trained:
-    """What one trainer came to; a turn is TURN updates."""
+    """Results of one trainer; a turn is TURN updates."""
 
     program: str
     attention: str
     precision: str
     parameters: int
     peak_bytes: int = 0
-    """Weights, and the most that updates held beside them: gradients, moments and what passes keep."""
+    """Weights plus the peak of other training memory: gradients, moments and activations."""
     operations: float | None = None
-    """A target token's, at the least; None for a program whose model mtkit cannot count."""
+    """Necessary operations per target token; None for a program whose model mtkit cannot count."""
     tokens: list[int] = field(default_factory=list)
     """Real target tokens of each turn."""
     seconds: list[float] = field(default_factory=list)
-    """Of each turn, the waiting for batches among them."""
+    """Time of each turn, including the wait for batches."""
     loss: float = 0.0
-    """Label-smoothed loss a target token over all turns, in nats."""
+    """Label-smoothed loss per target token over all turns, in nats."""
     failed: str | None = None
-    """The error that ended this trainer's part; its other numbers then say nothing."""
+    """Error that stopped this trainer, or None; after an error, the other numbers are meaningless."""
 
     @property
     def speed(self) -> float:
-        """Real target tokens per second, over all turns."""
+        """Real target tokens per second over all turns."""
         return sum(self.tokens) / sum(self.seconds)
 
     @property
     def median(self) -> float:
-        """The middle one of the turns' speeds."""
+        """Median speed of the turns."""
         return median(tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True))
 
 
 @dataclass(frozen=True)
 class TrainingBenchmark:
-    """All that was measured in one run."""
+    """Results of all trainers."""
 
     recipe: Recipe
     plan: Plan
@@ -147,13 +147,13 @@ class TrainingBenchmark:
 
     @property
     def measured(self) -> list[Trained]:
-        """The rows that did not fail."""
+        """Rows that did not fail."""
         return [row for row in self.rows if row.failed is None]
 
     def share(self, row: Trained) -> float | None:
-        """The share of the machine's rate in the row's arithmetic that its necessary operations take.
+        """Return the rate of the row's necessary operations divided by the machine's rate in the row's arithmetic.
 
-        None where one of the two is not known; of several processes, those rates are taken together.
+        None if one of them is unknown; with several processes, their rates are added.
         """
         rate = self.rates.get(arithmetic_of(row.precision))
         if rate is None or row.operations is None:
@@ -171,12 +171,12 @@ def measure_training(
     *,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> TrainingBenchmark:
-    """Train with each in turns, on the same batches, and time all but the warm-up.
+    """Train with each trainer in turns, on the same batches, and time all updates after the warm-up.
 
-    `on_progress` is told how many of how many turns are done. Of several trainers in one process, one that fails leaves
-    the others their turns, and its row says why.
+    `on_progress` receives the number of finished turns and of all turns. With several trainers in one process, the
+    others continue if one fails, and its row has the error.
 
-    Raises: MtkitError where nothing is left to measure; DataError where there is nothing to train on.
+    Raises: MtkitError if no trainer remains; DataError if there is nothing to train on.
     """
     if plan.updates < 1 or plan.warmup < COUNTED:
         raise MtkitError(f"updates are whole numbers from 1, and those of the warm-up from {COUNTED}")
@@ -185,7 +185,7 @@ def measure_training(
     feed = Feed(recipe, prepared, longest, world)
     rates = _rates(recipe, trainers, world.device)
     turns = [min(TURN, plan.updates - first) for first in range(0, plan.updates, TURN)]
-    rows = [_row(each) for each in trainers]
+    rows = [_row(trainer) for trainer in trainers]
     work = [feed.updates(0, 0) for _ in trainers]
     done = 0
 
@@ -231,21 +231,21 @@ def measure_training(
 
 
 def _rates(recipe: Recipe, trainers: Sequence[Trainer], device: torch.device) -> dict[str, Rate]:
-    """The machine's rate in float32 and in every arithmetic that is trained in."""
+    """Measure the machine's rate in float32 and in every arithmetic of the trainers."""
     sizes = (recipe.model.d_model, recipe.model.feed_forward)
-    names = dict.fromkeys(["float32", *(arithmetic_of(each.precision) for each in trainers)])
+    names = dict.fromkeys(["float32", *(arithmetic_of(trainer.precision) for trainer in trainers)])
     measured = {name: product_rate(name, device, sizes) for name in names}
     return {name: rate for name, rate in measured.items() if rate is not None}
 
 
 def _row(trainer: Trainer) -> Trained:
-    parameters = sum(each.numel() for each in trainer.model.parameters() if each.requires_grad)
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
     return Trained(trainer.program, trainer.attention, trainer.precision, parameters)
 
 
 def _warm_up(trainer: Trainer, row: Trained, batches: Iterator[Work], plan: Plan, world: World) -> None:
-    """The first updates: kernels are chosen, the optimiser's moments made, and memory is followed."""
-    weights = sum(each.numel() * each.element_size() for each in trainer.model.parameters())
+    """Do the first updates: they select kernels, create the optimiser's moments, and measure memory."""
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     with trainer.arithmetic():
 
         def first() -> None:
@@ -263,7 +263,7 @@ def _read_loss(trainer: Trainer, row: Trained) -> None:
 
 
 def _take_turn(trainer: Trainer, row: Trained, batches: Iterator[Work], before: int, count: int, world: World) -> None:
-    """`count` updates, timed together: the device works on while the next one is prepared."""
+    """Do and time `count` updates together: the device computes while the next one is prepared."""
     tokens = 0
 
     def work() -> None:
@@ -280,10 +280,10 @@ def _take_turn(trainer: Trainer, row: Trained, batches: Iterator[Work], before: 
 
 
 def table(benchmark: TrainingBenchmark) -> str:
-    """A row for each program, attention and precision, the fastest attention first; × is beside the base.
+    """Format a row for each program, attention and precision, the fastest attention first; × is relative to the base.
 
-    Of several attentions a column compares with `full` in the same precision, of several precisions one with the first
-    precision of the same attention.
+    With several attentions, a column compares with `full` in the same precision; with several precisions, a column
+    compares with the first precision of the same attention.
     """
     recipe, plan, base = benchmark.recipe, benchmark.plan, base_of(benchmark)
     beside = _beside(benchmark)
@@ -292,7 +292,7 @@ def table(benchmark: TrainingBenchmark) -> str:
         f"{f' x {recipe.training.accumulate}' if recipe.training.accumulate > 1 else ''}, {plan.updates} updates after "
         f"{plan.warmup} of warm-up, in turns of {TURN}, on {hardware(benchmark.device)}"
         f"{f' each of {benchmark.processes} processes' if benchmark.processes > 1 else ''}\n"
-        f"(real target tokens/s; ×: beside {label_of(base)}; share: necessary operations in the measured rate)"
+        f"(real target tokens/s; ×: relative to {label_of(base)}; share: necessary operations in the measured rate)"
     )
     rows = [["", "tokens/s", "×", *beside, "median", "share", "peak memory", "MFLOP/token", "parameters", "loss"]]
     rows += [
@@ -315,7 +315,7 @@ def table(benchmark: TrainingBenchmark) -> str:
 
 
 def as_object(benchmark: TrainingBenchmark) -> dict[str, Any]:
-    """Everything measured, numbers unrounded."""
+    """Return all results as JSON values, with unrounded numbers."""
     return {
         **about(benchmark.device, benchmark.rates),
         "processes": benchmark.processes,
@@ -334,7 +334,7 @@ def as_object(benchmark: TrainingBenchmark) -> dict[str, Any]:
 
 
 def bars(benchmark: TrainingBenchmark) -> Bars:
-    """A bar chart of the training speeds."""
+    """Return a bar chart of the training speeds."""
     rates = ", ".join(f"{name} {giga(rate.best)} GFLOP/s" for name, rate in benchmark.rates.items())
     return Bars(
         title=f"training, preset {benchmark.recipe.preset}, on {hardware(benchmark.device)}\nmatrix products: {rates}",
@@ -344,13 +344,13 @@ def bars(benchmark: TrainingBenchmark) -> Bars:
 
 
 def base_of(benchmark: TrainingBenchmark) -> Trained:
-    """What the others are compared with: the first of another program, or the first of all."""
+    """Return the row that the others are compared with: the first of another program, else the first of all."""
     rows = benchmark.measured
     return next((row for row in rows if row.program != "mtkit"), rows[0])
 
 
 def label_of(row: Trained) -> str:
-    """ "mtkit full float32"."""
+    """Format "mtkit full float32"."""
     return f"{row.program} {row.attention} {row.precision}"
 
 
@@ -364,7 +364,7 @@ def _speeds(benchmark: TrainingBenchmark, row: Trained) -> dict[str, float | Non
 
 
 def _ordered(benchmark: TrainingBenchmark) -> list[Trained]:
-    """What was measured, the rows of an attention together, the fastest attention first and other programs last."""
+    """Return the rows without errors, sorted by attention, the fastest first, and other programs last."""
     groups: dict[tuple[str, str], list[Trained]] = {}
     for row in benchmark.measured:
         groups.setdefault((row.program, row.attention), []).append(row)
@@ -373,7 +373,7 @@ def _ordered(benchmark: TrainingBenchmark) -> list[Trained]:
 
 
 def _beside(benchmark: TrainingBenchmark) -> dict[str, dict[str, Trained]]:
-    """{heading: {label of a row of mtkit: the row that it is compared with}}."""
+    """Return {heading: {label of an mtkit row: the row that it is compared with}}."""
     own = [row for row in benchmark.measured if row.program == "mtkit"]
     columns: dict[str, dict[str, Trained]] = {}
     if len({row.attention for row in own}) > 1 and "full" in {row.attention for row in own}:
@@ -387,6 +387,6 @@ def _beside(benchmark: TrainingBenchmark) -> dict[str, dict[str, Trained]]:
 
 
 def _times(row: Trained, others: dict[str, Trained]) -> str:
-    """How many times as fast as what the row is compared with; a dash where that is not there."""
+    """Format the speed relative to the row that it is compared with; a dash if there is none."""
     other = others.get(label_of(row))
     return "-" if other is None else times(row.speed, other.speed)

@@ -59,12 +59,18 @@ def score_side(
     named_metrics(metrics, tokenize=tokenize)  # raises for unknown names before files are read
     texts = read_texts(files, sources=lengths)
     segments = len(texts.hypotheses[0])
-    targets = [None] * segments if texts.directions is None else [languages_of(each)[1] for each in texts.directions]
+    targets = (
+        [None] * segments
+        if texts.directions is None
+        else [languages_of(direction)[1] for direction in texts.directions]
+    )
     languages, kinds = told_apart(targets if language is None else [language] * segments)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     chosen = named_metrics(metrics, languages, **options)
     bleu = named_metrics(["BLEU"], languages, **options) if lengths else []
-    systems = [gather(chosen, each, texts.references, kinds=kinds, progress=progress) for each in texts.hypotheses]
+    systems = [
+        gather(chosen, hypothesis, texts.references, kinds=kinds, progress=progress) for hypothesis in texts.hypotheses
+    ]
     rows = []
     if texts.sources is not None:
         for hypotheses, system in zip(texts.hypotheses, systems, strict=True):
@@ -190,7 +196,7 @@ def sides_text(sides: Sequence[SideScores]) -> str:
     if not is_many(sides):
         return "\n\n".join(map(side_text, sides))
     files, shown = sides[0].files, matrix(sides)
-    folders = dict.fromkeys(str(each.hypothesis.parent) for side in sides for each in side.files)
+    folders = dict.fromkeys(str(file.hypothesis.parent) for side in sides for file in side.files)
     parts = [
         _title(sides[0]) if len(sides) == 1 else f"{len(sides)} sides in {', '.join(folders)}",
         _table(shown.heads, shown.rows),
@@ -219,7 +225,7 @@ def side_text(side: SideScores) -> str:
     else:
         parts = [_comparison_table(side), _signatures(side.overall)]
     if not is_single:
-        names = ", ".join(each.system for each in side.files[1:])
+        names = ", ".join(file.system for file in side.files[1:])
         parts.append(f"difference: {names} minus {side.files[0].system}; p is two-sided, * below {SURE}")
     if side.lengths:
         parts.append(_length_table(side))
@@ -227,7 +233,7 @@ def side_text(side: SideScores) -> str:
 
 
 def _title(side: SideScores) -> str:
-    hypotheses = ", ".join(str(each.hypothesis) for each in side.files)
+    hypotheses = ", ".join(str(file.hypothesis) for file in side.files)
     return f"{hypotheses} against {', '.join(map(str, side.files[0].references))}"
 
 
@@ -239,7 +245,7 @@ def side_object(side: SideScores) -> dict[str, Any]:
             {
                 "name": files.system,
                 "hypothesis": str(files.hypothesis),
-                "references": [str(each) for each in files.references],
+                "references": [str(reference) for reference in files.references],
                 **_system_object(side.overall, number),
                 "by_direction": [
                     {"direction": direction, "segments": segments, **_system_object(comparison, number)}
@@ -255,7 +261,10 @@ def side_object(side: SideScores) -> dict[str, Any]:
 
 def _system_object(comparison: Comparison, number: int) -> dict[str, Any]:
     differences = comparison.differences[number - 1] if number else []
-    return {"scores": as_objects(comparison.scores[number]), "differences": [asdict(each) for each in differences]}
+    return {
+        "scores": as_objects(comparison.scores[number]),
+        "differences": [asdict(difference) for difference in differences],
+    }
 
 
 def _comparison_table(side: SideScores) -> str:
@@ -290,8 +299,8 @@ def _signatures(comparison: Comparison) -> str:
 def _signed(comparison: Comparison) -> list[tuple[str, str]]:
     """Return metrics and their signatures, which include the paired tests if there are any."""
     if comparison.differences:
-        return [(each.metric, each.signature) for each in comparison.differences[0]]
-    return [(each.name, each.signature) for each in comparison.scores[0]]
+        return [(difference.metric, difference.signature) for difference in comparison.differences[0]]
+    return [(score.name, score.signature) for score in comparison.scores[0]]
 
 
 def _length_table(side: SideScores) -> str:

@@ -197,7 +197,7 @@ def score_corpus(
     if bootstrap == 1 or bootstrap < 0:
         raise MtkitError(f"bootstrap = {bootstrap} gives no interval; set {RESAMPLES}, or 0 for no intervals")
     names = ["the hypothesis", *(f"reference {number + 1}" for number in range(len(references)))]
-    check_counts(len(hypotheses), [len(each) for each in references], names)
+    check_counts(len(hypotheses), [len(reference) for reference in references], names)
     several, kinds = told_apart(languages or [None] * len(hypotheses))
     chosen = named_metrics(metrics, several, tokenize=tokenize, lowercase=lowercase)
     statistics = gather(chosen, hypotheses, references, kinds=kinds, progress=progress)
@@ -241,7 +241,7 @@ def named_metrics(
     if not names:
         raise MtkitError(f"no metrics; choose one or several of: {', '.join(ALL_METRICS)}")
     return [
-        (name, [make_metric(name, language=each, tokenize=tokenize, lowercase=lowercase) for each in languages])
+        (name, [make_metric(name, language=language, tokenize=tokenize, lowercase=lowercase) for language in languages])
         for name in metric_names(names)
     ]
 

@@ -66,7 +66,9 @@ class Statistics:
         for key, value in first.info.items():
             values = dict.fromkeys([value, *(other.info[key] for other in others)])
             if len(values) > 1:
-                first.info[key] = "+".join({"True": "yes", "False": "no"}.get(str(each), str(each)) for each in values)
+                first.info[key] = "+".join(
+                    {"True": "yes", "False": "no"}.get(str(value), str(value)) for value in values
+                )
         for key, value in about.items():
             first.update(key, value)
         return str(first.format())
@@ -96,7 +98,7 @@ def gather(
         rows: list[Numbers] = []
         for block in progress(blocks, name, len(blocks)):
             # the sacrebleu command removes spaces at line ends too
-            given = [[each[line].rstrip() for line in block] for each in references]
+            given = [[reference[line].rstrip() for line in block] for reference in references]
             stripped = [hypotheses[line].rstrip() for line in block]
             metric = ways[kinds[block[0]]]
             rows.append(np.array(metric._extract_corpus_statistics(stripped, given), dtype=np.float64))
@@ -216,7 +218,7 @@ def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: St
     for least, most in [(0, 0), *zip([1, *(each + 1 for each in UPPER)], [*UPPER, None], strict=True)]:
         in_bucket = lengths >= least if most is None else (lengths >= least) & (lengths <= most)
         if segments := int(in_bucket.sum()):
-            scores = {each.name: float(each.result(in_bucket).score) for each in statistics}
+            scores = {statistic.name: float(statistic.result(in_bucket).score) for statistic in statistics}
             tokens = bleu.result(in_bucket)
             ratio = tokens.sys_len / tokens.ref_len if tokens.ref_len else None
             rows.append(LengthRow(least, most, segments, scores, ratio))

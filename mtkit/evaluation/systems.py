@@ -85,18 +85,18 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
         marked.extend([path] * lines.repairs.byte_order_marks)
         return found
 
-    references = [read(each) for each in first.references]
+    references = [read(reference) for reference in first.references]
     hypotheses = []
-    for each in files:
-        _same(first.references, each.references)
-        hypotheses.append(read(each.hypothesis))
+    for file in files:
+        _same(first.references, file.references)
+        hypotheses.append(read(file.hypothesis))
         check_counts(
             len(hypotheses[-1]),
             [len(lines) for lines in references],
-            [str(path) for path in (each.hypothesis, *each.references)],
+            [str(path) for path in (file.hypothesis, *file.references)],
         )
-        if first.source is not None and each.source is not None:
-            _same([first.source], [each.source])
+        if first.source is not None and file.source is not None:
+            _same([first.source], [file.source])
     if sources and first.source is None:
         raise MtkitError(f"the source of {first.hypothesis} is unknown; give it with --source")
     return SystemTexts(

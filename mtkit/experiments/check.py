@@ -1,10 +1,10 @@
-"""A recipe from text to scores in a folder of its own, and whether it keeps what its head promises.
+"""Check of a recipe: prepare, train, translate and score in one folder, and compare the scores with its promises.
 
-data/        the prepared text; data-translated/ what runs translated for it
-run/         a run folder like any other: mtkit translate --run FOLDER/run
+data/        the prepared text; data-translated/ translations by runs that the data uses
+run/         a run folder: mtkit translate --run FOLDER/run
 check.json   scores and promises, written last
 
-Killed at any moment, the same check goes on where it was: each step does nothing where it is done already.
+A killed check resumes: a finished step does nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,15 +35,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Checked:
-    """Scores of a recipe's training, and which promises were kept."""
+    """Scores of a recipe's training, and its promises."""
 
     head: Head
     sides: list[SideScores]
-    """Scores of every test side; none where a signal stopped the training."""
+    """Scores of every test side; empty if a signal stopped the training."""
     promises: list[tuple[Promise, float]]
-    """Each promise that this training was to keep, with the score that it came to."""
+    """Promises that apply to this training, with the reached scores."""
     signal: int | None = None
-    """The signal that stopped the training, or None."""
+    """Signal that stopped the training, or None."""
 
     @property
     def kept(self) -> bool:
@@ -62,9 +62,9 @@ def check(
     say: Say = print,
     progress: ProgressBar = silent,
 ) -> Checked:
-    """Prepare, train, translate every test side and score it, by the recipe at `path`.
+    """Prepare, train, translate every test side and score it, with the recipe at `path`.
 
-    `limits` are training settings that win over the recipe's. `say` takes what there is to tell, line by line.
+    `limits` are training settings that override the recipe's. `say` receives each line of output.
 
     Raises: MtkitError as the four steps do.
     """
@@ -84,16 +84,16 @@ def check(
         return Checked(head, [], [], outcome.signal)
     names = _translate(run, device, say, progress)
     sides = _score(run, names, [promise.metric for promise in wanted], progress)
-    for note in dict.fromkeys(note for each in sides for note in each.notes):
+    for note in dict.fromkeys(note for side in sides for note in side.notes):
         say(f"note: {note}")
-    scores = {(side.name, each.name): each.value for side in sides for each in side.overall.scores[0]}
+    scores = {(side.name, score.name): score.value for side in sides for score in side.overall.scores[0]}
     checked = Checked(head, sides, [(each, scores[each.side, each.metric]) for each in wanted])
     write_json(record, _as_object(checked, recipe))
     return checked
 
 
 def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
-    """What the training is to keep. Raises: MtkitError for a promise about a side or metric that is not there."""
+    """Return the promises that apply. Raises: MtkitError for a promise with an unknown side or metric."""
     promises = [promise(text) for text in recipe.promises]
     for each in promises:
         if each.side not in sides:
@@ -106,9 +106,9 @@ def _wanted(head: Head, recipe: Recipe, sides: Sequence[str]) -> list[Promise]:
 
 
 def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[str]:
-    """Translate the test sides, or the validation side where there is none, but for those that are; gives their names.
+    """Translate the test sides, or the validation side if there are none; return their names.
 
-    A side is done where its record says that it was translated by the same checkpoint in the same way.
+    A side is skipped if the same checkpoint has translated it with the same settings.
     """
     translator = Translator([run], run.recipe.decoding, device=device, forks=True)
     prepared = open_prepared(run.recipe.data.folder)
@@ -129,7 +129,7 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
 
 
 def _record(run: Run, side: str) -> dict[str, Any]:
-    """What is known of a side's translations; nothing where there are none, or a damaged record."""
+    """Read the record of a side's translations; empty if there is none, or if it is damaged."""
     return read_object(run.folder / "translations" / f"{side}.json")
 
 
@@ -155,6 +155,6 @@ def _as_object(checked: Checked, recipe: Recipe) -> dict[str, Any]:
         "promises": [
             {"promise": each.text, "score": score, "kept": each.kept(score)} for each, score in checked.promises
         ],
-        "sides": [side_object(each) for each in checked.sides],
+        "sides": [side_object(side) for side in checked.sides],
         "settings": recipe.model_dump(mode="json"),
     }

@@ -109,7 +109,7 @@ def draw_scatter(results: Results, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    scored = [each for each in results if "bleu" in each]
+    scored = [result for result in results if "bleu" in result]
     families = [mechanisms()[each["attention"]].family for each in scored]
     figure = Figure(figsize=(11, 8.5), dpi=DPI, layout="constrained")
     canvas = FigureCanvasAgg(figure)

@@ -86,7 +86,7 @@ def shown_segments(files: Sequence[Translated]) -> dict[str, list[ShownSegment]]
     segments = []
     for number, (reference, *translations) in enumerate(zip(references, *texts.hypotheses, strict=True)):
         if reference.strip():
-            scores = [float(metric.sentence_score(each, [reference]).score) for each in translations]
+            scores = [float(metric.sentence_score(translation, [reference]).score) for translation in translations]
             source = None if texts.sources is None else texts.sources[number]
             segments.append(ShownSegment(number + 1, source, reference, translations, scores))
     by_mean = sorted(segments, key=lambda each: sum(each.scores))

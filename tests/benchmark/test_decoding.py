@@ -131,7 +131,9 @@ def test_runs_are_measured_side_by_side(trained: Trained, other: Trained) -> Non
     assert benchmark.operations["one"][3] != benchmark.operations["two"][3]
     assert benchmark.ceiling(two) == benchmark.rates["float32"].best / benchmark.operations["two"][3]
     shown = table(benchmark)
-    assert all(label in shown for label in ("one: mtkit float32", "two: mtkit float32", "×: beside one: mtkit float32"))
+    assert all(
+        label in shown for label in ("one: mtkit float32", "two: mtkit float32", "×: relative to one: mtkit float32")
+    )
     assert "note: two: copier float32 translates only 0.0% of the lines as two: mtkit float32 does" in shown
     content = as_object(benchmark)
     assert content["runs"] == {"one": str(trained.run.folder), "two": str(other.run.folder)}

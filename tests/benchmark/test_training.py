@@ -129,7 +129,7 @@ def test_one_that_fails_leaves_the_others_their_numbers(prepared: Prepared, othe
     assert [len(row.seconds) for row in benchmark.rows] == [2, 2, 0]
     text, rows = table(benchmark), as_object(benchmark)["rows"]
     assert "failed: other frail float32: RuntimeError: no memory\n" in text
-    assert "×: beside mtkit full float32" in text
+    assert "×: relative to mtkit full float32" in text
     assert "tokens_per_second" in rows[0]
     assert "tokens_per_second" not in rows[2]
     assert len(bars(benchmark).speeds) == 2
@@ -174,7 +174,7 @@ def test_speed_is_the_mean_and_the_middle_turn() -> None:
 
 def test_the_report_compares_with_the_other_program(benchmark: TrainingBenchmark) -> None:
     text, content = table(benchmark), as_object(benchmark)
-    assert "×: beside other full float32" in text
+    assert "×: relative to other full float32" in text
     assert [row["times_base"] for row in content["rows"]][2] == 1.0
     assert content["rows"][0]["tokens_per_second"] == benchmark.rows[0].speed
     assert [own for *_, own in bars(benchmark).speeds] == [True, True, False]

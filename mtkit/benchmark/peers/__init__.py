@@ -1,4 +1,4 @@
-"""Other programs that mtkit is measured beside, where they are installed; mtkit needs none of them."""
+"""Other programs that mtkit is compared with if they are installed; mtkit needs none of them."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -6,11 +6,11 @@ from importlib.util import find_spec
 from mtkit.errors import MtkitError, did_you_mean, shown
 
 PACKAGES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
-"""The package that each program is installed as."""
+"""Package of each program."""
 
 
 def check_peers(names: Sequence[str], able: Sequence[str], work: str) -> None:
-    """Raises: MtkitError for a program that is not known, not installed, or not among those `able` to do the work."""
+    """Raise MtkitError for a program that is unknown, not installed, or not among those `able` to do the work."""
     for name in names:
         if name not in PACKAGES:
             raise MtkitError(

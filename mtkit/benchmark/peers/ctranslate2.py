@@ -1,4 +1,4 @@
-"""Decoding with CTranslate2: the run's model, its very weights, in CTranslate2's format."""
+"""Decoding with CTranslate2: the run's weights in CTranslate2's format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ from mtkit.runs import Run
 from mtkit.text.tokenizer import EOS
 
 ARITHMETICS = {"cpu": ("float32", "int8"), "cuda": ("float16", "int8_float16")}
-"""What it is measured in, by device."""
+"""Measured arithmetics by device."""
 
 SIZES = (16, 32, 64, 128)
-"""Segments a batch, among which the fastest is chosen."""
+"""Segments per batch; the fastest is chosen."""
 
 
 class CTranslate2:
-    """Sentencepiece as mtkit's, pieces by number as CTranslate2's tokens, and its own search and batching."""
+    """CTranslate2 with mtkit's sentencepiece model, piece numbers as tokens, and its own search and batching."""
 
     program = "ctranslate2"
     sizes: Sequence[int] = SIZES
@@ -39,9 +39,9 @@ class CTranslate2:
         arithmetic: str,
         lexicon: Lexicon | None = None,
     ) -> None:
-        """With a lexicon, its vocabulary map holds the same.
+        """Convert the model; with a lexicon, its shortlists become CTranslate2's vocabulary map.
 
-        Raises: MtkitError where CTranslate2 has no such model.
+        Raises: MtkitError if CTranslate2 has no such model.
         """
         part = not_held(run.recipe)
         if part is not None:
@@ -61,14 +61,14 @@ class CTranslate2:
                 str(Path(folder) / "model"),
                 device=device.type,
                 compute_type=arithmetic,
-                # a batch for each core: the faster way for it too
+                # a batch per core, which is faster for CTranslate2 too
                 inter_threads=threads if device.type == "cpu" else 1,
                 intra_threads=1,
             )
             torch.set_num_threads(threads)  # the line above leaves this thread with one
 
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
-        """Its batches are sorted by length, as it does by itself."""
+        """Translate; CTranslate2 sorts its batches by length."""
         encoded = [pieces[: self._longest[0] - 1] for pieces in self._tokenizers.source.encode_lines(lines)]
         sources = [[*map(token, pieces), token(EOS)] for pieces in encoded]
         most = self._settings.max_pieces

@@ -1,6 +1,6 @@
-"""Decoding with Hugging Face's generate(): the run's model, its very weights, in the class that computes the same.
+"""Decoding with Hugging Face's generate(): the run's weights in the class that computes the same.
 
-Pre-norm models are Pegasus's architecture, post-norm ones Marian's; the tables of positions are overwritten by mtkit's.
+Pre-norm models use Pegasus's architecture, post-norm models Marian's; mtkit's position tables replace theirs.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from mtkit.runs import Run
 from mtkit.text.tokenizer import BOS, EOS, PAD
 
 ARITHMETICS = {"cpu": ("float32",), "cuda": ("float32", "bfloat16")}
-"""What it is measured in, by device."""
+"""Measured arithmetics by device."""
 
 SIZES = (32, 64, 128)
-"""Segments a batch, among which the fastest is chosen."""
+"""Segments per batch; the fastest is chosen."""
 
 
 class HuggingFaceDecoder:
-    """Sentencepiece as mtkit's, batches of similar lengths, and generate() with its cache."""
+    """Hugging Face's generate() with its cache, mtkit's sentencepiece model, and batches of similar lengths."""
 
     program = "huggingface"
     shortlist = 0
     sizes: Sequence[int] = SIZES
 
     def __init__(self, run: Run, model: Network, settings: DecodingSettings, arithmetic: str) -> None:
-        """Raises: MtkitError where it has no such model."""
+        """Convert the model. Raises: MtkitError if Hugging Face has no such model."""
         check_plain(run.recipe, "--beside huggingface")
         if run.recipe.model.tie != "all" or run.recipe.model.activation == "swiglu":
             raise MtkitError("--beside huggingface takes models with model.tie = all and no swiglu; leave it out")
@@ -48,7 +48,7 @@ class HuggingFaceDecoder:
 
     @torch.no_grad()
     def translate(self, lines: Sequence[str], beam: int, size: int) -> list[Decoded]:
-        """Longest segments first; the limit of pieces is the greatest in a batch."""
+        """Translate the longest segments first; a batch has the highest piece limit of its segments."""
         encoded = [pieces[: self._longest[0] - 1] for pieces in self._tokenizers.source.encode_lines(lines)]
         order = sorted(range(len(lines)), key=lambda line: -len(encoded[line]))
         found: dict[int, Decoded] = {}
@@ -79,7 +79,7 @@ class HuggingFaceDecoder:
 
 
 def convert(settings: ModelSettings, model: Network) -> nn.Module:
-    """The same model as a Pegasus or Marian one, in evaluation mode, in float32 on the CPU."""
+    """Return the model as a Pegasus or Marian model, in evaluation mode, in float32 on the CPU."""
     weights = Weights(model)
     configuration: dict[str, Any] = {
         "vocab_size": len(weights.output),

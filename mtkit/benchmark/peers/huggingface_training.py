@@ -1,4 +1,4 @@
-"""Training Hugging Face's MarianMTModel of the same sizes on the same batches, the usual way."""
+"""Training of Hugging Face's MarianMTModel with the same sizes on the same batches, as its users do it."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -20,20 +20,20 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 """Precisions of Hugging Face's trainer: float32, or autocast to the others."""
 
 IGNORED = -100
-"""What stands for padding among the labels, as its collator writes it."""
+"""Label of padding, as in Hugging Face's collator."""
 
 
 class HuggingFaceTrainer:
-    """What its Seq2SeqTrainer does in an update: AdamW (fused, its default), clipping, autocast, label smoothing.
+    """Update of Hugging Face's Seq2SeqTrainer: AdamW (fused, its default), clipping, autocast, label smoothing.
 
-    The smoothed loss is PyTorch's own cross-entropy, which is faster than the trainer's and equal to it but for a
-    constant. MarianMTModel is post-norm, and its embeddings are tied as the recipe's.
+    The smoothed loss is PyTorch's cross-entropy, which is faster than the trainer's and differs from it by a constant.
+    MarianMTModel is post-norm, and its embeddings are tied as in the recipe.
     """
 
     program, attention = "huggingface", "full"
 
     def __init__(self, recipe: Recipe, prepared: Prepared, world: World, precision: str) -> None:
-        """Raises: MtkitError under torchrun, and for a precision or a loss that it has not."""
+        """Build the model. Raises: MtkitError under torchrun, and for an unsupported precision or loss."""
         if world.size > 1:
             raise MtkitError("--beside measures one process; leave it out under torchrun")
         if recipe.training.r_drop:
@@ -45,7 +45,7 @@ class HuggingFaceTrainer:
         torch.manual_seed(recipe.seed)
         self.model: nn.Module = MarianMTModel(marian_config(recipe, prepared)).to(world.device).train()
         torch.random.set_rng_state(torch_state)
-        self._parameters = [each for each in self.model.parameters() if each.requires_grad]
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=1.0,
@@ -60,11 +60,11 @@ class HuggingFaceTrainer:
         self._loss = torch.zeros((), device=world.device)
 
     def arithmetic(self) -> AbstractContextManager[object]:
-        """A context that changes nothing: Hugging Face trains with the process's settings."""
+        """Context that changes nothing: Hugging Face trains with the process's settings."""
         return nullcontext()
 
     def update(self, work: Work, number: int) -> None:
-        """Forward and backward of each batch, clip, step."""
+        """Run forward and backward of each batch, clip, and step."""
         for batch in work.batches:
             loss = self._loss_of(batch)
             self._scaler.scale(loss / work.tokens).backward()
@@ -79,7 +79,7 @@ class HuggingFaceTrainer:
         self._optimizer.zero_grad()
 
     def read_loss(self) -> float:
-        """From the sum that `update` keeps."""
+        """Return the loss from the running sum of `update`."""
         loss = float(self._loss)
         self._loss.zero_()
         return loss
@@ -105,7 +105,7 @@ class HuggingFaceTrainer:
 
 
 def marian_config(recipe: Recipe, prepared: Prepared) -> MarianConfig:
-    """The configuration of the recipe's sizes, vocabularies, dropout and tying."""
+    """Return the configuration with the recipe's sizes, vocabularies, dropout and tying."""
     model, tokenizers = recipe.model, prepared.tokenizers
     return MarianConfig(
         vocab_size=tokenizers.source.size,
