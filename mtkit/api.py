@@ -21,7 +21,7 @@ from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
 from mtkit.runs import beginning, begun_folder, find_run, named_run, run_folder
-from mtkit.text.readers import Lines
+from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import EOS
 from mtkit.training.loop import train as run_training
 from mtkit.training.progress import Outcome

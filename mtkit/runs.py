@@ -159,7 +159,7 @@ class Run:
     @property
     def vocabulary(self) -> str:
         """Fingerprint of the tokenizers."""
-        from mtkit.data.borrowed import vocabulary_of
+        from mtkit.data.vocabulary import vocabulary_of
 
         return vocabulary_of(self.folder / "tokenizer")
 

@@ -12,9 +12,9 @@ import torch
 import yaml
 
 from mtkit.data.builtin.corpus import corpus as builtin_corpus
-from mtkit.data.documents import joined
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
+from mtkit.data.resampling import joined
 from mtkit.experiments.check import check
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, load_recipe, merged

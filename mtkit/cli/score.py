@@ -82,6 +82,7 @@ def score(
       mtkit score --name one --name two
       mtkit score --hypothesis out.de --reference test.de
     """
+    from mtkit.data.resolve import with_languages
     from mtkit.evaluation.report import score_side, side_object, sides_text
     from mtkit.evaluation.significance import TESTS
     from mtkit.evaluation.systems import run_sides
@@ -89,7 +90,6 @@ def score(
     from mtkit.runs import find_runs
     from mtkit.storage.files import json_text
     from mtkit.text.languages import languages_of
-    from mtkit.text.readers.facts import with_languages
 
     sides: list[tuple[str | None, list[Translated]]]
     if hypothesis or reference or source:

@@ -160,7 +160,7 @@ def train(
 
 def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
     """List the data settings of a recipe that differ from the settings of prepared data."""
-    from mtkit.data.prepared.place import prepared_by
+    from mtkit.data.place import prepared_by
     from mtkit.recipe import differences
 
     detected = {"source_language", "target_language"} - wanted.model_fields_set  # set by prepare from the text

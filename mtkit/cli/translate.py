@@ -338,8 +338,8 @@ def _held_out(run: "Run", folder: Path, names: Sequence[str]) -> "list[HeldOut]"
 
 def _named(translator: "Translator", name: str, languages: str | None, direction: str | None) -> "HeldOut":
     """A test set of sacrebleu as a side of the run's only direction, or the given one."""
+    from mtkit.data.resolve import read_test_set
     from mtkit.decoding.held_out import HeldOut
-    from mtkit.text.readers.named_sets import read_test_set
 
     way = translator.directions(direction, 1).names_of_lines()[0]
     found = read_test_set(name, languages or way)

@@ -79,14 +79,14 @@ def check_standard_output(output: Path | None, read: Mapping[str, Path | None]) 
 
 def text(name: str) -> Path | Iterable[str]:
     """The file of that name; of -, the lines of standard input."""
-    from mtkit.text.readers import decoded, lines_of
+    from mtkit.text.text_files import decoded, lines_of
 
     return decoded(lines_of(_standard_input()), "standard input") if name == "-" else Path(name)
 
 
 def count(name: str) -> int | None:
     """How many lines there are, where a bar will show it and it can be known."""
-    from mtkit.text.readers import Lines
+    from mtkit.text.text_files import Lines
 
     known = name != "-" and Path(name).is_file() and watched()  # a pipe can be read but once
     return sum(1 for _ in Lines(Path(name))) if known else None

@@ -9,7 +9,7 @@ from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import json_text
 from mtkit.storage.jobs import Part
 from mtkit.terminal import ProgressBar
-from mtkit.text.readers import Facts, Measuring, SegmentPair, line_count, name_of, read_corpus
+from mtkit.text.corpora import Facts, Measuring, SegmentPair, line_count, name_of, read_corpus
 
 _PAIRS, _CHARACTERS = 10_000, 4_000_000
 """Maximum segment pairs and characters of a chunk."""

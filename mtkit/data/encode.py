@@ -22,8 +22,8 @@ import numpy as np
 from mtkit.data.chunks import Chunk
 from mtkit.data.cleaning import pair_hashes
 from mtkit.errors import DataError
+from mtkit.text.corpora import first_suspicious
 from mtkit.text.languages import languages_of
-from mtkit.text.readers import first_suspicious
 from mtkit.text.segments import Ragged
 from mtkit.text.sentences import sentences
 from mtkit.text.tokenizer import Tokenizer, Tokenizers

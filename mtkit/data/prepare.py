@@ -14,26 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from mtkit.data import shards
-from mtkit.data.borrowed import copy_tokenizers, vocabulary_of, with_tokenizer
 from mtkit.data.builtin.corpus import corpus as builtin_corpus
 from mtkit.data.chunks import SideText
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
-from mtkit.data.prepared import open_prepared
-from mtkit.data.prepared.place import Corpora, check_contents, check_place, identified, measured, prepared_by
-from mtkit.data.prepared.record import FORMAT, Record, read_record
+from mtkit.data.place import Corpora, check_contents, check_place, identified, measured, prepared_by
+from mtkit.data.prepared import FORMAT, Record, open_prepared, read_record
+from mtkit.data.resolve import with_languages, with_named_sets, with_tokenizer
 from mtkit.data.shards import Shards, check_joined
 from mtkit.data.sides import SideWriter
-from mtkit.data.vocabulary import TextSample, make_tokenizers
+from mtkit.data.vocabulary import TextSample, copy_tokenizers, make_tokenizers, vocabulary_of
 from mtkit.errors import DataError, DiffersError
 from mtkit.recipe import differences
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import inside, json_text, locked, write_json, writing
 from mtkit.storage.jobs import Part, all_parts
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.readers import name_of
-from mtkit.text.readers.facts import with_languages
-from mtkit.text.readers.named_sets import with_named_sets
+from mtkit.text.corpora import name_of
 from mtkit.version import __version__
 
 LEAST_PAIRS = 32

@@ -24,17 +24,17 @@ import pyarrow as pa
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
-from mtkit.data.borrowed import vocabulary_of
 from mtkit.data.chunks import Chunk, SideText
 from mtkit.data.encode import EncodedChunk, Encoder
 from mtkit.data.sides import SideAlignment
+from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import DataSettings
 from mtkit.storage.files import inside, json_text, locked, write_json, writing
 from mtkit.storage.jobs import Part
 from mtkit.storage.records import Count, read_stored
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.readers import name_of
+from mtkit.text.corpora import name_of
 from mtkit.text.segments import Ragged, lists
 
 PAIRS = 1_000_000

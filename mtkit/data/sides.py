@@ -15,7 +15,7 @@ from mtkit.data.encode import EncodedChunk, sampled
 from mtkit.data.lengths import MOST_SENTENCES
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
-from mtkit.text.readers import name_of
+from mtkit.text.corpora import name_of
 from mtkit.text.segments import Ragged, Segments, lists
 from mtkit.text.tokenizer import BREAK, UNK, Tokenizer, Tokenizers
 
@@ -180,7 +180,7 @@ class SideWriter:
         return {"rows": rows, **total(self._counts), "corpora": corpora, **use}
 
     def _use(self) -> dict[str, dict[str, int]]:
-        """How the pieces of each vocabulary occur; see `mtkit.data.prepared.record.PieceUse`."""
+        """How the pieces of each vocabulary occur; see `mtkit.data.prepared.PieceUse`."""
         tokenizers, used = self._tokenizers, self._used
         if tokenizers.joint:
             return {"joint": piece_use(tokenizers.source, used["source"] + used["target"])}

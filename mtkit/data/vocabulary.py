@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Self, TextIO
 
-from mtkit.data.borrowed import copy_tokenizers
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.terminal import ProgressBar
 from mtkit.text.characters import Folding
-from mtkit.text.readers import Lines, Span, line_count, name_of, next_line, open_file, plain_files, read_corpus
+from mtkit.text.corpora import line_count, name_of, plain_files, read_corpus
+from mtkit.text.text_files import Lines, Span, next_line, open_file
 from mtkit.text.tokenizer import train_tokenizer
 
 SOURCE, TARGET = 0, 1
@@ -165,3 +165,15 @@ def make_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, pr
     for name, sides in trained.items():
         for _ in progress([name], f"training the {name} tokenizer", None):
             train_tokenizer(folder / f"{name}.model", sample.lines(*sides), settings.tokenizer, languages)
+
+
+def vocabulary_of(folder: Path) -> str:
+    """Fingerprint of the tokenizers in a folder: where it is the same, the same pieces have the same numbers."""
+    models = sorted(folder.glob("*.model"))
+    return hashlib.sha256(b"".join(each.name.encode() + each.read_bytes() for each in models)).hexdigest()
+
+
+def copy_tokenizers(source: Path, target: Path) -> None:
+    """Copy the tokenizers of a folder into another, which is there."""
+    for model in sorted(source.glob("*.model")):
+        (target / model.name).write_bytes(model.read_bytes())

@@ -17,7 +17,7 @@ from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.errors import DataError, MtkitError
 from mtkit.storage.files import check_outputs, is_device
 from mtkit.storage.jobs import Item, Part, open_job
-from mtkit.text.readers import Lines, Span
+from mtkit.text.text_files import Lines, Span
 
 Text = Path | Iterable[str]
 """Lines: a file, .gz too, or what gives one after the other, without line ends."""

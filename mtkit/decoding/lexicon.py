@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.borrowed import vocabulary_of
-from mtkit.data.prepared import Prepared, Tokens, open_prepared
+from mtkit.data.columns import Tokens
+from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError, MtkitError, RunError
 from mtkit.runs import Run
 from mtkit.storage.files import inside, write_tensors, writing

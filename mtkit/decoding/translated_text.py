@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from mtkit.data.borrowed import with_tokenizer
+from mtkit.data.resolve import with_languages, with_tokenizer
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.translator import Translator
 from mtkit.errors import RecipeError, RunError
@@ -23,9 +23,9 @@ from mtkit.runs import named_run
 from mtkit.storage.files import inside
 from mtkit.storage.jobs import begin_outputs
 from mtkit.terminal import ProgressBar, silent
+from mtkit.text.corpora import EMPTY_LINES, measure_file
 from mtkit.text.languages import languages_of
-from mtkit.text.readers import EMPTY_LINES, Lines, measure_file
-from mtkit.text.readers.facts import with_languages
+from mtkit.text.text_files import Lines
 
 
 def with_translations(

@@ -11,7 +11,7 @@ from mtkit.errors import DataError, MtkitError, RunError, did_you_mean, shown
 from mtkit.evaluation.scores import check_counts
 from mtkit.runs import Run
 from mtkit.storage.records import read_stored, stored
-from mtkit.text.readers import Lines
+from mtkit.text.text_files import Lines
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 from mtkit.storage.files import write_text, writing
-from mtkit.text.readers import Lines
+from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, UNK
 
 MARKS = {"huggingface": HUGGINGFACE, "ctranslate2": CTRANSLATE2}

@@ -13,7 +13,7 @@ from mtkit.evaluation.scores import make_metric
 from mtkit.evaluation.systems import Translated, read_texts
 from mtkit.runs import Run
 from mtkit.storage.files import json_text
-from mtkit.text.readers import Lines
+from mtkit.text.text_files import Lines
 from mtkit.training.run_folder import imported_from
 
 if TYPE_CHECKING:

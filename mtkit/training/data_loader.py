@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import Batch, EpochPart, EpochPlan, make_batch, plan_epoch, prefetched
-from mtkit.data.documents import joined
+from mtkit.data.batches import Batch, make_batch, prefetched
+from mtkit.data.epochs import EpochPart, EpochPlan, plan_epoch
 from mtkit.data.prepared import Prepared, Side
-from mtkit.data.resegmentation import Resegmentation, strength_of
+from mtkit.data.resampling import Resegmentation, joined, strength_of
 from mtkit.errors import DataError
 from mtkit.recipe import Recipe
-from mtkit.text.readers import name_of
+from mtkit.text.corpora import name_of
 from mtkit.training.world import World
 
 DRAWN_TOGETHER = 1 << 19

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from mtkit.data.borrowed import copy_tokenizers, vocabulary_of
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
+from mtkit.data.vocabulary import copy_tokenizers, vocabulary_of
 from mtkit.decoding.lines.source import source_budget
 from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.model.build import attention_packages

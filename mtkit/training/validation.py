@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import make_batch, plan
+from mtkit.data.batches import make_batch
+from mtkit.data.epochs import plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.held_out import HeldOut, held_out

@@ -12,7 +12,7 @@ from pathlib import Path
 from mtkit.data.chunks import chunks
 from mtkit.data.encode import encode_chunk
 from mtkit.recipe.data import Corpus
-from mtkit.text.readers import read_corpus
+from mtkit.text.corpora import read_corpus
 from mtkit.text.tokenizer import Tokenizers
 
 

@@ -10,7 +10,7 @@ from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.jobs import Part
 from mtkit.terminal import silent
-from mtkit.text.readers import SegmentPair, measure_corpus
+from mtkit.text.corpora import SegmentPair, measure_corpus
 
 PAIRS = [SegmentPair(line, f"two dogs {line}", f"zwei Hunde {line}") for line in range(1, 24)]
 
@@ -66,7 +66,7 @@ def test_parts_are_all_of_it_and_plain_text_is_read_from_their_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: int, end: str
 ) -> None:
     monkeypatch.setattr(module, "_PAIRS", 10)
-    monkeypatch.setattr("mtkit.text.readers.text._BUFFER", 64)
+    monkeypatch.setattr("mtkit.text.text_files._BUFFER", 64)
     plain, parted = write(tmp_path, "a", 83, end), write(tmp_path, "b", 34, end)
     (tmp_path / "c.tsv").write_text("".join(f"s{each}\tt{each}\n" for each in range(25)), encoding="utf-8")
     table = Corpus(file=tmp_path / "c.tsv", source="1", target="2")

@@ -12,7 +12,7 @@ from mtkit.data import encode
 from mtkit.data.chunks import chunks
 from mtkit.data.encode import Encoder, encode_chunk, sampled
 from mtkit.recipe.data import TokenizerSettings
-from mtkit.text.readers import SegmentPair
+from mtkit.text.corpora import SegmentPair
 from mtkit.text.tokenizer import Tokenizers, train_tokenizer
 
 PAIRS = [SegmentPair(line, f"two dogs {line}", f"zwei Hunde {line}") for line in range(1, 24)]
@@ -66,7 +66,7 @@ import sys, time
 from pathlib import Path
 from mtkit.data.encode import Encoder
 from mtkit.data.chunks import chunks
-from mtkit.text.readers import SegmentPair
+from mtkit.text.corpora import SegmentPair
 
 with Encoder(Path(sys.argv[1]), 2) as encoder:
     list(encoder.encode(chunks([SegmentPair(1, "two dogs", "zwei Hunde")], 0, "en-de")))
@@ -94,7 +94,7 @@ import sys
 from pathlib import Path
 from mtkit.data.encode import Encoder
 from mtkit.data.chunks import chunks
-from mtkit.text.readers import SegmentPair
+from mtkit.text.corpora import SegmentPair
 from mtkit.errors import DataError
 
 DIE = '''
@@ -137,7 +137,7 @@ import os, sys
 from pathlib import Path
 from mtkit.data.encode import Encoder
 from mtkit.data.chunks import chunks
-from mtkit.text.readers import SegmentPair
+from mtkit.text.corpora import SegmentPair
 
 if __name__ == "__main__":
     os.environ["SLOW"] = "1"

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from mtkit.data.columns import Tokens
 from mtkit.data.lengths import Lengths, measure_lengths
-from mtkit.data.prepared import Side, Tokens
+from mtkit.data.prepared import Side
 
 
 def tokens(lengths: list[int]) -> Tokens:

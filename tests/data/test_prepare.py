@@ -13,7 +13,7 @@ from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.data.report import summary
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, Grammar, TokenizerSettings
-from mtkit.text.readers import SegmentPair, read_corpus
+from mtkit.text.corpora import SegmentPair, read_corpus
 from mtkit.text.tokenizer import Tokenizer, train_tokenizer
 from tests.data.conftest import WritePair
 
@@ -297,7 +297,7 @@ def test_training_text_is_read_once_besides_what_trains_the_tokenizer(
     The first lines of a table, from which its language is guessed, do not count: only readings to the end do.
     """
     monkeypatch.setattr("mtkit.data.shards.PAIRS", shards)
-    monkeypatch.setattr("mtkit.text.readers.facts._SAMPLE", 10)
+    monkeypatch.setattr("mtkit.data.resolve._SAMPLE", 10)
     monkeypatch.setattr("mtkit.data.vocabulary._BYTES", 1_000)
     monkeypatch.setattr("mtkit.data.vocabulary._BLOCK", 100)
     if not plain:
@@ -314,7 +314,7 @@ def test_training_text_is_read_once_besides_what_trains_the_tokenizer(
         yield from read_corpus(corpus, *rest, **others)
         readings.append(corpus)
 
-    for reader in ("text.readers.facts", "data.vocabulary", "data.chunks"):
+    for reader in ("text.corpora", "data.resolve", "data.vocabulary", "data.chunks"):
         monkeypatch.setattr(f"mtkit.{reader}.read_corpus", counted)
     record = prepare(settings).record
     assert record["vocabulary"]["source"] < settings.tokenizer.vocabulary // 8 * 8

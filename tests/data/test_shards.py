@@ -15,7 +15,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe.data import Cleaning, Corpus, DataSettings, TokenizerSettings
 from mtkit.storage.jobs import Part
-from mtkit.text.readers import corpora
+from mtkit.text import corpora
 from tests.damage import check_damages
 from tests.data.conftest import WritePair
 
@@ -288,7 +288,7 @@ def test_joining_text_that_has_grown_is_refused(settings: DataSettings) -> None:
 
 
 def test_a_part_reads_its_own_share(settings: DataSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtkit.text.readers.text._BUFFER", 512)
+    monkeypatch.setattr("mtkit.text.text_files._BUFFER", 512)
     prepare(settings.model_copy(update={"folder": settings.folder.with_name("lender")}))
     plain = settings.model_copy(
         update={"train": settings.train[:1], "tokenizer_from": settings.folder.with_name("lender")}
@@ -300,7 +300,7 @@ def test_a_part_reads_its_own_share(settings: DataSettings, monkeypatch: pytest.
             read.append(pair.line)
             yield pair
 
-    for module in ("text.readers.facts", "data.vocabulary", "data.chunks"):
+    for module in ("text.corpora", "data.vocabulary", "data.chunks"):
         monkeypatch.setattr(f"mtkit.{module}.read_corpus", counted)
     assert [prepare_part(plain, Part(number, 3))[1] for number in (2, 3, 1)] == [80, 70, 80]
     assert read == [*range(81, 161), *range(161, 231), *range(1, 81)]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mtkit.data import prepare as module
-from mtkit.data.documents import joined
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Side, open_prepared
 from mtkit.data.report import summary
+from mtkit.data.resampling import joined
 from mtkit.data.sides import Count, total
 from mtkit.errors import DataError
 from mtkit.recipe.data import DataSettings

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mtkit.data.batches import make_batch
-from mtkit.data.prepared import Prepared, Tokens
+from mtkit.data.columns import Tokens
+from mtkit.data.prepared import Prepared
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DocumentSettings
 from mtkit.training.data_loader import Feed, Inputs, Work
@@ -36,8 +37,8 @@ def feed(
 def planned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs of one window, and of several."""
     if request.param == "in windows":
-        monkeypatch.setattr("mtkit.data.batches.windows.WINDOW", 60)
-        monkeypatch.setattr("mtkit.data.batches.windows.BLOCK", 8)
+        monkeypatch.setattr("mtkit.data.epochs.WINDOW", 60)
+        monkeypatch.setattr("mtkit.data.epochs.BLOCK", 8)
 
 
 @pytest.mark.usefixtures("planned")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtkit.data.batches import plan
+from mtkit.data.epochs import plan
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import RunError
 from mtkit.recipe import Recipe, make_recipe

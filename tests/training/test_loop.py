@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.data.batches import plan
+from mtkit.data.epochs import plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.lines.source import TrainedOn

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mtkit.data.builtin import lexicon
-from mtkit.data.builtin.clauses import Being, Clause, sentence
+from mtkit.data.builtin.grammar import Being, Clause, name, noun_phrase, pronoun, sentence
 from mtkit.data.builtin.lexicon import Noun
-from mtkit.data.builtin.phrases import name, noun_phrase, pronoun
 from mtkit.data.builtin.sentences import GrammarSegment, Writer
 from mtkit.recipe.data import Grammar
 

@@ -8,9 +8,20 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mtkit.data.builtin import lexicon
-from mtkit.data.builtin.clauses import NOTHING, Being, Clause, sentence
+from mtkit.data.builtin.grammar import (
+    NOTHING,
+    POSSESSIVES,
+    Being,
+    Clause,
+    Phrase,
+    both,
+    name,
+    noun_phrase,
+    owned,
+    pronoun,
+    sentence,
+)
 from mtkit.data.builtin.lexicon import Pair, Verb
-from mtkit.data.builtin.phrases import POSSESSIVES, Phrase, both, name, noun_phrase, owned, pronoun
 
 Item = TypeVar("Item")
 

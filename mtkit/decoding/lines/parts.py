@@ -15,7 +15,7 @@ from mtkit.errors import DataError
 from mtkit.storage.files import packed, writing
 from mtkit.storage.jobs import Part, all_parts, begin_outputs
 from mtkit.storage.records import Count, read_stored
-from mtkit.text.readers import Span, next_line, open_file
+from mtkit.text.text_files import Span, next_line, open_file
 
 _BLOCK = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from mtkit.decoding.lines.parts import begin_part, join_parts, part_lines
 from mtkit.errors import DataError, MtkitError
 from mtkit.storage.jobs import Part
-from mtkit.text.readers import Lines, Span
+from mtkit.text.text_files import Lines, Span
 from tests.damage import WRONG, check_damages
 
 TEXTS = [
@@ -68,7 +68,7 @@ def test_a_span_ends_where_a_block_does(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "text"
     path.write_bytes(b"aa\nbb\ncc\ndd\n")
     for size in range(1, 8):
-        monkeypatch.setattr("mtkit.text.readers.text._BLOCK", size)
+        monkeypatch.setattr("mtkit.text.text_files._BLOCK", size)
         assert list(Lines(path, span=Span(3, 9, 1))) == ["bb", "cc"]
 
 

@@ -1,0 +1,202 @@
+"""Columns of prepared data, memory-mapped: token sequences and texts."""
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from mtkit.errors import DataError
+from mtkit.text.segments import Ragged
+from mtkit.text.tokenizer import PAD
+
+AGAIN = "repeat the `mtkit prepare` that made it, with --overwrite"
+"""What to do where prepared data is damaged or of another version."""
+
+
+class MappedFile:
+    """A memory-mapped file that is checked before it is read.
+
+    If another process shortens the file, a read behind its end kills this process by SIGBUS, which Python cannot catch.
+    A file that is removed or replaced under its name stays as it is for those that have it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises: OSError if it cannot be read; ValueError if it is empty."""
+        self._path, self._handle = path, os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+        self._state = self._now()
+        self.content = pa.py_buffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ))
+
+    def check(self) -> None:
+        """Raises: DataError if the file was written to since it was opened."""
+        if self._now() != self._state:
+            raise DataError(f"{self._path} was changed while it was in use; {AGAIN}")
+
+    def _now(self) -> tuple[int, int]:
+        found = os.fstat(self._handle)
+        return found.st_size, found.st_mtime_ns
+
+
+class Mapped:
+    """A column of numbers that stand in a mapped file, in a stretch for each record batch; nothing is copied ahead."""
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        places: Sequence[int],
+        rows: Sequence[int],
+        added: Sequence[int] | None = None,
+        file: MappedFile | None = None,
+    ) -> None:
+        """`values` is the content of `file`; `places` say where in it the first of each batch's `rows` stands.
+
+        `added`: what is to be added to the numbers of each batch, which are int64 then.
+        """
+        self._values, self._file = values, file
+        self._ends = np.cumsum(rows, dtype=np.int64)
+        self._shift = np.array(places, dtype=np.int64) - (self._ends - rows)
+        self._added = None if added is None else np.array(added, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """The numbers of these rows, counted from 0.
+
+        Raises: IndexError for a row that there is not; DataError if the file was changed.
+        """
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        rows = np.asarray(rows)
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"there are {len(self):,} rows, and none has the number {rows.max()}")
+        batch = np.searchsorted(self._ends, rows, side="right")
+        if self._file is not None:
+            self._file.check()
+        found = self._values[rows + self._shift[batch]]
+        return found if self._added is None else found + self._added[batch]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def tolist(self) -> list[int]:
+        """All of them."""
+        numbers: list[int] = self[:].tolist()
+        return numbers
+
+
+Column = np.ndarray | Mapped
+"""(rows,) numbers; both give those of a slice or of an array of rows."""
+
+
+class Tokens:
+    """A column of token sequences, memory-mapped: a flat int32 array, and where each row starts and how long it is."""
+
+    def __init__(
+        self,
+        flat: np.ndarray,
+        starts: Column,
+        lengths: np.ndarray,
+        vocabulary: int | None = None,
+        file: MappedFile | None = None,
+    ) -> None:
+        """`vocabulary` is how many pieces there are, where it is to be seen to that there are no others.
+
+        `flat` is the content of `file`; DataError is raised by all that reads it after the file was changed.
+        """
+        self._pieces, self._file = flat, file
+        self._vocabulary = vocabulary
+        self._starts = starts
+        self.lengths = lengths
+        """(rows,) uint16, or int32 where one is longer: pieces of each row, without beginning and end."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def _flat(self) -> np.ndarray:
+        if self._file is not None:
+            self._file.check()
+        return self._pieces
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        """(length,) int32, the pieces of one row."""
+        start = self._starts[np.array(row % len(self))]
+        return self._flat[start : start + self.lengths[row]]
+
+    @property
+    def adjoining(self) -> np.ndarray:
+        """(rows - 1,) bool: whether one piece, a break, lies between a row and the next."""
+        starts = self._starts[:]
+        return starts[:-1] + self.lengths[:-1] + 1 == starts[1:]
+
+    def spans(self, firsts: np.ndarray, lasts: np.ndarray) -> "Tokens":
+        """A row from each of `firsts` to that of `lasts`, with all that lies between; the rows there are adjoining."""
+        starts = self._starts[firsts]
+        lengths = (self._starts[lasts] + self.lengths[lasts] - starts).astype(np.int32)
+        return Tokens(self._pieces, starts, lengths, self._vocabulary, self._file)
+
+    def taken(self, rows: np.ndarray) -> Ragged:
+        """These rows, one behind the other. Raises: DataError for a piece that there is not."""
+        lengths = self.lengths[rows].astype(np.int32)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self._starts[rows] - (ends - lengths), lengths)
+        flat = self._flat[places]
+        self._check(flat)
+        return Ragged(flat, lengths)
+
+    def padded(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
+        """(len(rows), width) int64: the rows with `first` before and `last` behind, where given, then PAD.
+
+        `width` must hold the longest row and what is added to it. Raises: DataError for a piece that there is not.
+        """
+        lengths = self.lengths[rows].astype(np.int64)
+        before = int(first is not None)
+        # every position reads some element, position 0 of the row at least, and padding is laid over afterwards
+        column = np.arange(-before, width - before)
+        real = (column >= 0) & (column < lengths[:, None])
+        index = np.where(real, self._starts[rows][:, None] + column, 0)
+        result = np.where(real, self._flat[index], PAD).astype(np.int64, copy=False)
+        self._check(result)
+        if first is not None:
+            result[:, 0] = first
+        if last is not None:
+            result[np.arange(len(rows)), lengths + before] = last
+        return result
+
+    def _check(self, pieces: np.ndarray) -> None:
+        if self._vocabulary is not None and pieces.size and not 0 <= pieces.min() <= pieces.max() < self._vocabulary:
+            wrong = int(pieces.min() if pieces.min() < 0 else pieces.max())
+            raise DataError(f"the prepared data is damaged (of {self._vocabulary:,} pieces, piece {wrong}); {AGAIN}")
+
+
+class Texts(Sequence[str]):
+    """A column of raw text, memory-mapped; a segment is decoded when it is asked for."""
+
+    def __init__(self, chunks: pa.ChunkedArray, file: MappedFile) -> None:
+        self._chunks, self._file = chunks, file
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        self._file.check()
+        if isinstance(row, slice):
+            texts: list[str] = self._chunks[row].to_pylist()
+            return texts
+        text: str = self._chunks[row].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self._chunks.chunks:
+            self._file.check()
+            yield from chunk.to_pylist()
