@@ -4,7 +4,7 @@ import pytest
 
 from mtkit.attention import build
 from mtkit.cli.options import parse_numbers, parse_options
-from mtkit.decoding.engines.weights import find_dtype
+from mtkit.decoding.engines.model_engine import find_dtype
 from mtkit.device import find_device
 from mtkit.errors import MtkitError, cut_words, shown
 from mtkit.recipe import make_recipe

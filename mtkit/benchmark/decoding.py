@@ -16,8 +16,7 @@ from mtkit.benchmark.attention_report import aligned, hardware
 from mtkit.benchmark.machine import Rate, arithmetic_of, decoding_operations, product_rate
 from mtkit.benchmark.report import Bars, about, giga, percent, rates_in_words, times
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.engines.weights import find_dtype
+from mtkit.decoding.engines.model_engine import ModelEngine, find_dtype
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon

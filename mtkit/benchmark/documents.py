@@ -18,8 +18,8 @@ from mtkit.benchmark.attention import options_of
 from mtkit.benchmark.attention_report import aligned, hardware
 from mtkit.benchmark.attention_work import wait
 from mtkit.benchmark.report import Bars, about, times
-from mtkit.decoding.engines.weights import decoding_with, find_dtype
-from mtkit.decoding.search import SourceBatch
+from mtkit.decoding.contract import SourceBatch
+from mtkit.decoding.engines.model_engine import decoding_with, find_dtype
 from mtkit.decoding.search.beam import beam_search
 from mtkit.errors import MtkitError
 from mtkit.model.build import build_model

@@ -58,7 +58,7 @@ def serve(
     from mtkit.decoding.translator import Translator
     from mtkit.recipe import make_recipe, merged
     from mtkit.runs import find_runs
-    from mtkit.serving.limits import ServingLimits
+    from mtkit.serving.batcher import ServingLimits
     from mtkit.serving.service import Service
 
     runs = find_runs(run, name)

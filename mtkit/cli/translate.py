@@ -31,8 +31,8 @@ from mtkit.errors import MtkitError
 
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
-    from mtkit.decoding.links.heads import Heads
     from mtkit.decoding.translator import Translator
+    from mtkit.decoding.word_alignment import Heads
     from mtkit.runs import Run
 
 SAMPLES = 3
@@ -279,7 +279,7 @@ def _translate_sides(
     from mtkit.cli.progress import counted
     from mtkit.decoding.held_out import n_best_lines
     from mtkit.decoding.lines.notes import Notes
-    from mtkit.decoding.links.lines import pharaoh
+    from mtkit.decoding.word_alignment import pharaoh
     from mtkit.storage.files import write_text
     from mtkit.terminal import shortened
 

@@ -112,8 +112,8 @@ def _standard_input() -> BinaryIO:
 
 if TYPE_CHECKING:
     from mtkit.decoding.lexicon import Lexicon
-    from mtkit.decoding.links.heads import Heads
     from mtkit.decoding.translator import Translator
+    from mtkit.decoding.word_alignment import Heads
     from mtkit.runs import Run
 
 
@@ -139,10 +139,10 @@ def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
 def heads_for(translator: "Translator", data: Path) -> "Heads":
     """The attention heads that align words for the translator's run. Raises: RunError for a damaged file of them."""
     from mtkit.cli.progress import through
-    from mtkit.decoding.links import heads
+    from mtkit.decoding import word_alignment
 
     (run,), checkpoint = translator.runs, translator.about["checkpoint"]
-    return heads.heads_for(run, translator.network, checkpoint, data, say=note, progress=through)
+    return word_alignment.heads_for(run, translator.network, checkpoint, data, say=note, progress=through)
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mtkit.decoding.engines.weights import decoding_with
+from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.lines.source import Directions, Segment, Source, is_blank
 from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import padded, plan, tasks_of

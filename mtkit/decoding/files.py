@@ -10,10 +10,9 @@ from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
 from mtkit.decoding.lines.source import Directions, ids_by_blank_lines
-from mtkit.decoding.links.heads import Heads
-from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
+from mtkit.decoding.word_alignment import Heads, pharaoh
 from mtkit.errors import DataError, MtkitError
 from mtkit.storage.files import check_outputs, is_device
 from mtkit.storage.jobs import Item, Part, open_job
@@ -45,7 +44,7 @@ def translate_file(
     gets translations as they are made. `live` lines, whose writer may wait for an answer, are translated as they
     arrive, and those of a document when it has ended. With several translations per line (`n_best`), each has its own
     output line of number, score and text. `scores` puts the score and a tab before each text. `alignments` gets a line
-    for each line too: which words of its translation belong to which of its own (`mtkit.decoding.links.lines`), by
+    for each line too: which words of its translation belong to which of its own (`mtkit.decoding.word_alignment`), by
     these `heads`, or the mean of the last layer's.
 
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
-from mtkit.decoding.engines.contract import Engine
+from mtkit.decoding.contract import Engine
 from mtkit.decoding.lines.source import Directions, Source
 from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import OnProgress, padded, plan, tasks_of

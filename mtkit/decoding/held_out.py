@@ -27,7 +27,7 @@ from typing import Any, cast
 from pydantic_core import from_json
 
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.engines.contract import Engine
+from mtkit.decoding.contract import Engine
 from mtkit.decoding.lines.chunks import chunks_of
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.source import Directions, Documents, TrainedOn, source_budget

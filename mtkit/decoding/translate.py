@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.decoding.engines.contract import Engine
+from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
 from mtkit.decoding.lines.source import Directions, Documents, Segment, Source, TrainedOn, join_lines, split_lines
 from mtkit.decoding.parallel import at_once, parallel_map
-from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.errors import MtkitError
 from mtkit.memory import Halving
 from mtkit.recipe import DecodingSettings
@@ -217,8 +216,9 @@ class _Work:
             found = self.engine.translate(batch)
             return list(zip(indices, _texts(found, batch.limits, self.tokenizer, settings.n_best), strict=True))
 
-        plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device, most=self.engine.most))
-        for parts in parallel_map(partial(Halving(lengths).run, translated), plans, device, self.engine.most):
+        most = self.engine.max_parallel
+        plans = plan(lengths, settings.batch_tokens, hypotheses_of(settings), at_once(device, most=most))
+        for parts in parallel_map(partial(Halving(lengths).run, translated), plans, device, most):
             yield from parts
 
     def _limit(self, segment: Segment) -> int:

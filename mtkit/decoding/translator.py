@@ -10,17 +10,15 @@ import torch
 
 from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
-from mtkit.decoding.engines.choice import on_ctranslate2, takes_ctranslate2, with_lexicon
-from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine
-from mtkit.decoding.engines.weights import find_dtype
+from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
+from mtkit.decoding.engines.selection import on_ctranslate2, takes_ctranslate2, with_lexicon
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut, Speed, files_of, save, timed, translate_side
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import Directions, Documents, TrainedOn
-from mtkit.decoding.links.heads import Heads
-from mtkit.decoding.links.lines import Links, link_lines
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
+from mtkit.decoding.word_alignment import Heads, Links, link_lines
 from mtkit.device import find_device
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model, Network
@@ -30,7 +28,7 @@ from mtkit.storage.files import digest
 from mtkit.text.tokenizer import Tokenizers
 
 if TYPE_CHECKING:
-    from mtkit.decoding.engines.ctranslate2.engine import CTranslate2Engine
+    from mtkit.decoding.engines.ctranslate2_engine import CTranslate2Engine
 
 
 class Translator:
@@ -50,7 +48,7 @@ class Translator:
     ) -> None:
         """Loads the checkpoint of each run; the default settings are those of the first run's recipe.
 
-        `engine` is one of `mtkit.decoding.engines.choice.ENGINES`; `say` gets a message where it is not mtkit's own.
+        `engine` is one of `mtkit.decoding.engines.selection.ENGINES`; `say` gets a message where it is not mtkit's own.
         With `forks`, mtkit's own decodes in processes (`mtkit.decoding.engines.workers`), as its own commands do.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device, dtype or
@@ -112,7 +110,7 @@ class Translator:
     def shorten(self, lexicon: Lexicon, say: Callable[[str], object] = lambda message: None) -> None:
         """Restricts later translations of lines to the pieces on the shortlists of the lexicon.
 
-        Raises: MtkitError as `mtkit.decoding.engines.choice.with_lexicon`, which calls `say`.
+        Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`.
         """
         self.engine = with_lexicon(self.engine, lexicon, self._asked[0], say=say)
         self.about["shortlist"] = lexicon.each

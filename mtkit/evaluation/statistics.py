@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtkit.decoding.links.heads import words
 from mtkit.terminal import ProgressBar, silent
+from mtkit.text.words import words
 
 Numbers = NDArray[np.float64]
 
@@ -211,7 +211,7 @@ def by_length(sources: Sequence[str], statistics: Sequence[Statistics], bleu: St
     """Return a row for each bucket of UPPER that has segments; empty sources are a separate row.
 
     `statistics` belong to the metrics to show. `bleu` gives the length ratio. Words are counted by
-    `mtkit.decoding.links.heads`: words between spaces, or characters in scripts without spaces.
+    `mtkit.decoding.word_alignment`: words between spaces, or characters in scripts without spaces.
     """
     lengths = np.array([len(words(source)) for source in sources])
     rows = []

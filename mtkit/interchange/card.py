@@ -129,7 +129,7 @@ def _limit(run: Run) -> str:
 
 def _search(run: Run) -> str:
     """CTranslate2's arguments for the run's decoding settings, one per line."""
-    from mtkit.decoding.engines.ctranslate2.engine import LEAST_PENALTY
+    from mtkit.decoding.engines.ctranslate2_engine import LEAST_PENALTY
 
     chosen = run.recipe.decoding
     given: dict[str, Any] = {"beam_size": chosen.beam if chosen.method == "beam" else 1}

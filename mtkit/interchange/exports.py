@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mtkit.decoding.engines.ctranslate2.conversion import not_held
+from mtkit.decoding.engines.selection import not_held
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.interchange import huggingface
@@ -102,7 +102,7 @@ def _check(recipe: Recipe) -> None:
 
 def _write(run: Run, model: Network, folder: Path) -> None:
     """Write CTranslate2's files and the sentencepiece models into an existing folder."""
-    from mtkit.decoding.engines.ctranslate2.conversion import convert
+    from mtkit.decoding.engines.ctranslate2_conversion import convert
 
     converted, tokenizers = folder / "converted", run.tokenizers
     convert(model, converted, (spelled(tokenizers.source, CTRANSLATE2), spelled(tokenizers.target, CTRANSLATE2)))

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mtkit.attention.slots import Projection
-from mtkit.decoding.engines.weights import GROUPED, Weights, unlike_plain
+from mtkit.decoding.engines.plain import GROUPED, Weights, unlike_plain
 from mtkit.errors import MtkitError
 from mtkit.interchange.marian import BIAS, OUTPUT, POSITIONS, SHARED, TABLES, layer_names
 from mtkit.model.network import Network

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from mtkit.decoding.links.heads import Heads, heads_of, words
-from mtkit.decoding.links.lines import pharaoh
 from mtkit.decoding.translator import Translator
+from mtkit.decoding.word_alignment import Heads, heads_of, pharaoh
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import make_metric
 from mtkit.evaluation.systems import Translated, read_texts
 from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.text.text_files import Lines
+from mtkit.text.words import words
 from mtkit.training.run_folder import imported_from
 
 if TYPE_CHECKING:

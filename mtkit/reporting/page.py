@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from mtkit.decoding.links.heads import begins, words
 from mtkit.errors import RunError
 from mtkit.evaluation.plots import SHOWN, score_lines
 from mtkit.evaluation.report import SideScores, is_many, matrix, score_side
@@ -20,6 +19,7 @@ from mtkit.reporting.contents import differing, differing_settings, sample_sourc
 from mtkit.runs import Run
 from mtkit.storage.records import read_object
 from mtkit.terminal import ProgressBar, silent
+from mtkit.text.words import begins, words
 from mtkit.training.checkpoint import read_progress
 from mtkit.training.metrics import read_metrics
 from mtkit.training.progress import Progress

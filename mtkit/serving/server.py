@@ -1,27 +1,87 @@
-"""The process: a socket, uvicorn, and a clean end on Ctrl-C and SIGTERM."""
+"""The server process: its socket, uvicorn with limits of connections, and a clean end on Ctrl-C and SIGTERM."""
 
+import asyncio
 import logging
 import math
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
+from typing import cast
 
 import uvicorn
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtkit.errors import MtkitError
 from mtkit.serving.app import make_app
-from mtkit.serving.limits import BriefLog, Connection, Hosts, ServingLimits
-from mtkit.serving.service import Service, Strings, Unit
+from mtkit.serving.batcher import ServingLimits
+from mtkit.serving.middleware import Hosts
+from mtkit.serving.service import Service, TextPart, TranslationJob
 
 SAME_SECONDS = 2.0
 """A Ctrl-C this soon after the first signal is the same one: launchers signal a process and its group."""
 
+REPEAT_SECONDS = 60.0
+"""Seconds for which the log does not repeat a message."""
+
+FULL = JSONResponse(
+    {"error": "the server works on as many requests as it may; try again later"},
+    503,
+    {"Retry-After": "1", "Connection": "close"},
+)
+"""The answer to a request over a connection above the maximum."""
+
+
+def serve(
+    service: Service,
+    limits: ServingLimits,
+    *,
+    host: str,
+    port: int,
+    say: Callable[[str], object],
+    names: Sequence[str] = (),
+) -> None:
+    """Serves until a signal; requests in work are answered first. Port 0 is a free one; the address goes to `say`.
+
+    Clients may call the server by its address and by `names` (`Hosts`).
+
+    Raises: MtkitError if the server cannot listen at the address.
+    """
+    first = TranslationJob((TextPart(".", 0),), service.directions[0], 1, 1)
+    service.work([first])  # loads now what is loaded at first use
+    http = Connection.limited(limits)
+    backlog = max(8, http.most // 4)  # asyncio accepts that many at once, before it closes one of them
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=backlog)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
+    with listener:
+        config = uvicorn.Config(
+            make_app(service, limits, Hosts(host, listener.getsockname()[0], names)),
+            http=http,
+            ws="none",
+            backlog=backlog,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=math.ceil(2 * limits.seconds) + 1,  # the request to arrive, and to be answered
+        )
+        brief = BriefLog()
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(brief)
+        shown = f"[{host}]" if ":" in host else host
+        say(f"serving {', '.join(service.directions)} at http://{shown}:{listener.getsockname()[1]}/ (Ctrl-C stops it)")
+        _Server(config).run(sockets=[listener])
+    say("stopped")
+
 
 class _Server(uvicorn.Server):
-    """Ends in order after a signal, instead of raising it once more; a second Ctrl-C, a while later, ends at once."""
+    """Shuts down after a signal, instead of raising it once more; a second Ctrl-C, a while later, ends at once."""
 
     _since = 0.0
 
@@ -34,52 +94,103 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
-def serve(
-    service: Service,
-    limits: ServingLimits,
-    *,
-    host: str,
-    port: int,
-    say: Callable[[str], object],
-    names: Sequence[str] = (),
-) -> None:
-    """Serve until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.
+class Connection(H11Protocol):
+    """uvicorn's HTTP connection with deadlines, and with a maximum number of open connections.
 
-    Clients may call the server by its address and by `names` (`Hosts`).
-
-    Raises: MtkitError where the address cannot be taken.
+    If all are open, a new connection replaces the one that has waited longest for bytes of its client. If the server
+    works on the requests of all, the request of the new one gets 503.
     """
-    service.work([Strings((Unit(".", 0),), service.directions[0], 1, 1)])  # what is loaded at first use is loaded now
-    http = Connection.limited(limits)
-    backlog = max(8, http.most // 4)  # asyncio accepts that many at once, before it closes one of them
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        taken = socket.create_server((host, port), family=family, backlog=backlog)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise MtkitError(f"cannot serve at {host}, port {port}: {reason}; choose another --host or --port") from error
-    with taken:
-        config = uvicorn.Config(
-            make_app(service, limits, Hosts(host, taken.getsockname()[0], names)),
-            http=http,
-            ws="none",
-            backlog=backlog,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=math.ceil(2 * limits.seconds) + 1,  # the request to arrive, and to be answered
-        )
-        brief = BriefLog()
-        for name in ("uvicorn.error", "asyncio"):
-            logging.getLogger(name).addFilter(brief)
-        shown = f"[{host}]" if ":" in host else host
-        say(f"serving {', '.join(service.directions)} at http://{shown}:{taken.getsockname()[1]}/ (Ctrl-C stops it)")
-        _Server(config).run(sockets=[taken])
-    say("stopped")
+
+    most = 8
+    """Maximum open connections."""
+    header_seconds = seconds = 10.0
+    """Maximum seconds of a request's header, and of each of its body, its answer and the transfer of the answer."""
+    since = 0.0
+    """Time at which the present phase began."""
+    _deadline: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def limited(cls, limits: ServingLimits) -> type["Connection"]:
+        """The class with these limits, which leaves half of the files that the process may open to other uses."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = limits.connections if files == resource.RLIM_INFINITY else min(limits.connections, files // 2)
+        values = {"most": max(8, most), "header_seconds": limits.header_seconds, "seconds": limits.seconds}
+        return type("LimitedConnection", (cls,), values)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Opens the connection, in place of another if there are too many."""
+        super().connection_made(transport)
+        self._expect(self.header_seconds)
+        others = [cast(Connection, other) for other in self.connections if other is not self]
+        others = [other for other in others if not other.transport.is_closing()]
+        if len(others) < self.most:
+            return
+        idle = [other for other in others if other.waits_for_client]
+        if idle:
+            min(idle, key=lambda other: other.since).transport.abort()
+        else:
+            self.app = FULL
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the connection."""
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def handle_events(self) -> None:
+        """Handles what has arrived; a request whose header is complete gets a new deadline."""
+        previous = self.cycle
+        super().handle_events()
+        if self.cycle is not previous:
+            self._expect(3 * self.seconds)
+
+    def on_response_complete(self) -> None:
+        """Waits for the next request, and for the client to read the answer."""
+        self._expect(self.seconds if self.transport.get_write_buffer_size() else self.header_seconds)
+        super().on_response_complete()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the server has nothing to do for the connection until more bytes arrive."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _should_upgrade(self) -> bool:
+        """Serves HTTP to a client that requests another protocol; uvicorn would log advice to install one."""
+        return False
+
+    def _expect(self, seconds: float) -> None:
+        """Begins a phase with this maximum duration."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self.since = self.loop.time()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+
+class BriefLog(logging.Filter):
+    """Removes repeated messages, and the tracebacks of the system's errors, such as too many open files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write the record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError):
+            message = record.getMessage().partition("\n")[0]
+            record.msg, record.args, record.exc_info = f"{message}: {error}", (), None
+        key, now = (record.getMessage(), repr(error)), monotonic()
+        if now - self._logged.get(key, -math.inf) < REPEAT_SECONDS:
+            return False
+        if len(self._logged) > 100:
+            self._logged.clear()
+        self._logged[key] = now
+        return True

@@ -1,7 +1,7 @@
-"""What a server does with text: strings to lines and back, batches of several requests, attention for the page."""
+"""The text work of a server: strings to lines and back, batches of several requests, attention for the page."""
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -20,7 +20,7 @@ from mtkit.errors import MtkitError, did_you_mean
 from mtkit.text.languages import languages_of, seam
 
 MOST_WEIGHTS = 1_000_000
-"""Attention weights in an answer; a role of attention that would exceed it is left out."""
+"""Maximum attention weights in an answer; a role of attention that would exceed it is left out."""
 
 SHOWN_CHARACTERS = 40
 """Characters of a language that an error repeats."""
@@ -33,39 +33,34 @@ LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 
 
 @dataclass(frozen=True)
-class Unit:
+class TextPart:
     """A string of a request, or a part of it."""
 
     text: str
     number: int
     """Index of the string in the request."""
-    joint: str = ""
-    """Text between the translation of the part before and of this one."""
+    seam: str = ""
+    """Text between the translations of the previous part and of this one."""
 
 
 @dataclass(frozen=True)
-class Strings:
+class TranslationJob:
     """Strings of one request, or a part of them, to be translated."""
 
-    units: tuple[Unit, ...]
+    parts: tuple[TextPart, ...]
     direction: str
     n_best: int
     size: int
 
     @property
-    def strings(self) -> list[str]:
-        """The texts."""
-        return [unit.text for unit in self.units]
-
-    @property
     def kind(self) -> Hashable:
-        """Requests for as many hypotheses go together, whatever their direction."""
+        """Jobs with the same number of hypotheses may share a batch, whatever their direction."""
         return self.n_best
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """A line of which the page shows hypotheses and the attention to one of them; it is done alone."""
+class AttentionJob:
+    """A line of which the page shows hypotheses, and the attention to one of them; no other job shares its batch."""
 
     line: str
     direction: str
@@ -75,7 +70,7 @@ class Look:
 
     @property
     def kind(self) -> Hashable:
-        """None other's."""
+        """Equal to no other job's."""
         return self
 
 
@@ -84,13 +79,13 @@ class Service:
 
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
-        self._with = cache(
+        self._with_n_best = cache(
             lambda n_best: translator.with_settings(translator.settings.model_copy(update={"n_best": n_best}))
         )
 
     @property
     def most(self) -> int:
-        """Hypotheses of a string, at most."""
+        """The maximum number of hypotheses per string."""
         return hypotheses_of(self._translator.settings)
 
     @property
@@ -103,25 +98,25 @@ class Service:
         targets: dict[str, list[str]] = {}
         for source, target in map(languages_of, self.directions):
             targets.setdefault(source, []).append(target)
-        return [{"code": source, "name": language_name(source), "targets": those} for source, those in targets.items()]
+        return [{"code": source, "name": language_name(source), "targets": codes} for source, codes in targets.items()]
 
     def direction(self, source: str, target: str) -> str:
-        """The direction between two languages; the source "auto" stands for the only one with that target.
+        """The direction between two languages; the source "auto" is the only one that has this target.
 
-        Raises: MtkitError where there is none, or several.
+        Raises: MtkitError if there is none, or several.
         """
         pairs = {name: languages_of(name) for name in self.directions}
-        found = [name for name, (one, other) in pairs.items() if other == target and source in (one, "auto")]
-        if len(found) == 1:
-            return found[0]
+        matching = [name for name, (one, other) in pairs.items() if other == target and source in (one, "auto")]
+        if len(matching) == 1:
+            return matching[0]
         target = target[:SHOWN_CHARACTERS]
         wanted = f"{source[:SHOWN_CHARACTERS]}-{target}"
         hint = did_you_mean(wanted, self.directions)
-        why = f"several source languages translate to {target}" if found else f"no direction {wanted}{hint}"
+        why = f"several source languages translate to {target}" if matching else f"no direction {wanted}{hint}"
         raise MtkitError(f"{why}; this server has: {', '.join(self.directions)}")
 
     def sizes(self, strings: Sequence[str]) -> list[int]:
-        """Source pieces of each string, the end mark of each line counted."""
+        """Source pieces of each string, with one for the end of each line."""
         lines = [(number, line) for number, string in enumerate(strings) for line in _lines(string)]
         encoded = self._translator.tokenizers.source.encode_lines([line for _, line in lines], threads=1)
         sizes = [0] * len(strings)
@@ -129,26 +124,26 @@ class Service:
             sizes[number] += len(pieces) + 1
         return sizes
 
-    def parts(self, strings: Sequence[str], direction: str, n_best: int, most: int) -> list[Strings]:
-        """The strings in parts of at most `most` source pieces; lines that are translated together stay together."""
-        units: list[Unit] = []
+    def jobs(self, strings: Sequence[str], direction: str, n_best: int, most: int) -> list[TranslationJob]:
+        """The strings in jobs of at most `most` source pieces; lines that are translated together stay together."""
+        parts: list[TextPart] = []
         for number, (string, size) in enumerate(zip(strings, self.sizes(strings), strict=True)):
             if size <= most or (self._joins_lines(n_best) and max(self.sizes(LINE.findall(string))) <= most):
-                units.append(Unit(string, number))
+                parts.append(TextPart(string, number))
             else:
-                units += self._units(string, number, direction, most)
-        parts: list[Strings] = []
-        group: list[Unit] = []
+                parts += self._split(string, number, direction, most)
+        jobs: list[TranslationJob] = []
+        group: list[TextPart] = []
         total = 0
-        for unit, size in zip(units, self.sizes([unit.text for unit in units]), strict=True):
+        for part, size in zip(parts, self.sizes([part.text for part in parts]), strict=True):
             if group and total + size > most:
-                parts.append(Strings(tuple(group), direction, n_best, total))
+                jobs.append(TranslationJob(tuple(group), direction, n_best, total))
                 group, total = [], 0
-            group.append(unit)
+            group.append(part)
             total += size
-        return [*parts, Strings(tuple(group), direction, n_best, total)] if group else parts
+        return [*jobs, TranslationJob(tuple(group), direction, n_best, total)] if group else jobs
 
-    def _units(self, string: str, number: int, direction: str, most: int) -> Iterator[Unit]:
+    def _split(self, string: str, number: int, direction: str, most: int) -> Iterator[TextPart]:
         """The lines of a string; a line of more than `most` pieces is split at sentence ends, or else within them."""
 
         def count(texts: Sequence[str]) -> list[int]:
@@ -161,62 +156,75 @@ class Service:
             texts = split(text, max(1, most - 1), count, source) if size > most else []
             *others, last = texts or [text]
             for k, part in enumerate([*others, last + line[len(text) :]]):
-                yield Unit(part, number, seam(target) if k else "")
+                yield TextPart(part, number, seam(target) if k else "")
 
-    def work(self, jobs: Sequence[Strings | Look], stopped: Callable[[], bool] | None = None) -> list[Any]:
-        """The result of each job of a batch: of `Strings` the hypotheses of each string, of a `Look` what it shows.
+    def work(
+        self, jobs: Sequence[TranslationJob | AttentionJob], stopped: Callable[[], bool] | None = None
+    ) -> list[Any]:
+        """The result of each job of a batch: the hypotheses of each string, or what the page shows of a line.
 
-        Raises: StoppedError if `stopped` returns that nobody wants the results.
+        Raises: StoppedError if `stopped` returns that the results are no longer wanted.
         """
-        looks = [job for job in jobs if isinstance(job, Look)]
-        return [self._shown(job, stopped) for job in looks] or self._translated(
-            [job for job in jobs if isinstance(job, Strings)], stopped
-        )
+        shown = [self._attention(job, stopped) for job in jobs if isinstance(job, AttentionJob)]
+        return shown or self._translate([job for job in jobs if isinstance(job, TranslationJob)], stopped)
 
     def _joins_lines(self, n_best: int) -> bool:
         """Whether the lines of a string are translated together."""
         return self._translator.document_pieces is not None and n_best == 1
 
-    def _translated(self, jobs: Sequence[Strings], stopped: Callable[[], bool] | None) -> list[list[list[str]]]:
-        """For each job and string the best hypotheses, as many as asked for; line ends stay as they are."""
-        strings = [(string, self.directions.index(job.direction)) for job in jobs for string in job.strings]
-        cut = [LINE_END.split(string) for string, _ in strings]
-        lines = [line for parts in cut for line in parts[::2]]
-        tasks = [task for (_, task), parts in zip(strings, cut, strict=True) for _ in parts[::2]]
-        owner = [number for number, parts in enumerate(cut) for _ in parts[::2]]
-        translator = self._with(jobs[0].n_best)
-        documents = owner if self._joins_lines(jobs[0].n_best) else None
-        directions = Directions(self.directions, tasks)
-        found = iter(translator.lines(lines, direction=directions, documents=documents, stopped=stopped))
-        whole = (
-            [_ended((row[k].text for row in rows), parts[1::2]) for k in range(jobs[0].n_best)]
-            for parts in cut
-            for rows in [[next(found) for _ in parts[::2]]]
+    def _translate(self, jobs: Sequence[TranslationJob], stopped: Callable[[], bool] | None) -> list[list[list[str]]]:
+        """The `n_best` hypotheses of each string of each job; line ends stay as they are."""
+        n_best = jobs[0].n_best
+        strings = [(part.text, self.directions.index(job.direction)) for job in jobs for part in job.parts]
+        split_strings = [LINE_END.split(string) for string, _ in strings]  # lines, and line ends between them
+        lines = [line for pieces in split_strings for line in pieces[::2]]
+        tasks = [task for (_, task), pieces in zip(strings, split_strings, strict=True) for _ in pieces[::2]]
+        owner = [number for number, pieces in enumerate(split_strings) for _ in pieces[::2]]
+        hypotheses = iter(
+            self._with_n_best(n_best).lines(
+                lines,
+                direction=Directions(self.directions, tasks),
+                documents=owner if self._joins_lines(n_best) else None,
+                stopped=stopped,
+            )
         )
-        return [[next(whole) for _ in job.strings] for job in jobs]
+        translated = []
+        for pieces in split_strings:
+            rows, ends = [next(hypotheses) for _ in pieces[::2]], [*pieces[1::2], ""]
+            translated.append(
+                [
+                    "".join(chain.from_iterable(zip((row[k].text for row in rows), ends, strict=True)))
+                    for k in range(n_best)
+                ]
+            )
+        results = iter(translated)
+        return [[next(results) for _ in job.parts] for job in jobs]
 
-    def _shown(self, look: Look, stopped: Callable[[], bool] | None) -> dict[str, Any]:
+    def _attention(self, job: AttentionJob, stopped: Callable[[], bool] | None) -> dict[str, Any]:
         """The hypotheses with scores; pieces and attention weights of one of them, by role, layer and head."""
-        translator = self._with(look.n_best)
-        (found,) = translator.lines([look.line], direction=look.direction, stopped=stopped)
+        translator = self._with_n_best(job.n_best)
+        (hypotheses,) = translator.lines([job.line], direction=job.direction, stopped=stopped)
         shown: dict[str, Any] = {
-            "hypotheses": [{"text": each.text, "score": each.score if isfinite(each.score) else None} for each in found]
+            "hypotheses": [
+                {"text": each.text, "score": each.score if isfinite(each.score) else None} for each in hypotheses
+            ]
         }
         try:
-            directions = translator.directions(look.direction, 1)
-            aligned = align(
-                translator.network, translator.tokenizers, look.line, found[look.which].text, directions=directions
-            )
+            directions, target = translator.directions(job.direction, 1), hypotheses[job.which].text
+            aligned = align(translator.network, translator.tokenizers, job.line, target, directions=directions)
         except MtkitError as error:
             return {**shown, "note": str(error)}
         roles, room = {}, MOST_WEIGHTS
         for role in ("cross", "encoder", "decoder"):
-            layers = [(number, each) for number, each in enumerate(aligned.layers.get(role, [])) if each is not None]
-            room -= sum(each.numel() for _, each in layers)
+            layers = [(number, layer) for number, layer in enumerate(aligned.layers.get(role, [])) if layer is not None]
+            room -= sum(layer.numel() for _, layer in layers)
             if layers and room >= 0:
                 roles[role] = [
-                    {"layer": number, "heads": [[[round(w, 4) for w in row] for row in head] for head in each.tolist()]}
-                    for number, each in layers
+                    {
+                        "layer": number,
+                        "heads": [[[round(w, 4) for w in row] for row in head] for head in layer.tolist()],
+                    }
+                    for number, layer in layers
                 ]
         return {**shown, "source": aligned.source, "target": aligned.target, "read": aligned.read, "roles": roles}
 
@@ -227,33 +235,28 @@ def _lines(string: str) -> list[str]:
     return lines if len(lines) == 1 or lines[-1] else lines[:-1]
 
 
-def joined(parts: Sequence[Strings], results: Sequence[list[list[str]]]) -> list[list[str]]:
-    """The hypotheses of each string of a request from the results of its parts."""
-    found: list[list[str]] = []
-    for part, result in zip(parts, results, strict=True):
-        for unit, hypotheses in zip(part.units, result, strict=True):
-            if unit.number == len(found):
-                found.append(hypotheses)
+def join_parts(jobs: Sequence[TranslationJob], results: Sequence[list[list[str]]]) -> list[list[str]]:
+    """The hypotheses of each string of a request, from the results of its jobs."""
+    strings: list[list[str]] = []
+    for job, result in zip(jobs, results, strict=True):
+        for part, hypotheses in zip(job.parts, result, strict=True):
+            if part.number == len(strings):
+                strings.append(hypotheses)
                 continue
-            found[-1] = [
-                unit.joint.join(filter(None, (before, after)))
-                for before, after in zip(found[-1], hypotheses, strict=True)
+            strings[-1] = [
+                part.seam.join(filter(None, (first, second)))
+                for first, second in zip(strings[-1], hypotheses, strict=True)
             ]
-    return found
+    return strings
 
 
 def language_name(code: str) -> str:
     """The English name of a language, as "Chinese (China)" of zh-CN; the code itself if it has none."""
     main, *subtags = re.split("[-_]", code)
-    main = get_global("language_aliases").get(main.lower(), main.lower())  # two letters of three
+    main = get_global("language_aliases").get(main.lower(), main.lower())  # the two-letter code of a three-letter one
     if main not in LANGUAGE_NAMES.languages:
         return code
     known: dict[str, str] = {**LANGUAGE_NAMES.scripts, **LANGUAGE_NAMES.territories}
     details = ", ".join(known.get(tag.title(), known.get(tag.upper(), tag)) for tag in subtags)
     name = LANGUAGE_NAMES.languages[main]
     return f"{name} ({details})" if details else name
-
-
-def _ended(lines: Iterable[str], ends: Sequence[str]) -> str:
-    """The lines with these line ends between them."""
-    return "".join(chain.from_iterable(zip(lines, [*ends, ""], strict=True)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.attention import State, mechanisms, reorder
 from mtkit.attention.contract import close_gaps
-from mtkit.decoding.search.contract import still_running
+from mtkit.decoding.search.continuations import still_running
 from mtkit.model.build import build_model
 from mtkit.model.network import Network
 from mtkit.recipe import load_recipe

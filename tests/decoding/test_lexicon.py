@@ -202,7 +202,7 @@ def test_searches_find_what_they_find_where_no_other_piece_is_likely(
     size = trained.prepared.tokenizers.target.size
     batch = batch_of(random_sources(9, seed=1, vocabulary=size), 12)
     pieces = torch.cat([torch.arange(BREAK + 1), torch.arange(BREAK + 1, size, 7)])
-    found = SEARCHES[chosen.method](model, replace(batch, pieces=pieces), chosen).named(pieces)
+    found = SEARCHES[chosen.method](model, replace(batch, pieces=pieces), chosen).with_ids(pieces)
     for network in networks:
         mask(network, pieces)
     expected = SEARCHES[chosen.method](model, batch, chosen)

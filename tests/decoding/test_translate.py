@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from mtkit.decoding.contract import SourceBatch, StoppedError
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
-from mtkit.decoding.search import SourceBatch
-from mtkit.decoding.search.contract import StoppedError
 from mtkit.decoding.translate import Translation, _line, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtkit.decoding.search import SourceBatch
+from mtkit.decoding.contract import SourceBatch
 from mtkit.model.network import Logits
 from mtkit.text.tokenizer import BOS, EOS, PAD
 

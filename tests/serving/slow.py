@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from mtkit.decoding.search.contract import StoppedError
+from mtkit.decoding.contract import StoppedError
 from mtkit.errors import MtkitError
-from mtkit.serving.service import Strings, Unit
+from mtkit.serving.service import TextPart, TranslationJob
 
 
 def ask(client: TestClient, q: Any, target: str = "de", **more: Any) -> Any:
@@ -28,19 +28,19 @@ class Slow:
     def direction(self, source: str, target: str) -> str:
         return "en-de"
 
-    def parts(self, strings: list[str], direction: str, n_best: int, most: int) -> list[Strings]:
-        units = [Unit(string, number) for number, string in enumerate(strings)]
-        cut = [tuple(units[first : first + most]) for first in range(0, len(units), most)]
-        return [Strings(part, direction, n_best, len(part)) for part in cut]
+    def jobs(self, strings: list[str], direction: str, n_best: int, most: int) -> list[TranslationJob]:
+        parts = [TextPart(string, number) for number, string in enumerate(strings)]
+        cut = [tuple(parts[first : first + most]) for first in range(0, len(parts), most)]
+        return [TranslationJob(part, direction, n_best, len(part)) for part in cut]
 
     def work(self, jobs: list[Any], stopped: Callable[[], bool]) -> list[Any]:
         self.batches.append(len(jobs))
-        self.texts.append([text for job in jobs for text in job.strings])
+        self.texts.append([part.text for job in jobs for part in job.parts])
         end = time.monotonic() + 10
         while not self.go.wait(0.01) and time.monotonic() < end:
             if self.stops and stopped():
                 self.stopped += 1
                 raise StoppedError
-        if any("bad" in job.strings for job in jobs):
+        if any(part.text == "bad" for job in jobs for part in job.parts):
             raise MtkitError("this is bad")
-        return [[[text[::-1]] for text in job.strings] for job in jobs]
+        return [[[part.text[::-1]] for part in job.parts] for job in jobs]

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from mtkit.decoding.translator import Translator
 from mtkit.serving.app import make_app
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.service import Service
 from tests.decoding.trained import make_run, sentences
 from tests.serving.slow import Slow, ask

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mtkit.decoding.translator import Translator
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.service import Service
 from tests.decoding.trained import make_run
 from tests.serving.browser import CHROMIUM, browser

@@ -10,8 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from mtkit.serving.app import make_app
-from mtkit.serving.batcher import Batcher
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.batcher import Batcher, ServingLimits
 from tests.serving.slow import Slow, ask
 
 

@@ -21,7 +21,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from mtkit.errors import MtkitError
-from mtkit.serving.limits import ServingLimits
+from mtkit.serving.batcher import ServingLimits
 from mtkit.serving.server import serve
 from tests.decoding.trained import make_run
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mtkit.decoding.translator import Translator
-from mtkit.serving.service import Look, Service, Strings, Unit, joined, language_name
+from mtkit.serving.service import AttentionJob, Service, TextPart, TranslationJob, join_parts, language_name
 from tests.decoding.trained import make_run
 
 SETTINGS = {"beam": 3, "max_pieces": 6}
@@ -43,27 +43,29 @@ def test_parts_of_a_request_have_the_translations_of_the_whole(translator: Trans
     strings = ["a dog\r\n\na cat\r", "", "\n", "The tree. A house sees the river.\nA house.", "a\n b \n\n"]
     lines = {line for string in strings for line in re.split("[\r\n]", string)}
     pieces = max(map(len, translator.tokenizers.source.encode_lines(sorted(lines))))
-    parts = service.parts(strings, "en-de", n_best, most=most)
-    whole = [Strings(tuple(Unit(string, number) for number, string in enumerate(strings)), "en-de", n_best, 1)]
+    parts = service.jobs(strings, "en-de", n_best, most=most)
+    whole = [
+        TranslationJob(tuple(TextPart(string, number) for number, string in enumerate(strings)), "en-de", n_best, 1)
+    ]
     results = [result for part in parts for result in service.work([part])]
-    assert [len(result) for result in results] == [len(part.units) for part in parts]
-    assert all(part.size <= most or len(part.units) == 1 for part in parts)
+    assert [len(result) for result in results] == [len(part.parts) for part in parts]
+    assert all(part.size <= most or len(part.parts) == 1 for part in parts)
     assert len(parts) == 1 or most < 1000
     if most > pieces:
-        assert joined(parts, results) == joined(whole, service.work(whole))
-    assert [hypotheses[0].count("\n") for hypotheses in joined(parts, results)] == [s.count("\n") for s in strings]
+        assert join_parts(parts, results) == join_parts(whole, service.work(whole))
+    assert [hypotheses[0].count("\n") for hypotheses in join_parts(parts, results)] == [s.count("\n") for s in strings]
 
 
 def test_a_line_of_any_length_is_split(translator: Translator) -> None:
     service = Service(translator)
     texts = ["x" * 90, "The dog. " * 12 + "\n", "a dog " * 30 + "\r\nA cat.", " " * 100]
-    parts = service.parts(texts, "en-de", 1, most=12)
+    parts = service.jobs(texts, "en-de", 1, most=12)
     assert max(part.size for part in parts) <= 12
     for number, text in enumerate(texts):
-        split = "".join(unit.text for part in parts for unit in part.units if unit.number == number)
+        split = "".join(unit.text for part in parts for unit in part.parts if unit.number == number)
         assert "".join(split.split()) == "".join(text.split())
         assert re.findall("[\r\n]", split) == re.findall("[\r\n]", text)
-    hypotheses = joined(parts, [result for part in parts for result in service.work([part])])
+    hypotheses = join_parts(parts, [result for part in parts for result in service.work([part])])
     assert len(hypotheses) == len(texts)
     assert hypotheses[1][0].endswith("\n")
     assert len(hypotheses[1][0].split("\n")) == 2
@@ -83,18 +85,18 @@ def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(translator, "with_settings", lambda settings: translator)
     service = Service(translator)
     jobs = [
-        service.parts(strings, "en-de", 1, 1000)[0] for strings in (["A dog.\nA cat.", "A tree."], ["Birds.\nA dog."])
+        service.jobs(strings, "en-de", 1, 1000)[0] for strings in (["A dog.\nA cat.", "A tree."], ["Birds.\nA dog."])
     ]
     assert [len(found) for found in service.work(jobs)] == [2, 1]
     assert documents == [[0, 0, 1, 2, 2]]
-    assert len(service.parts(["A dog.\n" * 50], "en-de", 1, 20)) == 1  # its lines are translated together
-    assert len(service.parts(["A dog.\n" * 50], "en-de", 2, 20)) > 1
+    assert len(service.jobs(["A dog.\n" * 50], "en-de", 1, 20)) == 1  # its lines are translated together
+    assert len(service.jobs(["A dog.\n" * 50], "en-de", 2, 20)) > 1
 
 
 def test_more_weights_than_a_page_can_hold_are_left_out(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Look("a dog", "en-de", 1, 0, size=3)
+    look = AttentionJob("a dog", "en-de", 1, 0, size=3)
     whole = Service(translator).work([look])[0]
     assert list(whole["roles"]) == ["cross", "encoder", "decoder"]
     cross = sum(len(head) * len(head[0]) for layer in whole["roles"]["cross"] for head in layer["heads"])

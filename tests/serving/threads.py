@@ -9,7 +9,8 @@ from typing import Any
 import uvicorn
 
 from mtkit.serving.app import make_app
-from mtkit.serving.limits import Connection, ServingLimits
+from mtkit.serving.batcher import ServingLimits
+from mtkit.serving.server import Connection
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import ctranslate2
 import torch
 
 from mtkit.benchmark.decoding import Decoded
-from mtkit.decoding.engines.ctranslate2.conversion import convert, not_held, piece, token, vocabulary_map
+from mtkit.decoding.engines.ctranslate2_conversion import convert, piece, token, vocabulary_map
+from mtkit.decoding.engines.selection import not_held
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.errors import MtkitError

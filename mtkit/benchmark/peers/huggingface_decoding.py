@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
 from mtkit.benchmark.decoding import Decoded
-from mtkit.decoding.engines.weights import Weights, check_plain
+from mtkit.decoding.engines.plain import Weights, check_plain
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.decoding.translate import padded
 from mtkit.errors import MtkitError

@@ -1,9 +1,4 @@
-"""mtkit's own engine: the searches of mtkit over a model or an ensemble.
-
-An ensemble: several models that translate as one, by the mean of their probabilities at each step.
-
-The likelihood of given translations under a model, with all pieces in one pass.
-"""
+"""mtkit's own engine: its searches over a model or an ensemble, and the likelihood of given translations."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +10,80 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mtkit.decoding.engines.weights import decoding_with
+from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.parallel import MOST
-from mtkit.decoding.search import Hypotheses, SourceBatch
 from mtkit.decoding.search.beam import beam_search
-from mtkit.decoding.search.walk import greedy_search, sample
-from mtkit.errors import MtkitError
+from mtkit.decoding.search.sampling import greedy_search, sample
+from mtkit.device import autocast, check_default_type, varied_shapes
+from mtkit.errors import MtkitError, shown
+from mtkit.memory import GIVES_OUT, is_oom
+from mtkit.model.decoding_products import is_low, products
 from mtkit.model.network import Logits, Model, Network
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
 
 SEARCHES = {"greedy": greedy_search, "beam": beam_search, "sample": sample}
+
+DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
+"""The number types by name; auto is float32, whose results do not depend on the batch. In int8, and in bfloat16 on the
+CPU, only linear layers compute (`mtkit.model.decoding_products`); the rest is in float32."""
+
+ROWS = 1024
+"""Positions whose logits over the vocabulary are in memory at the same time, for each batch in work."""
+
+
+def find_dtype(name: str) -> torch.dtype | None:
+    """The number type of that name, None for auto. Raises: MtkitError for an unknown name."""
+    if name not in DTYPES:
+        raise MtkitError(f"no dtype {shown(name)}; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """The name of a number type; None stands for float32."""
+    return str(dtype or torch.float32).removeprefix("torch.")
+
+
+@contextmanager
+def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
+    """A context with the model in evaluation mode, inference mode and computation in `dtype`; gives its device.
+
+    The model is restored on exit and serves one call at a time. None stands for float32. On a GPU, types below float32
+    apply to all operations that autocast supports, elsewhere to linear layers.
+
+    Raises: MtkitError for int8 on a GPU, if memory runs out although batches have been halved (`Halving`), and as
+    `mtkit.device.check_default_type`.
+    """
+    check_default_type()
+    training, device = model.training, next(model.parameters()).device
+    dtype = dtype or torch.float32
+    by_autocast = dtype not in (torch.float32, torch.int8) and not is_low(dtype, device)
+    model.train(False)
+    try:
+        with (
+            varied_shapes(),
+            products(cast(nn.Module, model), dtype),  # rounds weights outside inference mode, as normal tensors
+            autocast(device, dtype if by_autocast else None),
+            torch.inference_mode(),
+        ):
+            yield device
+    except GIVES_OUT as error:
+        if not is_oom(error):
+            raise
+        raise MtkitError(
+            f"the memory of {device} does not hold the model and a single segment to translate; lower decoding.beam "
+            "or decoding.max_pieces, or take another --device"
+        ) from error
+    finally:
+        model.train(training)
 
 
 @dataclass(frozen=True)
@@ -37,19 +93,19 @@ class ModelEngine:
     model: Model
     settings: DecodingSettings
     dtype: torch.dtype | None = None
-    """The arithmetic of the matrix products; None stands for float32, whose results do not depend on the batch."""
+    """The number type of matrix products; None stands for float32, whose results do not depend on the batch."""
     lexicon: Lexicon | None = None
-    """Where there is one, only pieces on its shortlist of a batch may come, so that a result depends on its batch."""
+    """If given, only pieces on its shortlist of a batch may be generated, so that a result depends on its batch."""
     workers: Workers | None = None
-    """Processes that compute the batches to which one thread each would be given; the model must stay as it is."""
+    """Processes that compute the batches which would get one thread each; the model must not change afterwards."""
 
     def with_settings(self, settings: DecodingSettings) -> "ModelEngine":
-        """The same with other settings."""
+        """The same engine with other settings."""
         return replace(self, settings=settings)
 
     @property
-    def most(self) -> int:
-        """As many batches as there are processes, or as threads should share."""
+    def max_parallel(self) -> int:
+        """The number of processes, or the maximum number of threads."""
         return MOST if self.workers is None else self.workers.count
 
     @property
@@ -66,12 +122,12 @@ class ModelEngine:
     def identity(self) -> dict[str, Any]:
         """Settings, number type and shortlists.
 
-        What a segment is batched with, which differs between machines, decides last digits, and with shortlists which
-        pieces may come. It does not count: each result is one of these settings.
+        The batch of a segment differs between machines. It changes last digits, and with shortlists the pieces that may
+        be generated. It is no part of the identity, because each result is one of these settings.
         """
         return {
             "device": next(self.model.parameters()).device.type,
-            "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "lexicon": self.lexicon and self.lexicon.fingerprint,
             "settings": self.settings.model_dump(exclude={"batch_tokens"}),
         }
@@ -96,9 +152,10 @@ class ModelEngine:
         """The context of `decoding_with` for the model, in `dtype`. Raises: as `decoding_with`."""
         with decoding_with(self.model, self.dtype) as device:
             if self.workers is not None:
-                # once here, not once in each process; only they need compiled loops
+                # import compiled loops once here, not in each process; without processes they are imported when used
+                import mtkit.attention.kernels.cpu.decoding_loops  # noqa: F401
 
-                self.workers.start(partial(_answer, self.model, self.dtype))
+                self.workers.start(partial(_search_in_process, self.model, self.dtype))
             yield device
 
     def translate(self, batch: SourceBatch) -> Hypotheses:
@@ -107,18 +164,18 @@ class ModelEngine:
             batch = replace(batch, pieces=self.lexicon.shortlist(batch.source))
         if self.workers is not None and torch.get_num_threads() == 1:
             job = (self.settings, replace(batch, stopped=None), batch.stopped is not None)
-            found: Hypotheses | None = self.workers.answer(job, batch.stopped)
-            if found is not None:
-                return found.named(batch.pieces)
+            hypotheses: Hypotheses | None = self.workers.answer(job, batch.stopped)
+            if hypotheses is not None:
+                return hypotheses.with_ids(batch.pieces)
             batch.check()
-        return SEARCHES[self.settings.method](self.model, batch, self.settings).named(batch.pieces)
+        return SEARCHES[self.settings.method](self.model, batch, self.settings).with_ids(batch.pieces)
 
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The result of `forced_log_probs`, over all pieces."""
         return forced_log_probs(self.model, source, target, task=task)
 
 
-def _answer(
+def _search_in_process(
     model: Model,
     dtype: torch.dtype | None,
     job: tuple[DecodingSettings, SourceBatch, bool],
@@ -133,29 +190,33 @@ def _answer(
 
 
 class Ensemble(nn.Module):
-    """One model for every search, made of models with the same pieces on both sides, of any size and attention."""
+    """Several models that decode as one, by the mean of their probabilities at each step.
+
+    They have the same pieces on both sides; sizes and attention may differ.
+    """
 
     def __init__(self, networks: Sequence[Network]) -> None:
         super().__init__()
         self._networks = nn.ModuleList(cast(Sequence[nn.Module], networks))
-        self.has_weights = all(each.has_weights for each in networks)
-        self.longest_source = _least(each.longest_source for each in networks)
-        self.longest_target = _least(each.longest_target for each in networks)
+        self.has_weights = all(network.has_weights for network in networks)
+        sources = (network.longest_source for network in networks)
+        targets = (network.longest_target for network in networks)
+        self.longest_source = min((limit for limit in sources if limit is not None), default=None)
+        self.longest_target = min((limit for limit in targets if limit is not None), default=None)
 
     @property
     def networks(self) -> list[Network]:
         """The networks of the ensemble."""
-        return [cast(Network, each) for each in self._networks]
+        return [cast(Network, network) for network in self._networks]
 
     def encode(self, source: Tensor, source_valid: Tensor | None = None, *, task: Tensor | None = None) -> list[Any]:
         """The encodings of source (B, S), source_valid (B, S) and task (B,) by each model."""
-        return [each.encode(source, source_valid, task=task) for each in self.networks]
+        return [network.encode(source, source_valid, task=task) for network in self.networks]
 
     def start(self, encoded: list[Any], *, hypotheses: int = 1, pieces: Tensor | None = None) -> dict[str, Any]:
         """The states of all models as one state, which `mtkit.attention.reorder` accepts."""
-        pairs = zip(self.networks, encoded, strict=True)
-        states = [each.start(one, hypotheses=hypotheses, pieces=pieces) for each, one in pairs]
-        return {str(number): state for number, state in enumerate(states)}
+        pairs = enumerate(zip(self.networks, encoded, strict=True))
+        return {str(n): network.start(one, hypotheses=hypotheses, pieces=pieces) for n, (network, one) in pairs}
 
     def step(
         self, token: Tensor, state: dict[str, Any], *, need_weights: bool = False
@@ -164,56 +225,45 @@ class Ensemble(nn.Module):
 
         With `need_weights`, also the mean of the models' attention to the source, (B, N, S).
         """
-        log_probs, after, weights = [], {}, []
-        for number, each in enumerate(self.networks):
-            logits, after[str(number)], one = each.step(token, state[str(number)], need_weights=need_weights)
+        log_probs, next_state, weights = [], {}, []
+        for number, network in enumerate(self.networks):
+            logits, next_state[str(number)], one = network.step(token, state[str(number)], need_weights=need_weights)
             log_probs.append(logits.whole().log_softmax(-1))
             if one is not None:
                 weights.append(one)
-        return Logits.known(mean_of(log_probs)), after, torch.stack(weights).mean(0) if weights else None
+        return Logits.known(mean_of(log_probs)), next_state, torch.stack(weights).mean(0) if weights else None
 
 
 def mean_of(log_probs: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean of probabilities, from their logarithms, which have the same shape."""
+    """The logarithm of the mean probabilities, from log-probabilities of equal shape."""
     if len(log_probs) == 1:
         return log_probs[0]
     return torch.stack(list(log_probs)).logsumexp(0) - math.log(len(log_probs))
 
 
 def networks_of(model: Model) -> list[Network]:
-    """The networks of a model: those of an ensemble, or the model itself."""
+    """The networks of an ensemble, or the model itself."""
     return model.networks if isinstance(model, Ensemble) else [cast(Network, model)]
 
 
-def _least(limits: Any) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-ROWS = 1024
-"""Positions whose logits over the vocabulary are in memory at the same time, for each batch that is worked on."""
-
-
 def forced_log_probs(model: Model, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
-    """The log-probability of each target, EOS included, given its source: (B,) float32.
+    """The log-probability of each target, EOS included, given its source: (B,) float32, with all pieces in one pass.
 
     source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,).
     """
     valid = target != PAD
     log_probs = torch.zeros(target.shape, device=target.device)
-    log_probs[valid] = mean_of([_of_network(each, source, target, valid, task) for each in networks_of(model)])
+    log_probs[valid] = mean_of([_forced(network, source, target, valid, task) for network in networks_of(model)])
     return log_probs.sum(1)
 
 
-def _of_network(network: Network, source: Tensor, target: Tensor, valid: Tensor, task: Tensor | None) -> Tensor:
-    """The log-probability of each real piece of the targets, (M,), those before it given."""
+def _forced(network: Network, source: Tensor, target: Tensor, valid: Tensor, task: Tensor | None) -> Tensor:
+    """The log-probability of each real piece of the targets, (M,), given the pieces before it."""
     begin = torch.full_like(target[:, :1], BOS)
     target_in = torch.cat([begin, target[:, :-1].masked_fill(target[:, :-1] == EOS, PAD)], 1)
     output = network.forward(source, target_in, source_valid=source != PAD, target_valid=valid, task=task)
-    parts = zip(output.hidden[valid].split(ROWS), target[valid].split(ROWS), strict=True)
-    return torch.cat([_log_probs(network.logits(part), pieces) for part, pieces in parts])
-
-
-def _log_probs(logits: Tensor, pieces: Tensor) -> Tensor:
-    """The log-probabilities (M,) of pieces (M,) under logits (M, V)."""
-    logits = logits.float()
-    return logits.gather(1, pieces[:, None]).squeeze(1) - logits.logsumexp(1)
+    log_probs = []
+    for hidden, pieces in zip(output.hidden[valid].split(ROWS), target[valid].split(ROWS), strict=True):
+        logits = network.logits(hidden).float()
+        log_probs.append(logits.gather(1, pieces[:, None]).squeeze(1) - logits.logsumexp(1))
+    return torch.cat(log_probs)

@@ -1,8 +1,8 @@
-"""Forked processes that compute batches: each runs Python at once, where threads wait for each other.
+"""Forked processes that compute batches in parallel, because Python runs one thread at a time.
 
-A process begins as a copy of this one, so that the model is there and only batches are sent. It computes with one
-thread, because those of OpenMP are not copied. A program that embeds mtkit should not fork: a lock that another of its
-threads holds at that moment stays locked in the copy.
+A process begins as a copy of this one, so that it has the model and only batches are sent. It computes with one thread,
+because OpenMP's threads are not copied. A program that embeds mtkit should not fork: a lock that another of its threads
+holds at that moment stays locked in the copy.
 """
 
 import pickle
@@ -23,14 +23,14 @@ Serve = Callable[[Any, Callable[[], bool]], Any]
 """Computes the answer to a job; both are pickled. The second argument returns whether the job is stopped."""
 
 LOOK_SECONDS = 0.05
-"""Seconds between two looks at whether a job has been stopped."""
+"""Seconds between two checks whether a job has been stopped."""
 
 STOP = b""
 """The message that stops a job; no pickled job is empty."""
 
 
 class Workers:
-    """Processes that each answer one job at a time; they end with this object, or with the process that made them."""
+    """Processes that each answer one job at a time; they end with this object, or with the parent process."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -38,7 +38,7 @@ class Workers:
 
     @classmethod
     def where_possible(cls, device: torch.device) -> "Workers | None":
-        """A process for each thread of PyTorch; None where one alone computes, or this thread may not fork.
+        """A process for each thread of PyTorch; None if there is one thread, or if this thread may not fork.
 
         On macOS, system libraries fail in a copy.
         """
@@ -47,16 +47,16 @@ class Workers:
         return cls(count) if possible and device.type == "cpu" and count > 1 else None
 
     def start(self, serve: Serve) -> None:
-        """Forks the processes, which answer with `serve`, where that has not been done."""
+        """Forks the processes, which answer with `serve`, unless they run already."""
         if self._idle is None:
             self._idle = SimpleQueue()
             for _ in range(self.count):
-                self._idle.put(_forked(serve))
+                self._idle.put(_fork(serve))
 
     def answer(self, job: Any, stopped: Callable[[], bool] | None = None) -> Any:
-        """The answer of the next process that is idle; None if it failed, has died, or was `stopped`."""
+        """The answer of the next idle process; None if it failed, has died, or was `stopped`."""
         assert self._idle is not None
-        process, again = self._idle.get(), None
+        process, still_usable = self._idle.get(), None
         try:
             if process is None:
                 return None
@@ -66,48 +66,48 @@ class Workers:
                     process.send_bytes(STOP)
                     break
             answer = pickle.loads(process.recv_bytes())
-            again = process
+            still_usable = process
             return answer
-        except (EOFError, OSError):  # the system has killed it, for its memory perhaps
+        except (EOFError, OSError):  # the system has killed it, perhaps for its memory
             return None
         finally:
-            self._idle.put(again)  # one that was not waited for would give its answer to the next job
+            self._idle.put(still_usable)  # a process whose answer was not read would give it to the next job
 
 
-def _forked(serve: Serve) -> Connection | None:
-    """The way to a new process; None where the system has no memory, or no number, for one more."""
+def _fork(serve: Serve) -> Connection | None:
+    """The pipe to a new process; None if the system has no memory, or no number, for one more."""
     context = get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=_answer_all, args=(serve, there, here), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_answer_jobs, args=(serve, child_end, parent_end), daemon=True)
     with warnings.catch_warnings():
-        # Python 3.12 warns of every thread; those of OpenMP are idle, and the copy does without them
+        # Python 3.12 warns of any thread; OpenMP's are idle, and the copy does not need them
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
-        # Python takes an interrupt that comes while it forks for an error in what runs then, and goes on
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Python treats an interrupt that arrives while it forks as an error of a fork hook, and goes on
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         except OSError:
             return None
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()  # when the process ends, nobody holds its end of the pipe
-    return here
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    child_end.close()  # the process alone holds its end, so that the pipe breaks when the process ends
+    return parent_end
 
 
-def _answer_all(serve: Serve, jobs: Connection, other_end: Connection) -> None:
-    """What a process does, until the other end of the pipe is closed."""
-    other_end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that asks
+def _answer_jobs(serve: Serve, jobs: Connection, parent_end: Connection) -> None:
+    """The main function of a process, until the parent closes its end of the pipe."""
+    parent_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
             message = jobs.recv_bytes()
-            if message == STOP:  # of the job that has been answered
+            if message == STOP:  # for the job that has been answered
                 continue
             job = pickle.loads(message)
             try:
                 answer = serve(job, jobs.poll)
-            except Exception:  # who asked does it again, and sees the error there
+            except Exception:  # the parent computes the job again, and gets the error itself
                 answer = None
             jobs.send_bytes(pickle.dumps(answer))

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtkit.decoding.contract import SourceBatch, StoppedError
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.search.contract import SourceBatch, StoppedError
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import Encoded, TinyModel, batch_of, random_sources

@@ -6,9 +6,9 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from mtkit.decoding.search import Hypotheses
+from mtkit.decoding.contract import Hypotheses
 from mtkit.decoding.search.beam import beam_search
-from mtkit.decoding.search.walk import greedy_search
+from mtkit.decoding.search.sampling import greedy_search
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import EOS
 from tests.decoding.tiny import FIRST_WORD, TinyModel, batch_of, log_prob_of, random_sources

@@ -1,0 +1,131 @@
+"""The contract of decoding engines: source batches in, hypotheses out."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import PAD
+
+
+class StoppedError(Exception):
+    """The result of a search is no longer wanted (`SourceBatch.stopped`)."""
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """Source segments to decode together."""
+
+    source: Tensor
+    """(B, S) pieces with EOS at the end, padded on the right."""
+    limits: list[int]
+    """Maximum pieces of a hypothesis, EOS counted, for each segment."""
+    keys: Tensor
+    """(B,) integers that identify the segments; they seed sampling, so that a draw does not depend on the batch."""
+    task: Tensor | None = None
+    """(B,) the direction of each segment, if the model has several."""
+    pieces: Tensor | None = None
+    """(K,) ids of the pieces that may be generated; PAD, UNK, BOS and EOS come first, as in the vocabulary. None: all.
+    The search numbers pieces by their index in this list."""
+    stopped: Callable[[], bool] | None = None
+    """Returns whether the result is no longer wanted; called at each step. None: it is always wanted."""
+
+    def check(self) -> None:
+        """Raises: StoppedError if the result is no longer wanted."""
+        if self.stopped is not None and self.stopped():
+            raise StoppedError
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """(B, S), True at real pieces."""
+        return self.source != PAD
+
+    @cached_property
+    def longest(self) -> int:
+        """The maximum number of steps of the search."""
+        return max(self.limits)
+
+    @cached_property
+    def limit(self) -> Tensor:
+        """The limits (B,), on the device."""
+        return torch.tensor(self.limits, device=self.source.device)
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """N hypotheses for each of B segments, best first; a log-probability of -inf marks one that does not exist."""
+
+    pieces: Tensor
+    """(B, N, L), EOS included, then PAD."""
+    log_probs: Tensor
+    """(B, N) float32, the model's log-probability of the pieces, EOS included, over the allowed pieces."""
+    scores: Tensor
+    """(B, N) float32, the scores by which they are ranked."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B, N) pieces, EOS counted."""
+        return (self.pieces != PAD).sum(-1)
+
+    def with_ids(self, pieces: Tensor | None) -> "Hypotheses":
+        """The same hypotheses with vocabulary ids instead of indices into `pieces` (K,) (`SourceBatch.pieces`)."""
+        return self if pieces is None else replace(self, pieces=pieces[self.pieces])
+
+    def ranked(self) -> "Hypotheses":
+        """The same hypotheses, sorted by descending score in each segment; equal scores keep their order."""
+        order = self.scores.argsort(dim=1, descending=True, stable=True)
+        pieces = self.pieces.gather(1, order[..., None].expand_as(self.pieces))
+        return Hypotheses(pieces, self.log_probs.gather(1, order), self.scores.gather(1, order))
+
+
+class Engine(Protocol):
+    """A model with decoding settings, decoded by mtkit (`ModelEngine`) or by another program.
+
+    Callers handle text, documents, directions and resuming. An engine gets batches of segments of source pieces, each
+    segment with its own limit. Batches on a CPU may come from several threads at once. The engine handles shortlists
+    and the number type.
+    """
+
+    @property
+    def settings(self) -> DecodingSettings:
+        """The decoding settings."""
+
+    @property
+    def max_parallel(self) -> int:
+        """The maximum number of batches that are computed at a time, on a CPU."""
+
+    @property
+    def longest_source(self) -> int | None:
+        """The maximum number of source pieces, EOS counted; None: no limit."""
+
+    @property
+    def longest_target(self) -> int | None:
+        """The maximum number of target pieces, EOS counted; None: no limit."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The JSON values that determine its hypotheses besides weights and batch.
+
+        Engines that may give different hypotheses have different identities, which a resumed translation compares.
+        """
+
+    def check(self) -> None:
+        """Raises: MtkitError that names the first setting that the engine does not support."""
+
+    def ready(self) -> AbstractContextManager[torch.device]:
+        """The context of all calls of `translate` and `log_probs`; gives the device of the batches."""
+
+    def translate(self, batch: SourceBatch) -> Hypotheses:
+        """The hypotheses of each segment, best first, at least `settings.n_best`."""
+
+    def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
+        """The log-probability of each target, EOS included, given its source: (B,) float32.
+
+        source (B, S) and target (B, T) pieces, EOS at the end, padded on the right; task (B,).
+        Raises: MtkitError if the engine cannot score given translations.
+        """

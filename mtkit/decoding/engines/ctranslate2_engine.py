@@ -1,0 +1,194 @@
+"""CTranslate2 as an engine: its search gives mtkit's hypotheses; segments that it cannot decode are left to mtkit.
+
+Under these options, its beam search has the rules of `mtkit.decoding.search.beam`:
+- `return_end_token`: EOS counts in the length by which a score is normalised;
+- `length_penalty` is never 0, because a search would then end with the best hypothesis; `LEAST_PENALTY` ranks alike;
+- `min_decoding_length` 0: EOS is an ordinary piece from the beginning;
+- pieces that are never generated (PAD, UNK, BOS) are not suppressed, because that would change the probabilities of the
+  others.
+
+It lacks two rules: a limit of each segment, at which EOS is forced, and the pieces that are never generated. Hypotheses
+below the limit do not depend on it. A segment with a hypothesis that reaches its limit or has such a piece is therefore
+decoded again by mtkit's own search.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import ctranslate2
+import torch
+from torch import Tensor
+
+from mtkit.decoding.contract import Hypotheses, SourceBatch
+from mtkit.decoding.engines.ctranslate2_conversion import Files, piece, token, vocabulary_map
+from mtkit.decoding.engines.model_engine import ModelEngine, dtype_name
+from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.parallel import at_once
+from mtkit.decoding.search.continuations import NEVER_GENERATED, normalised
+from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import EOS, PAD
+
+LEAST_PENALTY = 1e-6
+"""Exponent in place of 0; its effect on a score is below float32's rounding."""
+
+LONGEST_UNSTOPPED = 1024
+"""Maximum target pieces of a segment that CTranslate2 decodes if the batch may be stopped."""
+
+Found = list[tuple[list[int], float]]
+"""The hypotheses of a segment, best first: pieces and log-probability."""
+
+
+@dataclass(frozen=True)
+class CTranslate2Engine:
+    """An `Engine` over the converted model of `own`."""
+
+    own: ModelEngine
+    """mtkit's engine with the same model, settings and number type."""
+    files: Files
+    """The converted model."""
+    lexicon: Lexicon | None = None
+    """If given, only pieces on its shortlist of a batch may be generated."""
+
+    @property
+    def settings(self) -> DecodingSettings:
+        """The decoding settings."""
+        return self.own.settings
+
+    def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
+        """The same engine with other settings; both share the loaded model."""
+        other = replace(self, own=self.own.with_settings(settings))
+        if "_program" in self.__dict__:
+            other.__dict__["_program"] = self._program
+        return other
+
+    @property
+    def max_parallel(self) -> int:
+        """As many as mtkit's own engine computes in threads."""
+        return self.own.max_parallel
+
+    @property
+    def longest_source(self) -> int | None:
+        """The limit of the model."""
+        return self.own.longest_source
+
+    @property
+    def longest_target(self) -> int | None:
+        """The limit of the model."""
+        return self.own.longest_target
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The identity of mtkit's own engine, and the program with its version."""
+        return {**self._own_with_lexicon.identity, "engine": f"ctranslate2 {ctranslate2.__version__}"}
+
+    @property
+    def _own_with_lexicon(self) -> ModelEngine:
+        return replace(self.own, lexicon=self.lexicon)
+
+    def check(self) -> None:
+        """Raises: as mtkit's own engine; `mtkit.decoding.engines.selection.why_not` has refused the rest."""
+        self.own.check()
+
+    @contextmanager
+    def ready(self) -> Iterator[torch.device]:
+        """The context of mtkit's own engine, with CTranslate2's model loaded. Raises: as `decoding_with`."""
+        with self.own.ready() as device:
+            assert self._program
+            yield device
+
+    @cached_property
+    def _program(self) -> Any:
+        """The loaded model: as many batches at a time as callers have, with the same shares of the threads."""
+        device, threads = next(self.own.model.parameters()).device, torch.get_num_threads()
+        workers = at_once(device)
+        files = dict(self.files)
+        if self.lexicon is not None:
+            files["vmap.txt"] = vocabulary_map(self.lexicon).encode()
+        program = ctranslate2.Translator(
+            "converted",  # a name; the content is in memory, and does not change with the folder
+            device=device.type,
+            device_index=device.index or 0,
+            compute_type=dtype_name(self.own.dtype),
+            inter_threads=workers,
+            intra_threads=threads // workers,
+            files=files,
+        )
+        torch.set_num_threads(threads)  # ctranslate2.Translator sets this thread's number to one
+        return program
+
+    def translate(self, batch: SourceBatch) -> Hypotheses:
+        """CTranslate2's hypotheses, and mtkit's own for the segments that need its rules.
+
+        CTranslate2 cannot be stopped, so long batches that may be stopped are decoded by mtkit's own search.
+        """
+        if batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED:
+            return self._own_with_lexicon.translate(batch)
+        beam = self.settings.beam if self.settings.method == "beam" else 1
+        found = self._search(batch, beam)
+        rows = [hypotheses + [([], -math.inf)] * (beam - len(hypotheses)) for hypotheses in found]
+        padded = [[pieces + [PAD] * (batch.longest - len(pieces)) for pieces, _ in row] for row in rows]
+        device = batch.source.device
+        pieces = torch.tensor(padded, device=device)
+        log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], device=device)
+        again = [k for k, hypotheses in enumerate(found) if not _follows_rules(hypotheses, beam, batch.limits[k])]
+        if again:
+            own = self.own.translate(
+                SourceBatch(
+                    batch.source[again],
+                    [batch.limits[k] for k in again],
+                    batch.keys[again],
+                    None if batch.task is None else batch.task[again],
+                    batch.pieces if self.lexicon is None else self.lexicon.shortlist(batch.source),  # the batch's
+                    batch.stopped,
+                )
+            )
+            pieces[again] = torch.nn.functional.pad(own.pieces, (0, batch.longest - own.pieces.shape[2]), value=PAD)
+            log_probs[again] = own.log_probs
+        lengths = (pieces != PAD).sum(-1)
+        return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, self.settings.length_penalty)).ranked()
+
+    def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
+        """The sums of CTranslate2's log-probabilities of the pieces, over all pieces."""
+        targets = [names[:-1] for names in _tokens(target)]
+        scored = self._program.score_batch(_tokens(source), targets, max_input_length=0)
+        return torch.tensor([sum(result.log_probs) for result in scored], device=source.device)
+
+    def _search(self, batch: SourceBatch, beam: int) -> list[Found]:
+        """CTranslate2's `beam` hypotheses of each segment, at most one piece shorter than the longest limit."""
+        alpha = self.settings.length_penalty or LEAST_PENALTY
+        results = self._program.translate_batch(
+            _tokens(batch.source),
+            beam_size=beam,
+            num_hypotheses=beam,
+            length_penalty=alpha,
+            min_decoding_length=0,
+            max_decoding_length=max(1, batch.longest - 1),
+            max_input_length=0,
+            return_end_token=True,
+            return_scores=True,
+            use_vmap=self.lexicon is not None,
+        )
+        return [
+            [
+                (list(map(piece, names)), score * len(names) ** alpha)
+                for names, score in zip(result.hypotheses, result.scores, strict=True)
+            ]
+            for result in results
+        ]
+
+
+def _follows_rules(hypotheses: Found, beam: int, limit: int) -> bool:
+    """Whether mtkit's own search gives the same: all hypotheses end before the limit, with pieces that may come."""
+    return len(hypotheses) == beam and all(
+        pieces[-1:] == [EOS] and len(pieces) < limit and min(pieces) >= NEVER_GENERATED and math.isfinite(log_prob)
+        for pieces, log_prob in hypotheses
+    )
+
+
+def _tokens(pieces: Tensor) -> list[list[str]]:
+    """CTranslate2's names of the pieces (B, S) of each segment, without padding."""
+    return [[token(piece) for piece in row if piece != PAD] for row in pieces.tolist()]

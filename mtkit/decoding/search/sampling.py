@@ -1,0 +1,152 @@
+"""Greedy decoding and sampling: each step extends every hypothesis by one chosen piece."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mtkit.attention.contract import close_gaps
+from mtkit.decoding.contract import Hypotheses, SourceBatch
+from mtkit.decoding.search.continuations import (
+    Forbid,
+    allowed_log_probs,
+    at_limit,
+    begin,
+    best,
+    best_continuations,
+    forbid_repeats,
+    normalised,
+    still_running,
+)
+from mtkit.model.network import Logits, Model
+from mtkit.recipe import DecodingSettings
+from mtkit.text.tokenizer import BOS, EOS, PAD
+
+# SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the constants as signed 64-bit integers, whose products wrap around
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+FIRST = 0xBF58476D1CE4E5B9 - 2**64
+SECOND = 0x94D049BB133111EB - 2**64
+
+Choose = Callable[[Logits, Tensor, int, Tensor | None, Forbid | None], tuple[Tensor, Tensor]]
+"""(logits (B', N, V), segments (B',), step, and `ends` and `forbid` of `allowed_log_probs`) to the chosen pieces and
+their log-probabilities, (B', N) each."""
+
+
+def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """One hypothesis per segment: the likeliest piece at each step; of equally likely ones, the lowest id."""
+
+    def choose(
+        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+    ) -> tuple[Tensor, Tensor]:
+        log_prob, _, piece = best_continuations(logits, torch.zeros(len(rows), 1, device=rows.device), 1, ends, forbid)
+        return piece, log_prob
+
+    return _generate(model, batch, settings, choose, hypotheses=1)
+
+
+def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
+    """`settings.n_best` independent draws per segment, the likeliest first.
+
+    The draws of a segment depend on the seed and its key, not on its batch, unless `batch.pieces` restricts them.
+    """
+
+    def choose(
+        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = allowed_log_probs(logits, ends, forbid)
+        uniforms = uniform(settings.seed, batch.keys[rows], log_probs.shape[1], step)
+        drawn = draw(
+            log_probs.flatten(0, 1),
+            uniforms.flatten(),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+        )
+        token = drawn.view(log_probs.shape[:2])
+        return token, log_probs.gather(-1, token[..., None]).squeeze(-1)
+
+    return _generate(model, batch, settings, choose, hypotheses=settings.n_best)
+
+
+def _generate(
+    model: Model, batch: SourceBatch, settings: DecodingSettings, choose: Choose, hypotheses: int
+) -> Hypotheses:
+    """The hypotheses (B, N) made by choosing piece after piece, until EOS is chosen, or forced at the limit.
+
+    A hypothesis whose next pieces all have the probability 0 ends with a log-probability of -inf.
+    """
+    size, device = len(batch.limits), batch.source.device
+    pieces = torch.full((size, hypotheses, batch.longest), PAD, device=device)
+    log_probs = torch.zeros(size, hypotheses, device=device)
+
+    state = begin(model, batch, hypotheses)
+    rows = torch.arange(size, device=device)  # the unfinished segments
+    token = torch.full((size, hypotheses), BOS, device=device)
+    done = torch.zeros(size, hypotheses, dtype=torch.bool, device=device)
+    for step in range(batch.longest):
+        batch.check()
+        logits, state, _ = model.step(token, state)
+        ends, forbid = at_limit(batch, rows, step), None
+        if settings.no_repeat_ngram:
+            forbid = partial(forbid_repeats, pieces=pieces[rows, :, :step], size=settings.no_repeat_ngram)
+        token, log_prob = choose(logits, rows, step, ends, forbid)
+        impossible = ~log_prob.isfinite()
+        token = token.masked_fill(impossible, EOS).masked_fill(done, PAD)
+        pieces[rows, :, step] = token
+        log_probs[rows] += log_prob.masked_fill(impossible, -torch.inf).masked_fill(done, 0.0)
+        done |= token == EOS
+        running = still_running(done.all(1), step)
+        if running is not None:
+            if not len(running):
+                break
+            state = close_gaps(state, running)
+            rows, token, done = rows[running], token[running], done[running]
+    lengths = (pieces != PAD).sum(-1)
+    return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, settings.length_penalty)).ranked()
+
+
+def draw(logits: Tensor, uniforms: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """The pieces (M,) at which the cumulative probability exceeds the uniform numbers (M,) in [0, 1).
+
+    logits (M, V) are divided by the temperature. The draw is among the `top_k` likeliest pieces (0: all), and of these
+    among the likeliest that together reach the probability `top_p` (Holtzman et al., 2020, arXiv 1904.09751).
+    """
+    ids: Tensor | None = None
+    if 0 < top_k < logits.shape[-1]:
+        logits, ids = best(logits, top_k)
+    elif top_p < 1.0:
+        logits, ids = best(logits, logits.shape[-1])
+    scaled = (logits - logits.amax(-1, keepdim=True)).double() / temperature
+    probabilities = scaled.softmax(-1)
+    cumulated = probabilities.cumsum(-1)
+    total = cumulated[:, -1:]
+    if top_p < 1.0:
+        candidates = (cumulated - probabilities < top_p).sum(-1, keepdim=True)
+        total = cumulated.gather(-1, candidates.clamp(min=1) - 1)
+    chosen = torch.searchsorted(cumulated, uniforms[:, None] * total, right=True).clamp(max=logits.shape[-1] - 1)
+    return (chosen if ids is None else ids.gather(-1, chosen)).squeeze(-1)
+
+
+def uniform(seed: int, keys: Tensor, hypotheses: int, step: int) -> Tensor:
+    """Uniform numbers in [0, 1), (B, N) float64: functions of the seed, the segment's key, the hypothesis and the step.
+
+    keys (B,) int64, one per segment.
+    """
+    hypothesis = torch.arange(hypotheses, device=keys.device)
+    signed_seed = (seed + 2**63) % 2**64 - 2**63  # the 64-bit integer with the same last 64 bits
+    mixed = _mix(keys[:, None] ^ _mix(torch.full_like(keys, signed_seed))[:, None])
+    mixed = _mix(_mix(mixed ^ hypothesis) ^ step)  # (B, N)
+    return _shift(mixed, 11).double() * 2.0**-53
+
+
+def _mix(number: Tensor) -> Tensor:
+    number = number + GAMMA
+    number = (number ^ _shift(number, 30)) * FIRST
+    number = (number ^ _shift(number, 27)) * SECOND
+    return number ^ _shift(number, 31)
+
+
+def _shift(number: Tensor, bits: int) -> Tensor:
+    """Shift right, filling with zeros."""
+    return (number >> bits) & ((1 << (64 - bits)) - 1)
