@@ -1,16 +1,31 @@
-"""Forced decoding: the likelihood of given translations under an engine."""
+"""Forced decoding: log-probabilities and attention weights of given translations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from typing import TypeVar
+
+import torch
+from torch import Tensor
 
 from mtkit.decoding.contract import Engine
-from mtkit.decoding.lines.source import Directions, Source
+from mtkit.decoding.engines.model_engine import decoding_with
+from mtkit.decoding.lines.source import Directions, Segment, Source
 from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import OnProgress, padded, plan, tasks_of
 from mtkit.errors import DataError
 from mtkit.memory import Halving
-from mtkit.text.tokenizer import EOS, Tokenizers
+from mtkit.model.layers import Weights
+from mtkit.model.network import Network
+from mtkit.text.tokenizer import BOS, EOS, PAD, Tokenizers
+
+TOKENS = 2048
+"""Maximum padded pieces per side in a batch of `over_segments`: each head has a weight for every pair of pieces."""
+
+Layers = list[Tensor | None]
+"""The weights of each cross-attention layer; None for a mechanism that has none."""
+
+Result = TypeVar("Result")
 
 
 def log_probs_of_lines(
@@ -27,7 +42,7 @@ def log_probs_of_lines(
 
     In float32 the result of a pair is independent of the others. A batch holds at most `batch_tokens` (a setting of the
     engine) padded pieces per side, or one pair. `directions` are required for a model trained on several. `first` is
-    the number of the first line among all, from 0, for messages.
+    the number of the first line in the whole text, from 0, for messages.
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """
@@ -39,26 +54,18 @@ def log_probs_of_lines(
     _check_lengths([len(pieces) + 1 for pieces in source], front.longest and front.longest + 1, "source", first)
     _check_lengths([len(pieces) for pieces in target], engine.longest_target, "target", first)
     segments = [front.segment(number, pieces) for number, pieces in enumerate(source)]
-    lengths = [max(len(s.pieces), len(t)) for s, t in zip(segments, target, strict=True)]
-    found: dict[int, float] = {}
     with engine.ready() as device:
 
-        def forced(rows: Sequence[int]) -> list[float]:
+        def log_probs(rows: Sequence[int]) -> list[float]:
             batch = [segments[row] for row in rows]
-            log_probs = engine.log_probs(
+            values: list[float] = engine.log_probs(
                 padded([segment.pieces for segment in batch], device),
                 padded([target[row] for row in rows], device),
                 task=tasks_of([segment.task for segment in batch], device),
-            )
-            return log_probs.tolist()
+            ).tolist()
+            return values
 
-        batches = plan(lengths, engine.settings.batch_tokens, 1, at_once(device))
-        parts = parallel_map(partial(Halving(lengths).run, forced), batches, device)
-        for rows, log_probs in zip(batches, parts, strict=True):
-            found |= zip(rows, chain.from_iterable(log_probs), strict=True)
-            if on_progress is not None:
-                on_progress(len(rows))
-    return [found[row] for row in range(len(sources))]
+        return _in_batches(log_probs, segments, target, engine.settings.batch_tokens, device, on_progress)
 
 
 def _check_lengths(lengths: list[int], longest: int | None, side: str, first: int) -> None:
@@ -68,3 +75,76 @@ def _check_lengths(lengths: list[int], longest: int | None, side: str, first: in
                 f"{side} line {number} has {length:,} pieces, its end included, and the model takes {longest:,}; "
                 "shorten the line, or train with a larger model.max_length"
             )
+
+
+def over_segments(
+    network: Network,
+    segments: Sequence[Segment],
+    targets: Sequence[Sequence[int]],
+    work: Callable[[int, Layers], Result],
+) -> list[Result]:
+    """`work(index, weights)` of each segment, in order, with the weights (H, T, S) of each cross-attention layer.
+
+    targets are the pieces of the segments' translations, EOS at the end. Several threads may call `work`.
+    """
+    with decoding_with(network, None) as device:
+
+        def results(rows: Sequence[int]) -> list[Result]:
+            batch, answers = [segments[row] for row in rows], [targets[row] for row in rows]
+            sources, tasks = [segment.pieces for segment in batch], [segment.task for segment in batch]
+            layers = forced_weights(network, sources, answers, tasks, device)["cross"]
+            outcome = []
+            for k, row in enumerate(rows):
+                unpadded = (k, slice(None), slice(len(answers[k])), slice(len(sources[k])))
+                outcome.append(work(row, [layer if layer is None else layer[unpadded].cpu() for layer in layers]))
+            return outcome
+
+        return _in_batches(results, segments, targets, TOKENS, device)
+
+
+def _in_batches(
+    work: Callable[[Sequence[int]], list[Result]],
+    segments: Sequence[Segment],
+    targets: Sequence[Sequence[int]],
+    batch_tokens: int,
+    device: torch.device,
+    on_progress: OnProgress | None = None,
+) -> list[Result]:
+    """The result for each pair of a segment and a target, in order; `work` computes batches of indices in parallel."""
+    lengths = [max(len(segment.pieces), len(target)) for segment, target in zip(segments, targets, strict=True)]
+    batches = plan(lengths, batch_tokens, 1, at_once(device))
+    found: dict[int, Result] = {}
+    parts = parallel_map(partial(Halving(lengths).run, work), batches, device)
+    for rows, results in zip(batches, parts, strict=True):
+        found |= zip(rows, chain.from_iterable(results), strict=True)
+        if on_progress is not None:
+            on_progress(len(rows))
+    return [found[row] for row in range(len(lengths))]
+
+
+def forced_weights(
+    network: Network,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    tasks: Sequence[int | None],
+    device: torch.device,
+    roles: Sequence[str] = ("cross",),
+) -> Weights:
+    """The attention weights of these roles, in all layers, for a batch of segments with given translations.
+
+    sources and targets are pieces with EOS at the end; tasks are the segments'. Weights at padding are meaningless.
+    Call it within `decoding_with`.
+    """
+    source, target = padded(sources, device), padded(targets, device)
+    valid = target != PAD
+    target_in = torch.cat([torch.full_like(target[:, :1], BOS), target[:, :-1]], 1)
+    weights: Weights = {role: [] for role in roles}
+    network.forward(
+        source,
+        target_in.masked_fill(~valid, PAD),
+        source_valid=source != PAD,
+        target_valid=valid,
+        task=tasks_of(tasks, device),
+        weights=weights,
+    )
+    return weights

@@ -3,8 +3,8 @@
 Paper: Brown, Della Pietra, Della Pietra and Mercer, "The Mathematics of Statistical Machine Translation", Computational
 Linguistics 19(2), 1993, section 4. In a pair of sentences each target piece y translates one source piece x, all of
 which are equally likely a priori. The posterior probability of x is t(y | x) / sum_x' t(y | x'), and t(y | x) is the
-share of y in the expected counts of x. The end mark of the source, which every sentence has, takes the place of the
-empty word of the paper, to which pieces belong that any sentence may hold.
+share of y in the expected counts of x. The end mark of the source, which every sentence has, replaces the paper's empty
+word, to which target pieces of any sentence are attributed.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from mtkit.terminal import ProgressBar, silent
 from mtkit.text.tokenizer import BREAK, EOS, PAD, Tokenizers
 
 FILE = "lexicon.safetensors"
-"""Its name in a run's folder."""
+"""Name of the lexicon in a run's folder."""
 
 MOST = 100
-"""Translations kept of each source piece."""
+"""Maximum stored translations per source piece."""
 
 FREQUENT = 500
-"""Most frequent target pieces, which may come in every translation."""
+"""Number of most frequent target pieces, which are allowed in every translation."""
 
 ITERATIONS = 5
-"""Of expectation and maximisation."""
+"""Iterations of expectation and maximisation."""
 
 CELLS = 1 << 25
-"""Pairs of a source and a target piece in one sentence that are learned from at most: a quarter of a minute's work, and
-1.6 GiB of memory. Of more training data, every n-th pair of sentences."""
+"""Maximum pairs of a source and a target piece in one sentence to learn from: a quarter of a minute's work, and 1.6 GiB
+of memory. Of more training data, every n-th pair of sentences is used."""
 
 LONGEST = 1000
-"""Pieces of a side from which on a pair of sentences says too little of who translates whom, for what it costs."""
+"""Maximum pieces of a side: longer pairs cost more than they contribute."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Lexicon:
     """The likeliest translations of each source piece, and the most frequent target pieces."""
 
     translations: Tensor
-    """(source pieces, 1 + N) int32: the target piece that is spelt the same, for names, then N translations that are
-    not frequent, the likeliest first; PAD where there are none."""
+    """(source pieces, 1 + N) int32: the target piece with the same spelling, for names, then N translations that are
+    not frequent pieces, the likeliest first; PAD in unused places."""
     frequent: Tensor
-    """(FREQUENT,) int32, or as many as there are: the most frequent target pieces, the first the most."""
+    """(FREQUENT,) int32, or as many as exist: the most frequent target pieces, in descending order."""
     separate: Tokenizers | None = None
-    """The tokenizers of separate vocabularies, whose target side cuts names in its own way; None if one is shared."""
+    """The tokenizers of separate vocabularies, whose target side splits names in its own way; None if one is shared."""
 
     @property
     def each(self) -> int:
@@ -79,28 +79,28 @@ class Lexicon:
         vocabularies the target pieces that spell the source text, so that names can be copied.
         """
         translations = self.translations[source.cpu().unique()]
-        every = [torch.arange(BREAK + 1), self.frequent.long(), translations.flatten().long()]
+        allowed = [torch.arange(BREAK + 1), self.frequent.long(), translations.flatten().long()]
         if self.separate is not None:
             texts = [self.separate.source.decode(row) for row in source.tolist()]
-            every += map(torch.tensor, filter(None, self.separate.target.encode_lines(texts, threads=1)))
-        return torch.cat(every).unique().to(source.device)
+            allowed += map(torch.tensor, filter(None, self.separate.target.encode_lines(texts, threads=1)))
+        return torch.cat(allowed).unique().to(source.device)
 
 
 def save_lexicon(run: Run, lexicon: Lexicon) -> None:
-    """Saves the lexicon in the folder of the run, atomically. Raises: MtkitError where it cannot be written."""
+    """Saves the lexicon in the run's folder, atomically. Raises: MtkitError if it cannot be written."""
     with writing(inside(run.folder, FILE)) as temporary:
         write_tensors(temporary, {"translations": lexicon.translations, "frequent": lexicon.frequent})
 
 
 def load_lexicon(run: Run) -> Lexicon | None:
-    """The lexicon in the folder of the run, if there is one. Raises: RunError where it is damaged or unreadable."""
+    """The lexicon in the run's folder, if there is one. Raises: RunError if it is damaged or unreadable."""
     path = run.folder / FILE
     if not path.exists():
         return None
     try:
-        found = read_tensors(path)
-        # copies, as a read from a mapped file that another process shortens kills this one
-        copies = found["translations"].clone(), found["frequent"].clone()
+        tensors = read_tensors(path)
+        # copies, because reading a mapped file that another process truncates kills this process
+        copies = tensors["translations"].clone(), tensors["frequent"].clone()
         lexicon = Lexicon(*copies, _if_separate(run.tokenizers))
         if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST) or lexicon.frequent.dim() != 1:
             raise ValueError
@@ -109,7 +109,7 @@ def load_lexicon(run: Run) -> Lexicon | None:
                 raise ValueError
     except (RunError, KeyError, ValueError) as error:
         if isinstance(error.__cause__, OSError):
-            raise  # it may be sound
+            raise  # the file may be intact
         raise RunError(f"{path} is damaged or of another version; delete it, and it will be learned again") from error
     return lexicon
 
@@ -117,13 +117,13 @@ def load_lexicon(run: Run) -> Lexicon | None:
 def learn_lexicon(run: Run, folder: Path, progress: ProgressBar = silent) -> Lexicon:
     """The lexicon of a run from prepared data.
 
-    Raises: MtkitError where the data is missing or has other pieces; DataError where all its segments are too long.
+    Raises: MtkitError if the data is missing or has other pieces; DataError if all its segments are too long.
     """
     return learn(training_text(run, folder), progress)
 
 
 def training_text(run: Run, folder: Path) -> Prepared:
-    """The prepared data that a run's lexicon is learned from. Raises: MtkitError where it is missing or another's."""
+    """The prepared data for a run's lexicon. Raises: MtkitError if it is missing or has another vocabulary."""
     if not (folder / "prepared.json").is_file():
         raise MtkitError(
             f"{run.folder} has no lexicon yet, and there is no prepared data in {folder} to learn it from; "
@@ -139,12 +139,12 @@ def training_text(run: Run, folder: Path) -> Prepared:
 
 
 def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
-    """The lexicon of the training side of prepared data. Raises: DataError where its segments are all too long."""
-    tokenizers, side, rows = prepared.tokenizers, prepared.train, _rows(prepared)
-    counts = np.bincount(_flat(side.target, rows), minlength=tokenizers.target.size)
+    """The lexicon of the training side of prepared data. Raises: DataError if all its segments are too long."""
+    tokenizers, target_pieces = prepared.tokenizers, prepared.tokenizers.target.size
+    counts = np.bincount(_flat(prepared.train.target, _rows(prepared)), minlength=target_pieces)
     counts[: BREAK + 1] = 0
     frequent = np.argsort(-counts, kind="stable")[: min(FREQUENT, int((counts > 0).sum()))].astype(np.int32)
-    source, target, likely = _model_1(*_together(side.source, side.target, rows, len(counts)), len(counts), progress)
+    source, target, likely = _model_1(prepared, progress)
     rare = ~np.isin(target, frequent)
     source, target, rank = _ranked(source[rare], target[rare], likely[rare])
     translations = np.full((tokenizers.source.size, 1 + MOST), PAD, dtype=np.int32)
@@ -159,7 +159,7 @@ def _if_separate(tokenizers: Tokenizers) -> Tokenizers | None:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """t(y | x) of all pieces x and y that training sentences hold together, frequent ones too."""
+    """t(y | x) of all pieces x and y that occur in a training sentence together, frequent ones included."""
 
     pairs: np.ndarray
     """(pairs,) int64, ascending: x * target pieces + y."""
@@ -168,31 +168,28 @@ class Probabilities:
     target_pieces: int
 
     def of(self, source: Sequence[int], target: Sequence[int]) -> np.ndarray:
-        """(T, S) float64: t(y | x) of each target piece y and source piece x, 0 where they never came together."""
+        """(T, S) float64: t(y | x) of each target piece y and source piece x, 0 if they never occurred together."""
         wanted = np.asarray(source, dtype=np.int64) * self.target_pieces + np.asarray(target, dtype=np.int64)[:, None]
         at = np.searchsorted(self.pairs, wanted).clip(max=len(self.pairs) - 1)
         return np.where(self.pairs[at] == wanted, self.likely[at], 0.0)
 
 
 def learn_probabilities(prepared: Prepared, progress: ProgressBar = silent) -> Probabilities:
-    """Those of the training side of prepared data. Raises: DataError where its segments are all too long."""
-    side, target_pieces = prepared.train, prepared.tokenizers.target.size
-    together = _together(side.source, side.target, _rows(prepared), target_pieces)
-    source, target, likely = _model_1(*together, target_pieces, progress)
+    """t(y | x) of the training side of prepared data. Raises: DataError if all its segments are too long."""
+    target_pieces = prepared.tokenizers.target.size
+    source, target, likely = _model_1(prepared, progress)
     return Probabilities(source * target_pieces + target, likely, target_pieces)
 
 
 def _rows(prepared: Prepared) -> np.ndarray:
-    """The training rows to learn from. Raises: DataError where all are too long."""
-    rows = _sample(prepared.train.source.lengths, prepared.train.target.lengths)
+    """The training rows to learn from: all that are not too long, or every n-th, with n as small as `CELLS` allows.
+
+    Raises: DataError if all are too long.
+    """
+    source, target = prepared.train.source.lengths, prepared.train.target.lengths
+    rows = np.flatnonzero(np.maximum(source, target) <= LONGEST)
     if not len(rows):
         raise DataError(f"all training segments of {prepared.folder} are too long to learn a lexicon from")
-    return rows
-
-
-def _sample(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The rows to learn from: all that are not too long, or every n-th, n as small as `CELLS` allows."""
-    rows = np.flatnonzero(np.maximum(source, target) <= LONGEST)
     cells = (source[rows].astype(np.int64) + 1) * target[rows]
     return rows[:: max(1, -(-int(cells.sum()) // CELLS))]
 
@@ -204,12 +201,13 @@ def _flat(tokens: Tokens, rows: np.ndarray, last: int | None = None) -> np.ndarr
     return np.concatenate(parts).astype(np.int64)
 
 
-def _together(source: Tokens, target: Tokens, rows: np.ndarray, target_pieces: int) -> tuple[np.ndarray, np.ndarray]:
+def _cooccurrences(prepared: Prepared) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of each target piece with each source piece of its sentence, the end mark of the source included.
 
-    Gives the pairs as source * target_pieces + target, in order of the target pieces, and the number of pairs of each
+    Gives the pairs as source * target pieces + target, in order of the target pieces, and the number of pairs of each
     target piece.
     """
+    rows, source, target = _rows(prepared), prepared.train.source, prepared.train.target
     lengths = source.lengths[rows].astype(np.int64) + 1
     first = np.cumsum(lengths) - lengths
     sentence = np.repeat(np.arange(len(rows)), target.lengths[rows])
@@ -218,20 +216,19 @@ def _together(source: Tokens, target: Tokens, rows: np.ndarray, target_pieces: i
     places = np.arange(sizes.sum())
     places += np.repeat(first[sentence] - begins, sizes)
     pairs = _flat(source, rows, EOS)[places]
-    pairs *= target_pieces
+    pairs *= prepared.tokenizers.target.size
     pairs += np.repeat(_flat(target, rows), sizes)
     return pairs, sizes
 
 
-def _model_1(
-    pairs: np.ndarray, sizes: np.ndarray, target_pieces: int, progress: ProgressBar
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """t(y | x) of the pairs that occur, as x, y and t, in order of x."""
-    different, cell = np.unique(pairs, return_inverse=True)
+def _model_1(prepared: Prepared, progress: ProgressBar) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """t(y | x) of the pairs that occur in training sentences, as x, y and t, in order of x and y."""
+    pairs, sizes = _cooccurrences(prepared)
+    distinct, cell = np.unique(pairs, return_inverse=True)
     del pairs
-    source, target = different // target_pieces, different % target_pieces
+    source, target = distinct // prepared.tokenizers.target.size, distinct % prepared.tokenizers.target.size
     begins = np.cumsum(sizes) - sizes
-    likely = np.ones(len(different))
+    likely = np.ones(len(distinct))
     for _ in progress(range(ITERATIONS), "learning the lexicon", ITERATIONS):
         share = likely[cell]
         share /= np.repeat(np.add.reduceat(share, begins), sizes)
@@ -250,8 +247,8 @@ def _ranked(source: np.ndarray, target: np.ndarray, likely: np.ndarray) -> tuple
 
 
 def _same_piece(tokenizers: Tokenizers) -> np.ndarray:
-    """The target piece spelt as each source piece; PAD where there is none."""
+    """The target piece with the spelling of each source piece; PAD if there is none."""
     if tokenizers.joint:
         return np.arange(tokenizers.source.size)
-    numbers = {tokenizers.target.piece(number): number for number in range(tokenizers.target.size)}
-    return np.array([numbers.get(tokenizers.source.piece(number), PAD) for number in range(tokenizers.source.size)])
+    ids = {tokenizers.target.piece(number): number for number in range(tokenizers.target.size)}
+    return np.array([ids.get(tokenizers.source.piece(number), PAD) for number in range(tokenizers.source.size)])

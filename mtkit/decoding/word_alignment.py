@@ -1,15 +1,14 @@
-"""The attention heads that align words, chosen by how well they follow the lexicon.
+"""Word alignment: links between the words of lines and of their translations, by the attention to the source.
 
-Attention to the source often lies on what a piece translates, in some layers and heads, either when the piece is
-predicted or a step later, when it is read (Chen et al., "Accurate Word Alignment Induction from Neural Machine
-Translation", EMNLP 2020, arXiv 2004.14837). Which heads do so shows on validation pairs: there the largest weight of a
+Links are in Pharaoh form: 0-0 1-2, source word first, from 0. Each word of a translation is linked to the word of its
+line with the most attention: the weights of the word's pieces are summed, by each piece's bytes in the word. Words that
+one piece spells together have equal weights, and are all linked. A line that was translated in parts is linked within
+each part; lines that were translated together are linked line by line.
+
+Attention to the source often lies on the word that a piece translates, in some layers and heads, either when the piece
+is predicted or a step later, when it is read (Chen et al., "Accurate Word Alignment Induction from Neural Machine
+Translation", EMNLP 2020, arXiv 2004.14837). Heads are therefore chosen on validation pairs: the largest weight of a
 target piece should lie on the source piece that translates it by IBM Model 1 (`mtkit.decoding.lexicon`).
-
-Links between the words of lines and of their translations, in Pharaoh form: 0-0 1-2, source word first, from 0.
-
-Each word of a translation is linked to the word of its line with the most attention: the weights of the word's pieces
-are summed, by the bytes that each piece has in a word. Words that one piece spells together are alike, and all linked.
-A line that was translated in parts, or together with others of its document, is linked within its part, or itself.
 """
 
 from bisect import bisect_right
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtkit.decoding.alignment import Layers, over_segments
+from mtkit.decoding.forced import Layers, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
 from mtkit.decoding.lines.source import Directions, Documents, Segment, Source, TrainedOn, join_lines
@@ -34,19 +33,30 @@ from mtkit.storage.files import digest, inside, write_json
 from mtkit.storage.records import read_stored
 from mtkit.terminal import ProgressBar, silent
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
-from mtkit.text.words import begins, shares
+from mtkit.text.words import word_shares, word_starts
 
 FILE = "heads.json"
-"""Its name in a run's folder."""
+"""Name of the file of heads in a run's folder."""
 
 PAIRS = 200
-"""Validation pairs that heads are chosen by, at most."""
+"""Maximum validation pairs for the choice of heads."""
 
 LONGEST = 500
-"""Pieces of a side of such a pair, at most."""
+"""Maximum pieces of a side of such a pair."""
 
 MOST = 8
-"""Heads whose mean is tried, at most."""
+"""Maximum number of heads whose mean is tried."""
+
+ALIKE = 1e-6
+"""Relative difference to the largest weight up to which a weight counts as equal."""
+
+Links = list[tuple[int, int]]
+"""Numbers of a source word and of a target word, from 0, in order."""
+
+
+def pharaoh(links: Links) -> str:
+    """The links as a line of text: 0-0 1-2."""
+    return " ".join(f"{source}-{target}" for source, target in links)
 
 
 @dataclass(frozen=True)
@@ -54,43 +64,43 @@ class Heads:
     """Heads of the attention to the source whose mean weights align pieces."""
 
     members: tuple[tuple[int, int], ...] = ()
-    """Layer and head, both from 0; none at all stands for all heads of the last layer that has weights."""
+    """Layer and head, both from 0; empty: all heads of the last layer that has weights."""
     shifted: bool = False
-    """Whether a piece's weights are those of the step that reads it, not of the one that predicts it."""
+    """Whether a piece is aligned by the weights of the step that reads it, not of the step that predicts it."""
     agreement: float | None = None
-    """The share of validation pieces on whose translation the largest weight lies; None where that is not known."""
+    """The share of validation pieces whose largest weight lies on their translation; None if unknown."""
     weights: str = ""
-    """The hash of the model's weights that they were chosen for."""
+    """The hash of the model's weights for which they were chosen."""
 
     def rows(self, layers: Layers) -> Tensor:
         """(T, S): the mean weights of these heads in the cross layers (H, T, S), a row for each piece of the target."""
         if self.members:
             heads = [weights[head] for layer, head in self.members if (weights := layers[layer]) is not None]
             return self.of_steps(torch.stack(heads).float().mean(0))
-        return self.of_steps([each for each in layers if each is not None][-1].float().mean(0))
+        return self.of_steps([layer for layer in layers if layer is not None][-1].float().mean(0))
 
     def of_steps(self, weights: Tensor) -> Tensor:
-        """(..., T, S) of the steps that predict each piece: to the rows of the steps that align it."""
+        """The rows that align each piece, from weights (..., T, S) of the steps that predict each piece."""
         return torch.cat([weights[..., 1:, :], weights[..., -1:, :]], -2) if self.shifted else weights
 
     def __str__(self) -> str:
-        """Numbered from 1, as people count."""
+        """Layers and heads, numbered from 1."""
         if not self.members:
             return "the mean of the last layer's heads"
         layers = dict.fromkeys(layer for layer, _ in self.members)
         return ", ".join(
-            f"layer {layer + 1} head {' + '.join(str(head + 1) for at, head in self.members if at == layer)}"
+            f"layer {layer + 1} head {' + '.join(str(head + 1) for other, head in self.members if other == layer)}"
             for layer in layers
         )
 
 
 def heads_of(run: Run, checkpoint: str) -> Heads | None:
-    """The heads chosen for these weights of the run, if they were. Raises: RunError where the file is damaged."""
+    """The stored heads for these weights of the run, if any. Raises: RunError if the file is damaged."""
     path = run.folder / FILE
     if not path.exists():
         return None
-    found = read_stored(path, Heads, "delete it, and heads will be chosen again", error=RunError)
-    return found if found.weights == digest(run.weights(checkpoint)) else None
+    heads = read_stored(path, Heads, "delete it, and heads will be chosen again", error=RunError)
+    return heads if heads.weights == digest(run.weights(checkpoint)) else None
 
 
 def heads_for(
@@ -102,15 +112,15 @@ def heads_for(
     say: Callable[[str], object] = lambda message: None,
     progress: ProgressBar = silent,
 ) -> Heads:
-    """The heads that were chosen for a checkpoint of the run; at first use they are, by prepared data in `folder`.
+    """The stored heads for a checkpoint of the run; at first use they are chosen by prepared data in `folder`.
 
     Without the data that the run was trained on, the mean of the last layer's heads. `say` gets messages on both.
 
     Raises: RunError for a damaged file of heads.
     """
-    kept = heads_of(run, checkpoint)
-    if kept is not None:
-        return kept
+    stored = heads_of(run, checkpoint)
+    if stored is not None:
+        return stored
     try:
         prepared = training_text(run, folder)
         probabilities, side = learn_probabilities(prepared, progress), held_out(prepared, "valid").sample(PAIRS)
@@ -129,13 +139,13 @@ def heads_for(
 
 
 def best_heads(network: Network, tokenizers: Tokenizers, side: HeldOut, probabilities: Probabilities) -> Heads:
-    """The heads whose mean follows the lexicon best: the best head, the best two, and so on to `MOST` are compared.
+    """The heads whose mean follows the lexicon best, among the best head, the best two, and so on to `MOST`.
 
-    The mean of the last layer's heads where no validation piece has a translation by the lexicon.
+    The mean of the last layer's heads if no validation piece has a translation by the lexicon.
     """
     pairs = _pairs(network, tokenizers, side, probabilities)
 
-    def of_each(index: int, layers: Layers) -> dict[tuple[bool, int, int], int]:
+    def hits_of_heads(index: int, layers: Layers) -> dict[tuple[bool, int, int], int]:
         return {
             (shifted, layer, head): hits
             for layer, weights in enumerate(layers)
@@ -144,8 +154,8 @@ def best_heads(network: Network, tokenizers: Tokenizers, side: HeldOut, probabil
             for head, hits in enumerate(pairs[index].hits(Heads(shifted=shifted).of_steps(weights)))
         }
 
-    segments, targets = [each.segment for each in pairs], [each.target for each in pairs]
-    hits = sum(map(Counter, over_segments(network, segments, targets, of_each)), Counter[tuple[bool, int, int]]())
+    segments, targets = [pair.segment for pair in pairs], [pair.target for pair in pairs]
+    hits = sum(map(Counter, over_segments(network, segments, targets, hits_of_heads)), Counter[tuple[bool, int, int]]())
     if not hits:
         return Heads()
     ranked = sorted(hits, key=lambda key: (-hits[key], key))
@@ -153,30 +163,30 @@ def best_heads(network: Network, tokenizers: Tokenizers, side: HeldOut, probabil
     order = [(layer, head) for other, layer, head in ranked if other == shifted][:MOST]
     tried = [Heads(tuple(sorted(order[:count])), shifted) for count in range(1, len(order) + 1)]
 
-    def of_means(index: int, layers: Layers) -> list[int]:
+    def hits_of_means(index: int, layers: Layers) -> list[int]:
         return [pairs[index].hits(heads.rows(layers)[None])[0] for heads in tried]
 
-    means = np.array(over_segments(network, segments, targets, of_means)).sum(0)
-    best = int(means.argmax())  # the fewest heads of those that are alike
-    return replace(tried[best], agreement=float(means[best]) / sum(each.count for each in pairs))
+    means = np.array(over_segments(network, segments, targets, hits_of_means)).sum(0)
+    best = int(means.argmax())  # of equal ones the fewest heads
+    return replace(tried[best], agreement=float(means[best]) / sum(pair.count for pair in pairs))
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A validation pair, and where its target pieces lie in the source by the lexicon."""
+    """A validation pair, and the alignment of its target pieces by the lexicon."""
 
     segment: Segment
     target: list[int]
     """With EOS."""
     begin: int
-    """Pieces before those of the text: the tag of the direction."""
+    """Number of pieces before the text: the tag of the direction."""
     likeliest: Tensor
-    """(pieces of the target, pieces of the source) bool: whether it is the likeliest source of the target piece, which
-    may come several times; nowhere where the end mark is likelier, which stands for no piece."""
+    """(target pieces, source pieces) bool: the likeliest source of each target piece, every time it occurs; none if the
+    end mark is likelier, which translates no piece."""
 
     @property
     def count(self) -> int:
-        """The pieces of the target that have a source."""
+        """The target pieces that have a source."""
         return int(self.likeliest.any(1).sum())
 
     def hits(self, rows: Tensor) -> list[int]:
@@ -187,30 +197,17 @@ class _Pair:
 
 
 def _pairs(network: Network, tokenizers: Tokenizers, side: HeldOut, probabilities: Probabilities) -> list[_Pair]:
-    """The pairs of a side that heads are chosen by: those that the model takes whole, and that are not too long."""
+    """The pairs of a side that the model can translate unsplit, and that are not longer than `LONGEST`."""
     front, pairs = Source(tokenizers.source, network.longest_source, side.directions), []
-    for line, (source, target) in enumerate(
-        zip(front.encode(side.sources), tokenizers.target.encode_lines(side.references), strict=True)
-    ):
-        longest = (min(LONGEST, front.longest or LONGEST), min(LONGEST, (network.longest_target or LONGEST) - 1))
+    longest = min(LONGEST, front.longest or LONGEST), min(LONGEST, (network.longest_target or LONGEST) - 1)
+    encoded = front.encode(side.sources), tokenizers.target.encode_lines(side.references)
+    for line, (source, target) in enumerate(zip(*encoded, strict=True)):
         if 0 < len(source) <= longest[0] and 0 < len(target) <= longest[1]:
             likely = torch.from_numpy(probabilities.of([*source, EOS], target))
             best = likely.max(1, keepdim=True).values
             likeliest = (likely[:, :-1] == best) & (best > 0) & (likely[:, -1:] < best)
             pairs.append(_Pair(front.segment(line, source), [*target, EOS], len(front.tag(line)), likeliest))
     return pairs
-
-
-ALIKE = 1e-6
-"""Share of the largest weight by which a weight may be less and still count as equal."""
-
-Links = list[tuple[int, int]]
-"""Pairs of the number of a source word and that of a target word, from 0, in order."""
-
-
-def pharaoh(links: Links) -> str:
-    """The links as a line of text: 0-0 1-2."""
-    return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def link_lines(
@@ -224,36 +221,36 @@ def link_lines(
     documents: Documents | None = None,
     trained_on: TrainedOn | None = None,
 ) -> list[Links]:
-    """The links of each line with its translation; none of a blank one.
+    """The links of each line with its translation; a blank line has none.
 
-    `translations` are those that `mtkit.decoding.translate.translate_lines` gives for the lines with the same
-    `directions`, `documents` and `trained_on`, by this network or, as far as the limits of length go, a like one.
+    `translations` are those of `mtkit.decoding.translate.translate_lines` for the lines with the same `directions`,
+    `documents` and `trained_on`, by this network or by one with the same limits of length.
     """
     source = Source(tokenizers.source, network.longest_source, directions, trained_on)
     work = [*_segments(source, lines, translations, documents)]
-    found: list[Links] = [[] for _ in lines]
+    links: list[Links] = [[] for _ in lines]
 
     def linked(index: int, layers: Layers) -> list[tuple[int, Links]]:
         rows = heads.rows(layers).numpy()
         return [(block.line, _links(block, rows, tokenizers)) for block in work[index].blocks]
 
-    segments, targets = [each.segment for each in work], [each.target for each in work]
+    segments, targets = [item.segment for item in work], [item.target for item in work]
     for blocks in over_segments(network, segments, targets, linked):
-        for line, links in blocks:
-            found[line] += links
-    return [sorted(set(links)) for links in found]
+        for line, its_links in blocks:
+            links[line] += its_links
+    return [sorted(set(its_links)) for its_links in links]
 
 
 @dataclass(frozen=True)
 class _Side:
-    """What a segment holds of one side of a line."""
+    """One side of a line within a segment."""
 
     begin: int
-    """The place of its first piece in the segment."""
+    """The index of its first piece in the segment."""
     pieces: Sequence[int]
     text: str
     numbers: list[int]
-    """The number that each word of the text has in the line."""
+    """The number in the line of each word of the text."""
 
 
 @dataclass(frozen=True)
@@ -277,15 +274,15 @@ class _Linked:
 def _segments(
     source: Source, lines: Sequence[str], translations: Sequence[Translation], documents: Documents | None
 ) -> Iterator[_Linked]:
-    """The segments that the lines were translated by, without those that have no translation."""
+    """The segments as which the lines were translated, without those that have no translation."""
     encoded = source.encode(lines)
-    together = {number for number, each in enumerate(translations) if each.together > 1 and not each.fell_back}
+    together = {number for number, line in enumerate(translations) if line.together > 1 and not line.fell_back}
     for group in [] if documents is None else documents.groups(source, source.whole(lines, encoded)):
         if together.issuperset(group):
             yield _joined(source, encoded, group, lines, translations)
-    for number, whole in enumerate(translations):
+    for number, translation in enumerate(translations):
         if number not in together and encoded[number]:
-            yield from _parts(source, lines[number], encoded[number], number, whole)
+            yield from _parts(source, lines[number], encoded[number], number, translation)
 
 
 def _joined(
@@ -297,56 +294,51 @@ def _joined(
 ) -> _Linked:
     """The lines of a group, which were translated as one segment."""
     target: list[int] = []
-    blocks, at = [], 0
+    blocks, begin = [], 0
     for number in group:
-        at += len(source.tag(number))
-        pieces = _text(translations[number])
-        blocks.append(
-            _Block(
-                number,
-                _side(at, encoded[number], lines[number]),
-                _side(len(target), pieces, translations[number].text),
-            )
-        )
-        at += len(encoded[number]) + 1  # the break
+        begin += len(source.tag(number))
+        pieces = _without_eos(translations[number])
+        source_side = _side(begin, encoded[number], lines[number])
+        blocks.append(_Block(number, source_side, _side(len(target), pieces, translations[number].text)))
+        begin += len(encoded[number]) + 1  # the break
         target += [*pieces, BREAK]
     return _Linked(join_lines(source, encoded, group), [*target[:-1], EOS], blocks)
 
 
 def _parts(source: Source, line: str, encoded: list[int], number: int, whole: Translation) -> Iterator[_Linked]:
     """The parts of a line, or the line itself; each is a segment."""
-    begin = after = 0
+    source_at = target_at = 0
     parts = source.parts(line, encoded, number)
     translations = whole.of_parts or (whole,) * len(parts)  # one or none
-    for part, ((text, pieces), found) in enumerate(zip(parts, translations, strict=True)):
+    for part, ((text, pieces), translation) in enumerate(zip(parts, translations, strict=True)):
         segment = source.segment(number, pieces, part)
-        begin, after = line.index(text, begin), whole.text.index(found.text, after)
+        source_at, target_at = line.index(text, source_at), whole.text.index(translation.text, target_at)
         tag = len(source.tag(number))
-        own = _side(tag, segment.pieces[tag:-1], text, line, begin)
-        other = _side(0, _text(found), found.text, whole.text, after)
-        begin, after = begin + len(text), after + len(found.text)
-        if own.numbers and other.numbers:
-            yield _Linked(segment, list(found.pieces), [_Block(number, own, other)])
+        source_side = _side(tag, segment.pieces[tag:-1], text, line, source_at)
+        target_side = _side(0, _without_eos(translation), translation.text, whole.text, target_at)
+        source_at, target_at = source_at + len(text), target_at + len(translation.text)
+        if source_side.numbers and target_side.numbers:
+            yield _Linked(segment, list(translation.pieces), [_Block(number, source_side, target_side)])
 
 
 def _side(begin: int, pieces: Sequence[int], text: str, line: str | None = None, at: int = 0) -> _Side:
-    """The side of a line's text, or of the text at the character `at` of a line."""
-    starts = begins(text if line is None else line)
-    return _Side(begin, pieces, text, [bisect_right(starts, at + each) - 1 for each in begins(text)])
+    """The side of a line's text, or of a text that starts at the character `at` of a line."""
+    starts = word_starts(text if line is None else line)
+    return _Side(begin, pieces, text, [bisect_right(starts, at + start) - 1 for start in word_starts(text)])
 
 
-def _text(translation: Translation) -> list[int]:
+def _without_eos(translation: Translation) -> list[int]:
     return [piece for piece in translation.pieces if piece != EOS]
 
 
 def _links(block: _Block, rows: np.ndarray, tokenizers: Tokenizers) -> Links:
     """The links of a line, or a part of it, by the weights of a segment (T, S)."""
     source, target = block.source, block.target
-    inside = rows[target.begin : target.begin + len(target.pieces), source.begin : source.begin + len(source.pieces)]
-    into = shares(tokenizers.source, source.pieces, source.text, normalised=True)
-    out_of = shares(tokenizers.target, target.pieces, target.text, normalised=False)
+    weights = rows[target.begin : target.begin + len(target.pieces), source.begin : source.begin + len(source.pieces)]
+    source_shares = word_shares(tokenizers.source, source.pieces, source.text, normalised=True)
+    target_shares = word_shares(tokenizers.target, target.pieces, target.text, normalised=False)
     sizes = tokenizers.target.bytes[np.asarray(target.pieces, dtype=np.int64)]
-    weights = (out_of * sizes[:, None]).T @ inside @ into
-    largest = weights.max(1, keepdims=True, initial=0.0)
-    chosen = (weights >= largest * (1 - ALIKE)) & (largest > 0)
+    of_words = (target_shares * sizes[:, None]).T @ weights @ source_shares
+    largest = of_words.max(1, keepdims=True, initial=0.0)
+    chosen = (of_words >= largest * (1 - ALIKE)) & (largest > 0)
     return [(source.numbers[word], target.numbers[row]) for row, word in np.argwhere(chosen)]

@@ -19,7 +19,7 @@ from mtkit.reporting.contents import differing, differing_settings, sample_sourc
 from mtkit.runs import Run
 from mtkit.storage.records import read_object
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.words import begins, words
+from mtkit.text.words import word_starts, words
 from mtkit.training.checkpoint import read_progress
 from mtkit.training.metrics import read_metrics
 from mtkit.training.progress import Progress
@@ -283,7 +283,7 @@ def _by_length(side: SideScores, systems: Sequence[RunName]) -> Table:
 def _marked_words(line: str, indices: Collection[int]) -> list[tuple[str, bool]]:
     """Return the line in parts, and for each part whether it is one of the words at `indices`."""
     parts, end = list[tuple[str, bool]](), 0
-    for place, (begin, word) in enumerate(zip(begins(line), words(line), strict=True)):
+    for place, (begin, word) in enumerate(zip(word_starts(line), words(line), strict=True)):
         parts += [(line[end:begin], False), (word, place in indices)]
         end = begin + len(word)
     return [*parts, (line[end:], False)]

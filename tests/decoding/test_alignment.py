@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtkit.decoding.alignment import ROLES, align, forced_weights
+from mtkit.decoding.alignment import ROLES, align
+from mtkit.decoding.forced import forced_weights
 from mtkit.errors import DataError, MtkitError
 from mtkit.runs import Run
 from mtkit.text.tokenizer import BOS, EOS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.decoding import alignment
+from mtkit.decoding import forced
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities
 from mtkit.decoding.word_alignment import FILE, Heads, best_heads, heads_for
@@ -43,7 +43,7 @@ def test_the_head_that_follows_the_lexicon_is_found(
             noise[1][row, 2, late : len(target) + late, : len(source)] = likeliest(lexicon, source, target)
         return {"cross": [noise[0], None, noise[1]]}
 
-    monkeypatch.setattr(alignment, "forced_weights", weights)
+    monkeypatch.setattr(forced, "forced_weights", weights)
     side = held_out(trained.prepared, "valid")
     found = best_heads(trained.run.load_model("best"), trained.run.tokenizers, side, lexicon)
     assert found.members == ((2, 2),)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtkit.decoding import alignment
+from mtkit.decoding import forced
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.lines import chunks
@@ -41,7 +41,7 @@ def equal_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
             found[row, 0, : len(target), : len(source)] = torch.tensor(target)[:, None] == torch.tensor(source)
         return {"cross": [None, found]}
 
-    monkeypatch.setattr(alignment, "forced_weights", weights)
+    monkeypatch.setattr(forced, "forced_weights", weights)
 
 
 def expected(line: str, other: str) -> str:
@@ -154,7 +154,7 @@ def test_no_weights_are_computed_unless_asked(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[object]()
-    monkeypatch.setattr(alignment, "forced_weights", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(forced, "forced_weights", lambda *arguments: asked.append(arguments))
     translate_file(Translator([trained.run], GREEDY), ["the dog"], tmp_path / "out")
     assert not asked
 

@@ -6,7 +6,7 @@ import pytest
 from mtkit.recipe.data import TokenizerSettings
 from mtkit.text.characters import Folding
 from mtkit.text.tokenizer import BREAK, EOS, UNK, Tokenizer, train_tokenizer
-from mtkit.text.words import begins, shares, words
+from mtkit.text.words import word_shares, word_starts, words
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from mtkit.text.words import begins, shares, words
 )
 def test_spaces_part_words(text: str) -> None:
     assert words(text) == text.split()
-    assert [text[at:][: len(word)] for at, word in zip(begins(text), words(text), strict=True)] == words(text)
+    assert [text[at:][: len(word)] for at, word in zip(word_starts(text), words(text), strict=True)] == words(text)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_every_piece_spells_the_words_that_its_text_lies_in(tokenizer: Tokenizer
             position += 1
     assert position == len(owners)
     for normalised in (True, False):
-        np.testing.assert_allclose(shares(tokenizer, pieces, text, normalised=normalised), expected, atol=1e-6)
+        np.testing.assert_allclose(word_shares(tokenizer, pieces, text, normalised=normalised), expected, atol=1e-6)
 
 
 def test_characters_outside_the_vocabulary_have_their_words(tokenizer: Tokenizer) -> None:
     text = "the 😀 cat 😀😀"
     pieces = tokenizer.encode(text)
     assert any(tokenizer.is_byte[pieces]) or UNK in pieces
-    found = shares(tokenizer, pieces, text, normalised=True)
+    found = word_shares(tokenizer, pieces, text, normalised=True)
     names = [tokenizer.piece(piece) for piece in pieces]
     last_cat = max(place for place, name in enumerate(names) if name in ("▁cat", "t", "at", "cat", "a"))
     rows = found.argmax(1)
@@ -86,10 +86,10 @@ def test_characters_outside_the_vocabulary_have_their_words(tokenizer: Tokenizer
 def test_marks_spell_nothing(tokenizer: Tokenizer) -> None:
     pieces = tokenizer.encode("the cat")
     with_marks = [BREAK, *pieces, EOS]
-    found = shares(tokenizer, with_marks, "the cat", normalised=True)
+    found = word_shares(tokenizer, with_marks, "the cat", normalised=True)
     assert not found[[0, -1]].any()
-    np.testing.assert_allclose(found[1:-1], shares(tokenizer, pieces, "the cat", normalised=True))
-    assert shares(tokenizer, [EOS], "", normalised=False).shape == (1, 0)
+    np.testing.assert_allclose(found[1:-1], word_shares(tokenizer, pieces, "the cat", normalised=True))
+    assert word_shares(tokenizer, [EOS], "", normalised=False).shape == (1, 0)
 
 
 def test_folded_text_keeps_its_words(tokenizer: Tokenizer) -> None:
@@ -98,5 +98,5 @@ def test_folded_text_keeps_its_words(tokenizer: Tokenizer) -> None:
     text = "ｔｈｅ\u00a0cat\u3000ﬁsh 犬"
     pieces = folding.encode(text)
     assert pieces == tokenizer.encode("the cat fish 犬")
-    found = shares(folding, pieces, text, normalised=True)
-    np.testing.assert_allclose(found, shares(tokenizer, pieces, "the cat fish 犬", normalised=True), atol=1e-6)
+    found = word_shares(folding, pieces, text, normalised=True)
+    np.testing.assert_allclose(found, word_shares(tokenizer, pieces, "the cat fish 犬", normalised=True), atol=1e-6)
