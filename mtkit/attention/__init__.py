@@ -1,4 +1,4 @@
-"""Attention mechanisms behind one contract; everything that a user's own code calls is here."""
+"""The public API of the attention mechanisms, for users' own code."""
 
 from mtkit.attention.contract import ROLES, Attended, Attention, Beginning, Inputs, Site, State, reorder
 from mtkit.attention.registry import Mechanism, build, mechanisms

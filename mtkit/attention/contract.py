@@ -18,20 +18,19 @@ from mtkit.errors import MtkitError
 ROLES = ("encoder", "decoder", "cross")
 
 State = dict[str, Any]
-"""What incremental decoding keeps: tensors (B, N, ...) and plain numbers; tensors (B, ...) under "shared"."""
+"""State of incremental decoding: tensors (B, N, ...) and plain numbers; tensors (B, ...) under "shared"."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """The place of one attention in a model: all that a mechanism may know besides its own options.
+    """The place of one attention in a model: all that a mechanism may depend on besides its own options.
 
-    `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options. What is drawn by it,
-    such as a random pattern, is the same in runs that another mechanism parts.
-    `memory_length` and `memory_width` are the memory's own maximum length and width (those of the query if left out).
-    `positions`, `projection`, `merge` and `regularizer` name what stands in the four slots, None for the plain one; a
-    slot with options of its own is a mapping, {"name": "grouped-query", "kv_heads": 2}.
-    `shared` is one and the same for all attentions of a model: what several of them use, one of them owns as a
-    sub-module, so that it is saved once, and the others find here.
+    `layer` counts from 0 inside a run of `layers` neighbours with the same mechanism and options, so two such runs,
+    separated by another mechanism, draw the same random patterns. `memory_length` and `memory_width` are the memory's
+    maximum length and width; None: as the query's. `positions`, `projection`, `merge` and `regularizer` name the
+    content of the four slots, None for the plain one; a slot with options of its own is a mapping, {"name":
+    "grouped-query", "kv_heads": 2}. `shared` is one dictionary for all attentions of a model. A module that several of
+    them use is a sub-module of one of them, so that it is saved once; the others find it here.
     """
 
     role: str
@@ -71,7 +70,7 @@ class Inputs:
 
     @property
     def context(self) -> Tensor:
-        """The tokens that keys and values are made from: the memory, in the self roles the query."""
+        """The tokens that keys and values are made from: the memory, or the query in the self roles."""
         return self.query if self.memory is None else self.memory
 
     @property
@@ -82,7 +81,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Beginning:
-    """The arguments of `start`."""
+    """Arguments of `Attention.start`."""
 
     batch_size: int
     memory: Tensor | None = None
@@ -95,70 +94,69 @@ class Beginning:
 
 @dataclass
 class Attended:
-    """The result of one call of an attention."""
+    """Result of one call of an attention."""
 
     output: Tensor
     """(B, T, D); (B, N, D) from a step."""
     carry: Any = None
     """For the attention of the next layer of the same stack, or None."""
     weights: Tensor | None = None
-    """(B, H, T, S) when asked for and when the mechanism has them; (B, H, N, S) from a step.
-
-    H is the number of softmaxes, which may be another one than that of the heads."""
+    """(B, H, T, S), or (B, H, N, S) from a step, if requested and if the mechanism has weights; H is the number of
+    softmaxes, which can differ from the number of heads."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     """Scalars to add to the training loss, means per token, already weighted; empty outside training."""
     log_prob: Tensor | None = None
-    """(B,) log-probability of what was sampled, or None; the training loop forms -(reward - baseline) * log_prob."""
+    """(B,) log-probability of the samples drawn, or None; the training loop forms -(reward - baseline) * log_prob."""
 
 
 class Attention(nn.Module):
     """One attention sub-layer, (B, T, D) in and out, projections inside.
 
-    A mechanism is a subclass in a file of its own under a family's folder. Its constructor takes the `Site` and, as
-    keyword-only arguments, its options, whose defaults are legal in every role it declares (None: as the role needs).
+    A mechanism is a subclass in a file of its own in a family's folder. Its constructor takes the `Site` and, as
+    keyword-only arguments, its options; the defaults are legal in every role it declares.
 
-    Callers use the module itself, `start` and `step`, whose signatures are the same for all mechanisms. These pack
-    their arguments into one object and call the methods that a mechanism defines:
+    Callers use `forward`, `start` and `step`, which have the same signatures for all mechanisms. These pack their
+    arguments into one object and call the methods that a mechanism defines:
 
     - `attend(inputs)`, for whole sequences, in every role;
     - `begin(inputs)` and `advance(inputs, state)`, for decoding, in the decoder and cross roles.
 
-    A mechanism that extends one of these calls it with the same object, or with a changed copy (`dataclasses.replace`).
-    `attend` and `begin` never get an empty batch, query or memory: `forward` and `start` give a row of padding instead.
+    An override calls the base's method with the same object, or with a changed copy (`dataclasses.replace`).
+    `attend` and `begin` never get an empty batch, query or memory: `forward` and `start` add a row of padding first.
     """
 
     roles: ClassVar[frozenset[str]]
-    """All roles it can play."""
+    """All roles that the mechanism can play."""
     published: ClassVar[frozenset[str]]
     """The roles that the paper itself gives it."""
     paper: ClassVar[str]
     complexity: ClassVar[str]
-    """For people: "O(T w)"."""
+    """Shown to users: "O(T w)"."""
     growth: ClassVar[float]
     """Exponent of T in time and memory with fixed options: 1, 1.5 or 2."""
     weights: ClassVar[bool] = False
     """Whether it can return attention weights."""
     unrounded: ClassVar[bool] = False
-    """Whether rounded weights are too rough for it: it makes choices by its products, or keeps only what they leave
-    over. 8-bit products leave its layers out, and no copies of its weights are rounded."""
+    """Whether rounded weights are too coarse, because outputs depend on choices or on small differences of products.
+    Layers of such a mechanism use no 8-bit products and no rounded copies of weights."""
     undecayed: ClassVar[tuple[str, ...]] = ()
-    """Parameters of more than one dimension that weight decay leaves alone, as it does vectors: numbers of each head
-    that are added, or that scale distances. Any module of a model may name such ones."""
+    """Names of parameters with several dimensions that weight decay skips, as it skips vectors: numbers per head that
+    are added, or that scale distances. Any module of a model may declare this."""
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {}
-    """The slots it takes, each with the names it can combine with; None stands for every name."""
+    """The slots it supports, each with the names it can combine with; None for every name."""
 
     small: ClassVar[Mapping[str, Any] | None] = None
-    """Options at which short sequences cross every border, for the contract tests; None: by the options' names."""
+    """Options at which short sequences cross every border, for the contract tests; None: derived from the options'
+    names."""
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
-    """Options whose other values the contract tests run too."""
+    """Further option values that the contract tests run."""
 
     reads_query: bool = True
-    """Whether outputs depend on what the query holds; not where weights follow positions alone, in the cross role."""
+    """Whether outputs depend on the query's content; False in the cross role if weights depend only on positions."""
     learns_by_steps: bool = True
-    """Whether steps alone can train it; not where only a pass over whole sequences has its losses, its samples or the
-    statistics that it gathers."""
+    """Whether decoding steps can train it; False if only `forward` has its losses, its samples or its statistics."""
     longest: int | None = None
-    """Maximum sequence length T; None where there is no limit."""
+    """Maximum sequence length T; None without a limit."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -179,14 +177,14 @@ class Attention(nn.Module):
         """Attend with whole sequences; padding is on the right only.
 
         query (B, T, D); memory (B, S, D), None in the self roles; query_valid (B, T) and memory_valid (B, S) are True
-        where there is a real token, None where all are. `carry` comes from the layer below of this stack,
-        `memory_carry` from the encoder's last layer; task (B,) integers are read only by mechanisms conditioned on one.
-        B, T and S may be 0.
+        for real tokens, None if all are real. `carry` comes from the layer below of this stack, `memory_carry` from the
+        encoder's last layer; task (B,) holds integers for mechanisms that are conditioned on a task. B, T and S may be
+        0.
         """
         inputs = Inputs(query, memory, query_valid, memory_valid, carry, memory_carry, task, need_weights)
         if query.shape[0] and query.shape[1] and (memory is None or memory.shape[1]):
             return self.attend(inputs)
-        return _cut(self.attend(_padded(inputs)), inputs)
+        return _without_padding(self.attend(_padded(inputs)), inputs)
 
     def start(
         self,
@@ -199,7 +197,7 @@ class Attention(nn.Module):
         memory_carry: Any = None,
         task: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """The state before the first step, and the carry for the next layer's `start`; decoder and cross roles.
+        """Return the state before the first step, and the carry for the next layer's `start`; decoder and cross roles.
 
         Raises: MtkitError if there is no segment or no hypothesis.
         """
@@ -207,7 +205,7 @@ class Attention(nn.Module):
             if count < 1:
                 raise MtkitError(f"{name} = {count} must be at least 1 to start decoding")
         if memory is not None and not memory.shape[1]:
-            memory, memory_valid = _with_a_row(memory, memory_valid)
+            memory, memory_valid = _pad_empty(memory, memory_valid)
         return self.begin(Beginning(batch_size, memory, memory_valid, hypotheses, carry, memory_carry, task))
 
     def step(
@@ -232,16 +230,18 @@ class Attention(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no advance, which the decoder and cross roles need")
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Called after each optimiser update, for what changes between updates: redraws, decays, moving statistics."""
+        """Apply changes between updates: redraws, decays, moving statistics. Called after each optimiser update."""
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the weights of a `full` attention (its `state_dict`) as far as this mechanism has the same ones.
+        """Load the weights of a `full` attention (its `state_dict`) whose names and shapes this mechanism has.
 
-        Entries of other shapes are converted where a subclass defines how, and are unchanged otherwise.
+        A subclass may convert other shapes; entries that it does not convert are ignored.
         """
-        own = self.state_dict()
-        fitting = {name: value for name, value in full_state.items() if name in own and own[name].shape == value.shape}
-        self.load_state_dict(fitting, strict=False)
+        state = self.state_dict()
+        matching = {
+            name: value for name, value in full_state.items() if name in state and state[name].shape == value.shape
+        }
+        self.load_state_dict(matching, strict=False)
 
 
 def _padded(inputs: Inputs) -> Inputs:
@@ -249,15 +249,15 @@ def _padded(inputs: Inputs) -> Inputs:
 
     A memory without tokens is then a memory of padding, for which every mechanism gives zero before `out_proj`.
     """
-    (query, query_valid), memory, memory_valid = _with_a_row(inputs.query, inputs.query_valid), None, None
+    (query, query_valid), memory, memory_valid = _pad_empty(inputs.query, inputs.query_valid), None, None
     if inputs.memory is not None:
-        memory, memory_valid = _with_a_row(inputs.memory, inputs.memory_valid)
+        memory, memory_valid = _pad_empty(inputs.memory, inputs.memory_valid)
     task = None if inputs.task is None else F.pad(inputs.task, (0, len(query) - len(inputs.query)))
     return replace(inputs, query=query, query_valid=query_valid, memory=memory, memory_valid=memory_valid, task=task)
 
 
-def _with_a_row(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens (B, T, D) with one row of padding for each axis of size 0, and which of them are real, (B, T)."""
+def _pad_empty(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return tokens (B, T, D) with one row of padding for each axis of size 0, and the mask of real tokens (B, T)."""
     batch, length = tokens.shape[:2]
     if batch and length:
         return tokens, valid
@@ -266,11 +266,10 @@ def _with_a_row(tokens: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | 
     return F.pad(tokens, (0, 0, *more)), F.pad(real, more)
 
 
-def _cut(attended: Attended, inputs: Inputs) -> Attended:
-    """The result for padded inputs without the rows of padding.
+def _without_padding(attended: Attended, inputs: Inputs) -> Attended:
+    """Remove the padding rows of `_padded` from the result.
 
-    The carry keeps them, because the attention of the next layer gets inputs that are padded in the same way. Losses
-    are zero if there is no token.
+    The carry keeps them, because the next layer's inputs are padded in the same way. Without tokens, losses are zero.
     """
     (batch, length), keys = inputs.query.shape[:2], inputs.context.shape[1]
     attended.output = attended.output[:batch, :length]
@@ -284,7 +283,7 @@ def _cut(attended: Attended, inputs: Inputs) -> Attended:
 
 
 def packing(form: Callable[[Any, Inputs], Attended]) -> Callable[..., Attended]:
-    """A method that takes the arguments of `forward`, made from one that takes `Inputs`: for `naive`."""
+    """Wrap a method that takes `Inputs` so that it takes the arguments of `forward`; for `naive`."""
 
     @wraps(form)
     def packed(self: Attention, *arguments: Any, **named: Any) -> Attended:
@@ -294,17 +293,16 @@ def packing(form: Callable[[Any, Inputs], Attended]) -> Callable[..., Attended]:
 
 
 def unrounded_parts(model: nn.Module) -> set[nn.Module]:
-    """The modules of attentions, and of other parts that say so, whose weights must not be rounded."""
-    unrounded = (each for each in model.modules() if getattr(each, "unrounded", False))
-    return {part for each in unrounded for part in each.modules()}
+    """Return the modules inside attentions, and inside other parts, that are declared `unrounded`."""
+    unrounded = (part for part in model.modules() if getattr(part, "unrounded", False))
+    return {module for part in unrounded for module in part.modules()}
 
 
 def reorder(state: State, index: Tensor) -> State:
-    """The state for segments or hypotheses chosen by `index`, as a new state.
+    """Return the state of the segments or hypotheses chosen by `index`; the given state must not be used afterwards.
 
-    index (B',): the segments kept, in this order. index (B, N'): for each segment, which of its hypotheses each of the
-    new N' continues; what all hypotheses share ("shared") is left where it is. The state handed in is spent, as by
-    `step`.
+    index (B',): the segments kept, in this order. index (B, N'): for each segment, the hypothesis that each of the new
+    N' continues; tensors under "shared" stay as they are.
     """
     within_segments = index.dim() == 2
 
@@ -315,15 +313,15 @@ def reorder(state: State, index: Tensor) -> State:
         base = torch.arange(segments, device=index.device).unsqueeze(1) * hypotheses
         return value.flatten(0, 1).index_select(0, (base + index).flatten()).unflatten(0, index.shape)
 
-    after: State = _each(state, chosen, left="shared" if within_segments else None)
-    return after
+    reordered: State = _map_tensors(state, chosen, skip="shared" if within_segments else None)
+    return reordered
 
 
 def close_gaps(state: State, index: Tensor) -> State:
-    """`reorder` for segments that stay where they are or come from behind: index[i] is i, or at least B'.
+    """Return the state of B' segments as `reorder` does, copying few: index[i] is either i or at least B'.
 
-    Only those from behind are copied, into the tensors of the state handed in, of which the new ones are parts. So
-    tensors that others read must not be in it.
+    Only segments from B' on are copied, into the tensors of the given state; the new tensors are views of them. So
+    nothing else may use these tensors.
     """
     count = len(index)
     gaps = (index >= count).nonzero().squeeze(1)
@@ -331,19 +329,19 @@ def close_gaps(state: State, index: Tensor) -> State:
 
     def closed(value: Tensor) -> Tensor:
         if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
-            value = value.contiguous()  # several places are one in memory
+            value = value.contiguous()  # an expanded tensor cannot be written in place
         if len(gaps):
             value.index_copy_(0, gaps, value.index_select(0, fillers))
         return value[:count]
 
-    after: State = _each(state, closed)
-    return after
+    reordered: State = _map_tensors(state, closed)
+    return reordered
 
 
-def _each(value: Any, change: Callable[[Tensor], Tensor], left: str | None = None) -> Any:
-    """The state, or a part of it, with all tensors changed but those under the name `left`."""
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor], skip: str | None = None) -> Any:
+    """Return the state, or a part of it, with `change` applied to all tensors except those under the name `skip`."""
     if isinstance(value, dict):
-        return {name: each if name == left else _each(each, change, left) for name, each in value.items()}
+        return {name: item if name == skip else _map_tensors(item, change, skip) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_each(each, change, left) for each in value)
+        return type(value)(_map_tensors(item, change, skip) for item in value)
     return change(value) if isinstance(value, Tensor) else value

@@ -1,11 +1,12 @@
-"""Options of mechanisms and slots: one declaration of each, which the check, the help and the tests read.
+"""Options of mechanisms and slots: declared once in a constructor; the check, the help and the tests read the
+declaration.
 
-An option is a keyword-only argument of a constructor, and its annotation declares the values it takes:
+An option is a keyword-only argument of a constructor, and its annotation declares the values it accepts:
 
     def __init__(self, site: Site, *, rank: Positive = 128, share: Annotated[str, OneOf(SHARE)] = "head") -> None:
 
-`check` holds given values against it before anything is built. A rule that needs the site (a divisor of the heads)
-stands in the constructor and raises `refused`.
+`check` checks values against it before anything is built. A rule that depends on the site (a divisor of the heads) is
+checked in the constructor, which raises `refused`.
 """
 
 import inspect
@@ -20,45 +21,43 @@ from mtkit.attention.contract import Site
 from mtkit.errors import MtkitError, did_you_mean, shown
 
 MOST = 2**30
-"""The largest whole number that an option takes unless it declares less: a product of two fits into 64 bits."""
+"""The largest whole number that an option accepts unless it declares less: a product of two fits into 64 bits."""
 
 T = TypeVar("T")
 
 
 class OptionValueError(MtkitError):
-    """A value that a declared option does not take."""
+    """A value that a declared option does not accept."""
 
 
 class Limit(Protocol):
-    """What an annotation demands beside the type."""
+    """A condition on values that an annotation adds to their type."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a value of the right type is allowed."""
+        """Return whether a value of the right type is allowed."""
 
     def rule(self, kind: str) -> str:
-        """The allowed values, for people; `kind` says the type: "a whole number"."""
+        """Return the allowed values for messages; `kind` names the type: "a whole number"."""
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """The smallest and largest allowed values, or every allowed name, for tests."""
+        """Return the smallest and largest allowed values, or every allowed name, for tests."""
 
 
 @dataclass(frozen=True)
 class Within:
-    """A number from `least` to `most`, both allowed."""
+    """A number from `least` to `most`, both allowed; not NaN."""
 
     least: float
     most: float = MOST
 
     def holds(self, value: Any) -> bool:
-        """False for no number (NaN) too."""
         return bool(self.least <= value <= self.most)
 
     def rule(self, kind: str) -> str:
-        """ "a whole number from 1 to 2^30"."""
+        """Example: "a whole number from 1 to 2^30"."""
         return f"{kind} from {self.least:g} to {'2^30' if self.most == MOST else f'{self.most:,.10g}'}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """The limits as values of type `kind`."""
         return kind(self.least), kind(self.most)
 
 
@@ -69,89 +68,82 @@ class OneOf:
     names: Iterable[str]
 
     def holds(self, value: Any) -> bool:
-        """Whether it is one of the names."""
         return value in self.names
 
     def rule(self, kind: str) -> str:
-        """ "one of kv, head, none"."""
         return f"one of {', '.join(self.names)}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """Every allowed name."""
         return tuple(self.names)
 
 
 @dataclass(frozen=True)
 class SomeOf:
-    """One or several of some names, as a list or with commas between them."""
+    """One or more of some names, as a list or as text with commas."""
 
     names: Iterable[str]
 
     def holds(self, value: Any) -> bool:
-        """Whether each part is one of the names, and there is one."""
-        return bool(value) and all(each in self.names for each in parts(value))
+        return bool(value) and all(name in self.names for name in parts(value))
 
     def rule(self, kind: str) -> str:
-        """ "one or more of subspace, position, output"."""
         return f"one or more of {', '.join(self.names)}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """Each name alone, and all."""
+        """Return each name by itself, and all together."""
         return *self.names, ",".join(self.names)
 
 
 @dataclass(frozen=True)
 class CountsOf:
-    """Some of some names, each with a count, as text: "next:1,first:4" (`counts`)."""
+    """Some of some names, each once and with a count from 1 on, as text: "next:1,first:4" (`counts`)."""
 
     names: Iterable[str]
 
     def holds(self, value: Any) -> bool:
-        """Whether each part is a name and a count from 1 on, and no name comes twice."""
-        found = [re.fullmatch(r"([\w-]+):([1-9]\d{0,8})", part, re.ASCII) for part in parts(value)]
-        names = [match[1] for match in found if match]
-        return len(names) == len(found) == len(set(names)) and all(name in self.names for name in names)
+        matches = [re.fullmatch(r"([\w-]+):([1-9]\d{0,8})", part, re.ASCII) for part in parts(value)]
+        names = [match[1] for match in matches if match]
+        return len(names) == len(matches) == len(set(names)) and all(name in self.names for name in names)
 
     def rule(self, kind: str) -> str:
-        """ "counts of self, next, prev, as in self:1,next:1"."""
+        """Example: "counts of self, next, prev, as in self:1,next:1"."""
         some = [f"{name}:1" for name in self.names][:2]
         return f"counts of {', '.join(self.names)}, as in {','.join(some)}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """One of each name alone, and of all."""
+        """Return a count of 1 for each name by itself, and for all together."""
         one = [f"{name}:1" for name in self.names]
         return *one, ",".join(one)
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of whole numbers, also as text (`numbers`): of `count` if that is given, each within limits."""
+    """A list of whole numbers within limits, also as text (`numbers`); `count` of them, if that is given."""
 
-    each: Within
+    limits: Within
     meaning: str
-    """What the numbers are: "rows and columns"."""
+    """Meaning of the numbers: "rows and columns"."""
     count: int | None = None
 
     def holds(self, value: Any) -> bool:
-        """Whether there are as many numbers as there have to be, all within the limits."""
         if isinstance(value, str) and not re.fullmatch(r"-?\d{1,12}([,x]-?\d{1,12})+", value, re.ASCII):
             return False
-        found = numbers(value)
-        return self.count in (None, len(found)) and all(self.each.holds(number) for number in found)
+        values = numbers(value)
+        return self.count in (None, len(values)) and all(self.limits.holds(number) for number in values)
 
     def rule(self, kind: str) -> str:
-        """ "a list of 2 whole numbers from 1 to 2^30, rows and columns"."""
+        """Example: "a list of 2 whole numbers from 1 to 2^30, rows and columns"."""
         numbers = "whole numbers" if self.count is None else f"{self.count} whole numbers"
-        return f"a list of {self.each.rule(numbers)}, {self.meaning}"
+        return f"a list of {self.limits.rule(numbers)}, {self.meaning}"
 
     def extremes(self, kind: type) -> Sequence[Any]:
-        """The limits for all numbers alike; None where their count is left open."""
-        return [] if self.count is None else [[limit] * self.count for limit in self.each.extremes(int)]
+        """Return lists that repeat one limit; none if any count is allowed."""
+        return [] if self.count is None else [[limit] * self.count for limit in self.limits.extremes(int)]
 
 
 @dataclass(frozen=True)
 class Null:
-    """What a default of None means: `Annotated[Natural | None, Null("1 in the encoder, 0 in the decoder")] = None`."""
+    """Meaning of a default of None: `Annotated[Natural | None, Null("1 in the encoder, 0 in the decoder")] = None`."""
 
     meaning: str
 
@@ -163,11 +155,11 @@ LossWeight = Annotated[float, Within(0.0, 1e6)]
 """Weight of a training loss."""
 NaturalByLayer = Natural | Sequence[Natural]
 PositiveByLayer = Positive | Sequence[Positive]
-"""One number, or a list with one for each layer; `of_layer` picks it."""
+"""One number, or a list with one for each layer; `of_layer` picks the layer's."""
 PositiveByHead = (
     Positive | Annotated[str | Sequence[int], ListOf(Within(1), "one for each head or for equal shares of them")]
 )
-"""One number, or a list for equal shares of the heads, one for each at most; `of_head` gives those of all."""
+"""One number, or a list with one for each head or for equal shares of the heads; `of_head` expands it to all heads."""
 
 
 @dataclass(frozen=True)
@@ -178,18 +170,18 @@ class Option:
     hint: Any
     """Type annotation of the constructor's argument."""
     null: str = "null"
-    """What a default of None means, for people."""
+    """Meaning of a default of None, for messages."""
 
     def allows(self, value: Any) -> bool:
-        """Whether the value has the type and keeps the limits."""
+        """Return whether the value has the type and keeps the limits."""
         return _allows(self.hint, value)
 
     @property
     def rule(self) -> str:
-        """The allowed values, for people."""
+        """The allowed values, for messages."""
         *rules, last = _rules(self.hint)
         if last == TYPES[NoneType] and any(rule.endswith(f", {last}") for rule in rules):
-            *rules, last = rules  # the word is among the names already
+            *rules, last = rules  # null is already one of the names
         return f"{', '.join(rules)} or {last}" if rules else last
 
     @property
@@ -199,29 +191,30 @@ class Option:
 
 
 def declared(kind: Callable[..., Any]) -> dict[str, Option]:
-    """The options of a mechanism or slot by name."""
+    """Return the options of a mechanism or slot by name."""
     parameters = inspect.signature(kind).parameters.values()
-    options = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    options = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     constructor: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc]
     hints = get_type_hints(constructor, include_extras=True) if options else {}
-    return {each.name: _option(each.default, hints[each.name]) for each in options}
+    return {parameter.name: _option(parameter.default, hints[parameter.name]) for parameter in options}
 
 
 def _option(default: Any, hint: Any) -> Option:
     kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    meanings = [each.meaning for each in limits if isinstance(each, Null)]
+    meanings = [limit.meaning for limit in limits if isinstance(limit, Null)]
     return Option(default, kind, meanings[0]) if meanings else Option(default, hint)
 
 
 def options_of(kind: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a mechanism or slot, {name: default}."""
+    """Return the options of a mechanism or slot, {name: default}."""
     return {name: option.default for name, option in declared(kind).items()}
 
 
 def check(owner: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for an option that `kind` does not declare, OptionValueError for a value it does not take.
+    """Check option values before anything is built; `owner` is the mechanism's name in messages: "attention
+    'linformer'".
 
-    `owner` is what messages call it: "attention 'linformer'".
+    Raises: MtkitError for an option that `kind` does not declare, OptionValueError for a value it does not accept.
     """
     known = declared(kind)
     for name, value in values.items():
@@ -236,55 +229,55 @@ def check(owner: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> No
 
 
 def refused(option: str, value: Any, rule: str) -> MtkitError:
-    """The error for a value that breaks a rule of its site: "kv_heads = 3 must divide the 4 heads"."""
+    """Return the error for a value that breaks a rule of its site: "kv_heads = 3 must divide the 4 heads"."""
     return MtkitError(f"{option} = {shown(value)} must {rule}")
 
 
 def of_layer(option: str, value: T | Sequence[T], site: Site) -> T:
-    """The value of an option that is one for all layers, or a list with one for each.
+    """Return this layer's value of an option that is one for all layers, or a list with one for each.
 
-    Raises: MtkitError where their count is not that of the layers.
+    Raises: MtkitError if a list has another length than the number of layers.
     """
     values = value if isinstance(value, Sequence) else [value] * site.layers
     if len(values) != site.layers:
-        raise refused(option, value, f"have one value for each of the {site.layers} layers, or be one for all")
+        raise refused(option, value, f"have one value for each of the {site.layers} layers, or one for all")
     return values[site.layer]
 
 
 def of_head(option: str, value: int | str | Sequence[int], site: Site) -> list[int]:
-    """The values for all heads of an option that is one for all, or a list for equal shares of them.
+    """Return all heads' values of an option that is one for all, or a list for equal shares of the heads.
 
-    Raises: MtkitError where their count does not divide the heads.
+    Raises: MtkitError if the length of the list does not divide the number of heads.
     """
     values = numbers(value) if isinstance(value, Sequence) else [value]
     if not values or site.heads % len(values):
         raise refused(option, value, f"have one value for each of the {site.heads} heads, or for equal shares of them")
-    return [each for each in values for _ in range(site.heads // len(values))]
+    return [head_value for head_value in values for _ in range(site.heads // len(values))]
 
 
 def root_of_length(value: int | None, site: Site) -> int:
-    """The value of an option that is, unless it is given, the square root of the longest length, rounded.
+    """Return the option's value; None becomes the rounded square root of the longest length (in the cross role the
+    memory's).
 
-    In the cross role that is the memory's.
-    Never that of a batch: what a position sees must not depend on what stands behind it.
+    It is never the length of a batch: what a position sees must not depend on later positions.
     """
     longest = (site.memory_length if site.role == "cross" else None) or site.max_length
     return max(1, round(math.sqrt(longest))) if value is None else value
 
 
 def parts(value: str | Sequence[str]) -> list[str]:
-    """The names of a `SomeOf` option."""
-    return [each.strip() for each in value.split(",")] if isinstance(value, str) else list(value)
+    """Return the names of a `SomeOf` option."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
 
 
 def counts(value: str) -> dict[str, int]:
-    """The counts by name of a `CountsOf` option, in the order given."""
+    """Return the counts of a `CountsOf` option by name, in the given order."""
     return {name: int(count) for name, _, count in (part.partition(":") for part in parts(value))}
 
 
 def numbers(value: str | Sequence[int]) -> list[int]:
-    """The numbers of a `ListOf` option: [8, 16] of "8,16" or "8x16" as well."""
-    return [int(each) for each in re.split("[,x]", value)] if isinstance(value, str) else list(value)
+    """Return the numbers of a `ListOf` option: [8, 16] for "8,16" and "8x16"."""
+    return [int(number) for number in re.split("[,x]", value)] if isinstance(value, str) else list(value)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -293,13 +286,13 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _allows(hint: Any, value: Any) -> bool:
     if len(alternatives := _alternatives(hint)) > 1:
-        return any(_allows(each, value) for each in alternatives)
+        return any(_allows(alternative, value) for alternative in alternatives)
     if get_origin(hint) is Annotated:
         kind, *limits = get_args(hint)
         return _allows(kind, value) and all(limit.holds(value) for limit in limits)
     if get_origin(hint) is Sequence:
-        return isinstance(value, list | tuple) and all(_allows(get_args(hint)[0], each) for each in value)
-    if hint is int or hint is float:  # a bool is an int of Python, but no number of ours
+        return isinstance(value, list | tuple) and all(_allows(get_args(hint)[0], alternative) for alternative in value)
+    if hint is int or hint is float:  # a bool is an int in Python, but not an allowed number
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     return isinstance(value, hint)
 
@@ -309,7 +302,7 @@ TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or
 
 def _rules(hint: Any) -> list[str]:
     if len(alternatives := _alternatives(hint)) > 1:
-        return [rule for each in alternatives for rule in _rules(each)]
+        return [rule for alternative in alternatives for rule in _rules(alternative)]
     if get_origin(hint) is Annotated:
         kind, *limits = get_args(hint)
         return [limit.rule(TYPES.get(kind, "")) for limit in limits]
@@ -320,7 +313,7 @@ def _rules(hint: Any) -> list[str]:
 
 def _extremes(hint: Any) -> Sequence[Any]:
     if len(alternatives := _alternatives(hint)) > 1:
-        return [value for each in alternatives for value in _extremes(each)]
+        return [value for alternative in alternatives for value in _extremes(alternative)]
     if get_origin(hint) is Annotated:
         kind, *limits = get_args(hint)
         return [value for limit in limits for value in limit.extremes(kind)]
@@ -328,9 +321,14 @@ def _extremes(hint: Any) -> Sequence[Any]:
 
 
 def _nearest(hint: Any, value: Any) -> str:
-    """A did-you-mean for the first name that is none, where the option takes names."""
-    limits = [limit for each in _alternatives(hint) if get_origin(each) is Annotated for limit in get_args(each)[1:]]
+    """Return a did-you-mean for the first unknown name, if the option accepts names."""
+    limits = [
+        limit
+        for alternative in _alternatives(hint)
+        if get_origin(alternative) is Annotated
+        for limit in get_args(alternative)[1:]
+    ]
     names = [name for limit in limits if isinstance(limit, OneOf | SomeOf | CountsOf) for name in limit.names]
     words = parts(value) if isinstance(value, str | list | tuple) else []
-    words = [str(word).partition(":")[0] for word in words]  # of a count
+    words = [str(word).partition(":")[0] for word in words]  # the name in NAME:COUNT
     return next((did_you_mean(word, names) for word in words if names and word not in names), "")

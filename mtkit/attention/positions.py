@@ -11,14 +11,14 @@ from mtkit.attention.options import Natural
 from mtkit.attention.slots import Positions
 
 BASE = 10_000.0
-"""Of the geometric series of rotary angles."""
+"""Base of the geometric series of rotary angles."""
 
 
 class Rotary(Positions):
-    """Queries and keys turned by an angle that grows with their position, so that scores depend on the distance.
+    """Queries and keys rotated by an angle that grows with their position, so that scores depend on the distance.
 
-    Paper: Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34. Channels 2i and 2i + 1 turn together; with
-    `half`, i and i + K/2. An odd last channel is left alone.
+    Paper: Su et al., "RoFormer", 2021, arXiv 2104.09864, equation 34. Channels 2i and 2i + 1 rotate together; with
+    `half`, i and i + K/2. An odd last channel is not rotated.
     """
 
     on_scores: ClassVar[bool] = False
@@ -29,29 +29,29 @@ class Rotary(Positions):
         self.pairs = width // 2
 
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
-        """x (..., T, K) turned for position (T,)."""
-        # float64 and never a buffer, whose type a model cast to bfloat16 would change: float32 angles are off by 1e-3
-        # at position 10,000, bfloat16 ones are wrong from 256 on
+        """Rotate x (..., T, K) by the angles of position (T,)."""
+        # float64, and not a buffer, because a cast of the model to bfloat16 would change its type: float32 angles are
+        # off by 1e-3 at position 10,000, bfloat16 angles are wrong from 256 on
         pair = torch.arange(self.pairs, dtype=torch.float64, device=x.device)
         angle = position.unsqueeze(-1) * BASE ** (-pair / self.pairs)  # (T, K/2)
-        turning, rest = x[..., : 2 * self.pairs], x[..., 2 * self.pairs :]
+        rotating, rest = x[..., : 2 * self.pairs], x[..., 2 * self.pairs :]
         if self.in_halves:
             cos, sin = angle.cos().type_as(x), angle.sin().type_as(x)
-            one, other = turning.chunk(2, dim=-1)
-            return torch.cat([one * cos - other * sin, other * cos + one * sin, rest], dim=-1)
-        # one pass over numbers side by side; products of every second channel with cosines and sines take eight
-        numbers = self._complex(turning)
-        turns = torch.polar(torch.ones_like(angle), angle).to(numbers.dtype)
-        turned = torch.view_as_real(numbers * turns).flatten(-2).type_as(x)
-        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+            left, right = rotating.chunk(2, dim=-1)
+            return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
+        # one pass over adjacent numbers; products of every second channel with cosines and sines take eight
+        numbers = self._complex(rotating)
+        rotation = torch.polar(torch.ones_like(angle), angle).to(numbers.dtype)
+        rotated = torch.view_as_real(numbers * rotation).flatten(-2).type_as(x)
+        return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
 
     def _complex(self, x: Tensor) -> Tensor:
-        """Channels 2i and 2i + 1 as a complex number (..., T, K/2), without a copy where the layout allows it."""
-        # in twice the bits, rounded once: a token alone then turns to the bits to which it turns among others
+        """Return channels 2i and 2i + 1 as a complex number (..., T, K/2), without a copy if the layout allows it."""
+        # with twice the bits, rounded once: a token then rotates to the same bits by itself and among others
         wide = torch.float32 if x.element_size() == 2 else torch.float64
         pairs = x.to(wide).unflatten(-1, (self.pairs, 2))
-        whole = pairs.stride(-1) == 1 and not any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1]))
-        return torch.view_as_complex(pairs if whole else pairs.clone(memory_format=torch.contiguous_format))
+        adjacent = pairs.stride(-1) == 1 and not any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1]))
+        return torch.view_as_complex(pairs if adjacent else pairs.clone(memory_format=torch.contiguous_format))
 
 
 class Alibi(Positions):
@@ -66,16 +66,15 @@ class Alibi(Positions):
         self.some = range(site.heads)
 
     def of_heads(self, some: range) -> Positions:
-        """With the slopes of these heads."""
         group = copy(self)
         group.some = some
         return group
 
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
-        """(H, ..., T, S), in float32 whatever the queries are: bfloat16 has no 257."""
+        """Return (H, ..., T, S) in float32, whatever the queries' type: bfloat16 cannot represent 257."""
         distance = (query_position.unsqueeze(-1) - key_position.unsqueeze(-2)).abs()
         slopes = _slopes(self.site.heads, q.device)[self.some.start : self.some.stop]
-        by_head = distance.dim() == q.dim()  # its second axis is that of the heads
+        by_head = distance.dim() == q.dim()  # the second axis is the heads
         return -slopes.view(-1, *[1] * (distance.dim() - 2 * by_head)) * distance
 
 
@@ -83,7 +82,7 @@ class Shaw(Positions):
     """Learned vectors for each clipped distance, added to keys and values.
 
     Paper: Shaw, Uszkoreit and Vaswani, NAACL 2018, arXiv 1803.02155, equations 3 and 4; tables are shared by the heads
-    and start at zero, which is plain attention. `clip` is the distance beyond which all are alike.
+    and start at zero, which is plain attention. Distances beyond `clip` count as `clip`.
     """
 
     on_values: ClassVar[bool] = True
@@ -95,13 +94,13 @@ class Shaw(Positions):
         self.value_table = nn.Parameter(torch.zeros(2 * clip + 1, self.value_width))
 
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
-        """scale * q . a_K of the distance, (B, H, ..., T, S), through one product with the table."""
+        """Return scale * q . a_K of the distance, (B, H, ..., T, S), through one product with the table."""
         by_distance = (q @ self.keys.T) * scale  # (B, H, ..., T, 2 clip + 1)
         bucket = self._bucket(query_position, key_position)
         return by_distance.gather(-1, bucket.expand(*q.shape[:-1], bucket.shape[-1]))
 
     def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
-        """The weights summed by distance, times a_V."""
+        """Return the sum of the weights per distance, times a_V."""
         bucket = self._bucket(query_position, key_position).expand(weights.shape)
         by_distance = weights.new_zeros(*weights.shape[:-1], 2 * self.clip + 1).scatter_add(-1, bucket, weights)
         return by_distance @ self.value_table.type_as(weights)
@@ -112,7 +111,9 @@ class Shaw(Positions):
 
 
 def _slopes(heads: int, device: torch.device) -> Tensor:
-    """2^(-8a/H), a = 1..H, for H a power of two; else those of the next lower one, then every other of twice it."""
+    """Return 2^(-8a/H), a = 1..H, for a power of two; else the slopes of the next lower power, then every other of
+    twice it.
+    """
     lower = 2 ** (heads.bit_length() - 1)
     slopes = 2.0 ** (-8.0 * torch.arange(1, lower + 1, device=device) / lower)
     between = 2.0 ** (-8.0 * torch.arange(1, 2 * lower + 1, 2, device=device) / (2 * lower))
@@ -120,4 +121,4 @@ def _slopes(heads: int, device: torch.device) -> Tensor:
 
 
 POSITIONS = {"rotary": Rotary, "alibi": Alibi, "shaw": Shaw, "relative": Shaw}
-"""By name; "relative" is Shaw's, as the literature calls it."""
+"""Classes by name; "relative" is Shaw's, as the literature calls it."""

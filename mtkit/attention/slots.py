@@ -1,7 +1,7 @@
-"""The slots around a mechanism over projected heads: replaceable parts before, inside and after its equation.
+"""The slots of a mechanism over projected heads: replaceable parts before, inside and after its equation.
 
 `positions` changes scores by relative position, `projection` makes queries, keys and values from the tokens, `merge`
-turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot is the plain Transformer's.
+turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot means the plain Transformer.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from mtkit.attention.options import refused
 from mtkit.errors import MtkitError
 
 OWN_VECTORS = frozenset({"fixed-head-size", "grouped-query", "multi-query"})
-"""The projections in which a score is the product of a query and a key that mean something by themselves; mechanisms
-that transform each of the two take only these."""
+"""Projections whose scores are products of one query vector and one key vector of each head. Mechanisms that transform
+queries and keys separately support only these."""
 
 SLOTS = ("positions", "projection", "merge", "regularizer")
 
@@ -37,22 +37,22 @@ class Slot(nn.Module):
     growth: ClassVar[float] = 2
     weights: ClassVar[bool] = True
     apart_from: ClassVar[frozenset[str]] = frozenset()
-    """Names of what it cannot combine with in other slots."""
+    """Names in other slots that it cannot combine with."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site = site
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Called after each optimiser update by the attention that the slot belongs to."""
+        """Called after each optimiser update by the attention that owns the slot."""
 
 
 class Projection(Slot):
-    """Queries, keys and values of the heads from the tokens; as it stands, the plain multi-head projection.
+    """Makes queries, keys and values of the heads from the tokens; this base class is the plain multi-head projection.
 
-    The linear maps themselves are the attention's `q_proj`, `k_proj` and `v_proj`; a projection says how wide each is
-    and reads the heads from what comes out. Keys and values may have fewer heads than queries (G of H, in groups of
-    neighbours) and each its own width.
+    The linear maps themselves are the attention's `q_proj`, `k_proj` and `v_proj`; a projection defines their widths
+    and splits their outputs into heads. Keys and values may have fewer heads than queries (G instead of H, in groups of
+    neighbours), and keys and values may have different widths.
     """
 
     def __init__(self, site: Site, width: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Projection(Slot):
 
     @property
     def scale(self) -> float:
-        """The factor of the scores."""
+        """Factor of the scores."""
         return float(self.key_width**-0.5)
 
     @property
@@ -84,38 +84,40 @@ class Projection(Slot):
 
     @property
     def joined_width(self) -> int:
-        """Width of the heads' outputs side by side."""
+        """Width of the concatenated outputs of the heads."""
         return self.site.heads * self.value_width
 
     def initialize(self, q_proj: nn.Linear, k_proj: nn.Linear) -> None:
-        """Start values of the maps of queries and keys, where they are others than Xavier's, which they have."""
+        """Initialise the maps of queries and keys, if not by Xavier's rule, which has been applied before."""
 
     def queries(self, projected: Tensor) -> Tensor:
-        """(B, T, H*K) to (B, H, T, K)."""
+        """Map (B, T, H*K) to (B, H, T, K)."""
         return projected.unflatten(-1, (self.heads, self.key_width)).transpose(1, 2)
 
     def keys(self, projected: Tensor) -> Tensor:
-        """(B, S, G*K) to (B, G, S, K)."""
+        """Map (B, S, G*K) to (B, G, S, K)."""
         return projected.unflatten(-1, (self.key_heads, self.key_width)).transpose(1, 2)
 
     def values(self, projected: Tensor) -> Tensor:
-        """(B, S, G*V) to (B, G, S, V)."""
+        """Map (B, S, G*V) to (B, G, S, V)."""
         return projected.unflatten(-1, (self.value_heads, self.value_width)).transpose(1, 2)
 
     def adopted(self, full_state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state_dict of `full` in the shapes of this attention's `own`, or unchanged where it knows no way."""
+        """Return the state_dict of `full`, its entries converted to the shapes of this attention's state `own` if
+        possible.
+        """
         return {
             name: value if name in own and own[name].shape == value.shape else self.converted(name, value)
             for name, value in full_state.items()
         }
 
     def converted(self, name: str, value: Tensor) -> Tensor:
-        """One entry whose shape differs, where it can be converted by itself."""
+        """Return one entry of another shape, converted if it can be converted by itself."""
         return value
 
 
 class KeyValueGroups(Projection):
-    """Keys and values of fewer heads than the queries: query head a reads key-value head a // (heads / kv_heads)."""
+    """Keys and values with fewer heads than queries: query head a reads key-value head a // (heads / kv_heads)."""
 
     def __init__(self, site: Site, kv_heads: int) -> None:
         super().__init__(site)
@@ -125,7 +127,7 @@ class KeyValueGroups(Projection):
         self.value_heads = kv_heads
 
     def converted(self, name: str, value: Tensor) -> Tensor:
-        """The mean over each group's heads (Ainslie et al., 2023, section 2.1)."""
+        """Take the mean over each group's heads (Ainslie et al., 2023, section 2.1)."""
         if not name.startswith(("k_proj", "v_proj")) or value.shape[0] != self.heads * self.key_width:
             return value
         group = self.heads // self.key_heads
@@ -133,9 +135,9 @@ class KeyValueGroups(Projection):
 
 
 class Merge(Slot):
-    """One vector from the heads' outputs, before `out_proj`; the plain one writes them side by side.
+    """Makes one vector from the heads' outputs, before `out_proj`; the plain Transformer concatenates them.
 
-    `width` is that of one head's output.
+    `width` is the width of one head's output.
     """
 
     def __init__(self, site: Site, width: int) -> None:
@@ -143,7 +145,7 @@ class Merge(Slot):
         self.width = width
 
     def forward(self, heads: Tensor) -> Tensor:
-        """(B, H, T, V) to (B, T, H*V)."""
+        """Map (B, H, T, V) to (B, T, H*V)."""
         raise NotImplementedError
 
 
@@ -153,7 +155,7 @@ class Regularizer(Slot):
     needs_weights: bool = False
     """Whether it reads the attention weights, so that they must be computed."""
     weighed_heads: int | None = None
-    """Of how many heads, the first ones, it reads the weights; None: of all."""
+    """Number of heads, from the first, whose weights it reads; None: all."""
 
     def forward(
         self,
@@ -164,11 +166,11 @@ class Regularizer(Slot):
         value_valid: Tensor | None,
         visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Weighted losses, means per real token.
+        """Return weighted losses, means per real token.
 
-        heads (B, H, T, V) outputs before merging, values (B, G, S, V), weights (B, H, T, S) before dropout, of
-        `weighed_heads` at least, query_valid (B, T), value_valid (B, S); visible broadcasts to weights and says which
-        keys the mechanism shows to a query, None where it shows all but padding and the future.
+        heads (B, H, T, V) outputs before merging; values (B, G, S, V); weights (B, H, T, S) before dropout, at least
+        those of `weighed_heads`; query_valid (B, T); value_valid (B, S). visible broadcasts to weights and is True for
+        the keys that the mechanism shows to a query; None if it shows all but padding and the future.
         """
         raise NotImplementedError
 
@@ -176,18 +178,18 @@ class Regularizer(Slot):
 class Positions(Slot):
     """Relative positions in self-attention.
 
-    In all methods q and k are (B, H, ..., K) with any block axes between, and positions are integers of the block axes
-    and length, (..., T) and (..., S); the keys' may differ from head to head, (B or 1, H, ..., S).
+    In all methods q and k are (B, H, ..., K) with any block axes between, and positions are integers over the block
+    axes and the length, (..., T) and (..., S); key positions may differ between heads, (B or 1, H, ..., S).
     """
 
     roles: ClassVar[frozenset[str]] = frozenset({"encoder", "decoder"})
     on_scores: ClassVar[bool] = True
-    """Whether `bias` gives anything."""
+    """Whether `bias` returns a tensor."""
     on_values: ClassVar[bool] = False
-    """Whether `values` gives anything, so that weights must be computed."""
+    """Whether `values` returns a tensor, so that weights must be computed."""
 
     def __init__(self, site: Site, width: int, value_width: int | None = None) -> None:
-        """Heads have queries and keys of `width`, and values of the same unless `value_width` says otherwise."""
+        """`width` is the width of a head's queries and keys, `value_width` that of its values; None: the same."""
         super().__init__(site)
         if site.role not in self.roles:
             raise MtkitError("relative positions need one axis for queries and keys: the cross role has none")
@@ -196,28 +198,28 @@ class Positions(Slot):
 
     @property
     def learned(self) -> bool:
-        """Whether they have parameters, to which gradients must go."""
+        """Whether there are parameters, which need gradients."""
         return any(True for _ in self.parameters())
 
     def of_heads(self, some: range) -> "Positions":
-        """The same for some of the heads, whose queries alone are then passed in."""
+        """Return the same positions for some of the heads; methods then get only the queries of these heads."""
         return self
 
     def rotate(self, x: Tensor, position: Tensor) -> Tensor:
-        """Queries or keys (..., T, K) as they enter the score."""
+        """Return queries or keys (..., T, K) as they enter the score."""
         return x
 
     def bias(self, q: Tensor, query_position: Tensor, key_position: Tensor, scale: float) -> Tensor | None:
-        """What is added to the scaled scores, broadcastable to (B, H, ..., T, S), or None."""
+        """Return a term to add to the scaled scores, broadcastable to (B, H, ..., T, S), or None."""
         return None
 
     def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
-        """What is added to the heads' outputs, (B, H, ..., T, V), or None."""
+        """Return a term to add to the heads' outputs, (B, H, ..., T, V), or None."""
         return None
 
 
 def slot_kind(kind: type) -> str | None:
-    """The slot that a class fills, or None for a mechanism proper."""
+    """Return the slot that a class fills, or None for a mechanism proper."""
     for slot, base in (("projection", Projection), ("merge", Merge), ("regularizer", Regularizer)):
         if issubclass(kind, base):
             return slot
