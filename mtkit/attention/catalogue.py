@@ -1,4 +1,4 @@
-"""The mechanisms as people read them: one table of all, and one page for each."""
+"""The mechanisms for readers: one table of all, and one page for each."""
 
 import inspect
 import sys
@@ -13,15 +13,15 @@ from mtkit.terminal import aligned
 
 
 def table() -> str:
-    """All mechanisms with family, roles, cost and paper, by family."""
+    """Return a table of all mechanisms with family, roles, cost and paper, sorted by family."""
     rows = [("name", "family", "roles", "cost", "paper")]
-    for each in sorted(mechanisms().values(), key=lambda mechanism: (mechanism.family, mechanism.name)):
-        rows.append((each.name, each.family, roles(each), each.complexity, each.paper))
+    for mechanism in sorted(mechanisms().values(), key=lambda entry: (entry.family, entry.name)):
+        rows.append((mechanism.name, mechanism.family, roles(mechanism), mechanism.complexity, mechanism.paper))
     return aligned(rows, left=range(5))
 
 
 def describe(name: str) -> str:
-    """One mechanism with its options and what its file says of paper, departures and cost.
+    """Return the page of one mechanism: facts, options, and the docstrings of its class and file.
 
     Raises: MtkitError for an unknown name.
     """
@@ -48,9 +48,9 @@ def describe(name: str) -> str:
 
 
 def roles(mechanism: Mechanism) -> str:
-    """ "encoder decoder (cross)": published roles, then extensions in brackets."""
-    named = [role if role in mechanism.published else f"({role})" for role in ROLES if role in mechanism.roles]
-    return " ".join(named)
+    """Return the published roles, then the extensions in brackets: "encoder decoder (cross)"."""
+    names = [role if role in mechanism.published else f"({role})" for role in ROLES if role in mechanism.roles]
+    return " ".join(names)
 
 
 def _options(mechanism: Mechanism) -> list[str]:
@@ -68,7 +68,7 @@ def _options(mechanism: Mechanism) -> list[str]:
 
 
 def _written(default: Any) -> str:
-    """As it is typed after `--attention-option NAME=`."""
+    """Return the default as it is typed after `--attention-option NAME=`."""
     if isinstance(default, tuple):
         return str(list(default))
     return str(default).lower() if isinstance(default, bool) else str(default)

@@ -1,11 +1,8 @@
-"""The registry of mechanisms is the folder: a file in a family's folder is a mechanism.
+"""The registry of mechanisms: each file in a family's folder is a mechanism, unless its name begins with `_`.
 
-Mechanisms of other packages are modules that these name in the entry point group `mtkit.attention`.
-
-Files that begin with `_` are helpers of the mechanisms beside them. Slots, too, are looked up by name here (`fill`).
-
-A file has exactly one public `Attention` or slot class (`Projection`, `Merge`, `Regularizer`). A slot's name selects
-`full` with that slot set.
+A file defines one public class: an `Attention`, or a slot around it (`Projection`, `Merge`, `Regularizer`), whose name
+then means `full` with that slot set. Other packages list their mechanisms as modules in the entry point group
+`mtkit.attention`. `fill` looks up slots by name.
 """
 
 import importlib
@@ -24,22 +21,22 @@ from torch import nn
 from mtkit.attention.contract import ROLES, Attention, Site
 from mtkit.attention.options import check, options_of, refused
 from mtkit.attention.positions import POSITIONS
-from mtkit.attention.slots import SLOTS, Positions, Slot, slot_kind
+from mtkit.attention.slots import SLOTS, Slot, slot_kind
 from mtkit.errors import MtkitError, cut_words, did_you_mean, shown
 from mtkit.memory import WithinMemory
 from mtkit.storage.records import as_python
 
 GROUP = "mtkit.attention"
-"""Entry point group of other packages' mechanisms: the mechanism's name, and its module."""
+"""Entry point group of other packages' mechanisms: from the mechanism's name to its module."""
 
 SHARED = {"bases", "kernels"}
-"""Folders of `mtkit.attention` that hold no mechanisms."""
+"""Folders of `mtkit.attention` without mechanisms."""
 
 OTHERS = "other packages"
 """Family of other packages' mechanisms."""
 
 DECLARED = ("roles", "published", "paper", "complexity", "growth")
-"""What the class of each mechanism says of it."""
+"""Attributes that the class of each mechanism must define."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Mechanism:
     options: dict[str, Any]
     kind: type[Attention] | type[Slot]
     package: str | None = None
-    """Package and version that it belongs to; None for mtkit's own."""
+    """Package and version that define it; None for mtkit's own."""
 
     @property
     def slot(self) -> str | None:
@@ -68,26 +65,26 @@ class Mechanism:
 
 @cache
 def mechanisms() -> dict[str, Mechanism]:
-    """Every mechanism by name: mtkit's own, and those of other packages that can be loaded.
+    """Return every mechanism by name: mtkit's own, and those of other packages that can be loaded.
 
-    Raises: MtkitError for another package's mechanism with the name of one that is already known.
+    Raises: MtkitError if another package's mechanism has the name of an existing one.
     """
-    found: dict[str, Mechanism] = {}
+    by_name: dict[str, Mechanism] = {}
     for file in sorted(file for file in Path(__file__).parent.glob("*/[!_]*.py") if file.parent.name not in SHARED):
         family, name = file.parent.name, file.stem.replace("_", "-")
-        if name in found:
-            raise ValueError(f"two families have a mechanism '{name}': {found[name].family} and {family}")
+        if name in by_name:
+            raise ValueError(f"two families have a mechanism '{name}': {by_name[name].family} and {family}")
         kind = _only_mechanism_in(importlib.import_module(f"{__package__}.{family}.{file.stem}"))
-        found[name] = _described(name, family, kind)
+        by_name[name] = _described(name, family, kind)
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        if entry.name in found:
+        if entry.name in by_name:
             raise MtkitError(
                 f"{_package(entry)} has an attention mechanism '{entry.name}', and there is another one of that name; "
                 "rename it, or uninstall that package"
             )
         with suppress(MtkitError):  # `find` raises it for this name
-            found[entry.name] = _of_package(entry)
-    return found
+            by_name[entry.name] = _of_package(entry)
+    return by_name
 
 
 def _described(name: str, family: str, kind: Any, package: str | None = None) -> Mechanism:
@@ -108,7 +105,7 @@ def _described(name: str, family: str, kind: Any, package: str | None = None) ->
 
 
 def _of_package(entry: EntryPoint) -> Mechanism:
-    """Another package's mechanism. Raises: MtkitError if it cannot be loaded."""
+    """Load another package's mechanism. Raises: MtkitError if it cannot be loaded."""
     try:
         if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry.name):
             raise ValueError("a mechanism's name is small letters, digits and hyphens")
@@ -147,9 +144,10 @@ def build(
     shared: MutableMapping[Any, nn.Module] | None = None,
     **options: Any,
 ) -> Attention:
-    """The attention sub-layer `name` for one site of a model; see `Site` for the arguments.
+    """Return the attention sub-layer `name` for one site of a model; see `Site` for the arguments.
 
-    Raises: MtkitError for an unknown name, role, option or slot, a number out of range, and for what cannot combine.
+    Raises: MtkitError for an unknown name, role, option or slot, a number out of range, or parts that cannot be
+    combined.
     """
     numbers: dict[str, Any] = {
         "d_model": d_model,
@@ -172,7 +170,7 @@ def build(
 
 
 def _checked(numbers: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a site. Raises: MtkitError for one that is out of range or has another type."""
+    """Return the numbers of a site. Raises: MtkitError for one that is out of range or has another type."""
     for name, value in numbers.items():
         if name == "dropout":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
@@ -192,13 +190,13 @@ def _built(mechanism: Mechanism, site: Site, options: Mapping[str, Any]) -> Atte
         filled: dict[str, Any] = {mechanism.slot: {"name": mechanism.name, **options}}
         return _built(find("full"), replace(site, **filled), {})
     check_slots(mechanism, {slot: getattr(site, slot) for slot in SLOTS})
-    given = ", ".join(f"{option} = {shown(value)}" for option, value in options.items())
-    with WithinMemory(f"attention '{mechanism.name}'{f' with {given}' if given else ''}"):
+    written = ", ".join(f"{option} = {shown(value)}" for option, value in options.items())
+    with WithinMemory(f"attention '{mechanism.name}'{f' with {written}' if written else ''}"):
         return mechanism.kind(site, **options)  # type: ignore[return-value]
 
 
 def find(name: str) -> Mechanism:
-    """The mechanism of that name.
+    """Return the mechanism with this name.
 
     Raises: MtkitError with the nearest name, or with the reason why another package's mechanism cannot be loaded.
     """
@@ -212,9 +210,9 @@ def find(name: str) -> Mechanism:
 
 
 def fill(slot: str, site: Site, *arguments: Any) -> Any:
-    """What the site names for `slot`, built, or None where it names nothing.
+    """Build what the site names for `slot`; return None if it names nothing.
 
-    Raises: MtkitError for an unknown name or option, and for a name that belongs elsewhere.
+    Raises: MtkitError for an unknown name or option, and for a name that belongs to another slot.
     """
     value: str | Mapping[str, Any] | None = getattr(site, slot)
     if value is None:
@@ -222,27 +220,34 @@ def fill(slot: str, site: Site, *arguments: Any) -> Any:
     name, options = _named(slot, value)
     kind: Any = _slot_kind(slot, name)
     if slot != "positions" and site.role not in kind.roles:
-        can = ", ".join(each for each in ROLES if each in kind.roles)
-        raise MtkitError(f"{slot} {shown(name)} cannot play the role '{site.role}'; it can play: {can}")
+        raise _wrong_role(f"{slot} {shown(name)}", kind, site.role)
     return kind(site, *arguments, **options)
 
 
 def check_role(mechanism: Mechanism, role: str) -> None:
-    """Raises: MtkitError where the mechanism cannot play the role, naming those it can."""
+    """Raises: MtkitError if the mechanism cannot play the role; the message lists the roles it can play."""
     if role not in ROLES:
         raise MtkitError(f"no role {shown(role)}{did_you_mean(role, list(ROLES))}; the roles are {', '.join(ROLES)}")
     if role not in mechanism.roles:
-        can = ", ".join(each for each in ROLES if each in mechanism.roles)
-        raise MtkitError(f"attention '{mechanism.name}' cannot play the role {shown(role)}; it can play: {can}")
+        raise _wrong_role(f"attention '{mechanism.name}'", mechanism.kind, role)
+
+
+def _wrong_role(owner: str, kind: Any, role: str) -> MtkitError:
+    supported = ", ".join(name for name in ROLES if name in kind.roles)
+    return MtkitError(f"{owner} cannot play the role {shown(role)}; it can play: {supported}")
 
 
 def check_options(mechanism: Mechanism, options: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for an option that the mechanism does not declare, and for a value that it does not take."""
+    """Raises: MtkitError for an option that the mechanism does not declare, and for a value that an option does not
+    accept.
+    """
     check(f"attention '{mechanism.name}'", mechanism.kind, options)
 
 
 def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
-    """Raises: MtkitError for what cannot stand in a slot, or not in one of this mechanism, and for its options."""
+    """Raises: MtkitError for slot values that are unknown or that this mechanism cannot combine with, and for their
+    options.
+    """
     host = mechanism if mechanism.slot is None else find("full")
     if mechanism.slot is not None:
         _check_own_slot(mechanism, slots.get(mechanism.slot))
@@ -250,19 +255,19 @@ def check_slots(mechanism: Mechanism, slots: Mapping[str, Any]) -> None:
         if value is None:
             continue
         name, options = _named(slot, value)
-        takes: Mapping[str, frozenset[str] | None] = host.kind.slots  # type: ignore[union-attr]
-        allowed = takes.get(slot, frozenset())
+        supported: Mapping[str, frozenset[str] | None] = host.kind.slots  # type: ignore[union-attr]
+        allowed = supported.get(slot, frozenset())
         if allowed is not None and name not in allowed:
-            able = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
-            raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{able}")
+            choices = f"; it can combine with: {', '.join(sorted(allowed))}" if allowed else ""
+            raise MtkitError(f"attention '{mechanism.name}' cannot combine with {slot}={name}{choices}")
         check(f"{slot} {shown(name)}", _slot_kind(slot, name), options)
-    held = {slot: _named(slot, value)[0] for slot, value in slots.items() if value is not None}
-    held |= {} if mechanism.slot is None else {mechanism.slot: mechanism.name}
-    for slot, name in held.items():
+    filled = {slot: _named(slot, value)[0] for slot, value in slots.items() if value is not None}
+    filled |= {} if mechanism.slot is None else {mechanism.slot: mechanism.name}
+    for slot, name in filled.items():
         kind: Any = _slot_kind(slot, name)
-        for other, value in held.items():
-            if value in kind.apart_from:
-                raise MtkitError(f"{slot}={name} cannot combine with {other}={value}")
+        for other, other_name in filled.items():
+            if other_name in kind.apart_from:
+                raise MtkitError(f"{slot}={name} cannot combine with {other}={other_name}")
 
 
 def _check_own_slot(mechanism: Mechanism, value: Any) -> None:
@@ -271,7 +276,7 @@ def _check_own_slot(mechanism: Mechanism, value: Any) -> None:
 
 
 def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
-    """The name that a slot's value gives, and the options beside it."""
+    """Return the name and the options in a slot's value."""
     name, options = (value.get("name"), {**value}) if isinstance(value, Mapping) else (value, {})
     if not isinstance(name, str):
         raise refused(slot, value, "be a name, or a mapping with a name and options, as {name: NAME, OPTION: VALUE}")
@@ -280,34 +285,22 @@ def _named(slot: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _slot_kind(slot: str, name: str) -> Callable[..., Slot]:
-    return _positions(name) if slot == "positions" else _member(slot, name)
-
-
-def _positions(name: str) -> Callable[..., Positions]:
-    if name not in POSITIONS:
-        raise MtkitError(
-            f"no positions {shown(name)}{did_you_mean(name, list(POSITIONS))}; there are {', '.join(POSITIONS)}"
-        )
-    return POSITIONS[name]
-
-
-def _member(slot: str, name: str) -> Callable[..., Slot]:
-    members = {each.name: each.kind for each in mechanisms().values() if each.slot == slot}
-    if name not in members:
-        there = ", ".join(members) or "none yet"
-        raise MtkitError(f"no {slot} {shown(name)}{did_you_mean(name, list(members))}; there are: {there}")
-    return members[name]  # type: ignore[return-value]
+    of_slot = {mechanism.name: mechanism.kind for mechanism in mechanisms().values() if mechanism.slot == slot}
+    kinds: Mapping[str, Any] = POSITIONS if slot == "positions" else of_slot
+    if name not in kinds:
+        raise MtkitError(f"no {slot} {shown(name)}{did_you_mean(name, list(kinds))}; there are: {', '.join(kinds)}")
+    return kinds[name]
 
 
 def _only_mechanism_in(module: ModuleType) -> Any:
-    own = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type) and each.__module__ == module.__name__ and issubclass(each, Attention | Slot)
-        if not each.__name__.startswith("_")
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__ and issubclass(kind, Attention | Slot)
+        if not kind.__name__.startswith("_")
     ]
-    if len(own) != 1:
-        raise TypeError(f"{module.__name__} must define exactly one public Attention or slot, not {len(own)}")
-    if missing := [name for name in DECLARED if not hasattr(own[0], name)]:
-        raise TypeError(f"{own[0].__name__} in {module.__name__} does not declare: {', '.join(missing)}")
-    return own[0]
+    if len(kinds) != 1:
+        raise TypeError(f"{module.__name__} must define exactly one public Attention or slot, not {len(kinds)}")
+    if missing := [name for name in DECLARED if not hasattr(kinds[0], name)]:
+        raise TypeError(f"{kinds[0].__name__} in {module.__name__} does not declare: {', '.join(missing)}")
+    return kinds[0]
