@@ -1,23 +1,25 @@
-"""Informer: the few queries whose attention is farthest from uniform attend; all others get the mean of the values.
+"""Informer: only the queries whose attention differs most from uniform attend; the others get the mean of the values.
 
 Paper: Zhou, Zhang, Peng, Zhang, Li, Xiong and Zhang, "Informer: Beyond Efficient Transformer for Long Sequence
 Time-Series Forecasting", AAAI 2021, arXiv 2012.07436, section 3 (ProbSparse self-attention). The measure of a query,
 over U keys sampled for it, is
     M_i = max_j q_i . k_j / sqrt(K) - mean_j q_i . k_j / sqrt(K).
-Of T queries the u = c ceil(ln T) of largest M are active, with y_i = softmax(q_i K^T / sqrt(K)) V; U is c ceil(ln S),
-both at least 1. For all others y_i is the mean of V.
-Departures: keys are sampled without repeats, and by a fixed table; the paper draws anew in every pass. The mean in M is
-over the sample; the authors' code divides by S. Real tokens alone are ranked, sampled and averaged.
-In the decoder the paper ranks over the whole sequence and samples later keys. There (an extension) a query samples keys
-up to its own, is active if fewer than c ceil(ln(i + 1)) of the queries before it have a larger M, and otherwise gets
-the mean over its prefix. (The authors' code sums there instead.) Ties: the encoder prefers the earlier token.
-Equal measures never keep a decoder's query from being active. Queries and keys are projected in float32, under autocast
-too, and a decoder's cache holds keys in float32, so that rounding changes no choice, but among tokens that repeat where
-positions do not tell them apart.
-Cost: O(T log T) time in the encoder. In the decoder about c ln² T / 2 queries are active where M has no trend, all
-where it rises throughout, and each sees O(T) keys. Memory O(T). A step costs O(U K), t comparisons, and O(t K) for each
-active head. An accelerator cannot branch without making the host wait: there all queries of the decoder attend, in the
-fused kernel, and all heads in a step.
+Of T queries the u = c ceil(ln T) with the largest M are active, with y_i = softmax(q_i K^T / sqrt(K)) V; U is
+c ceil(ln S); both are at least 1. For all other queries y_i is the mean of V.
+Departures: keys are sampled without repeats: the keys are cut into U stretches of equal length, and one is drawn from
+each. The draw is a hash of head, query and slot, the same in training, evaluation and decoding and in any batch; the
+paper draws anew in every pass. The mean in M is over the sample; the authors' code divides by S. Only real tokens are
+ranked, sampled and averaged.
+In the decoder the paper ranks over the whole sequence and samples later keys. Here (an extension) a query samples keys
+up to its own position, is active if fewer than c ceil(ln(i + 1)) earlier queries have a larger M, and otherwise gets
+the mean over its prefix. (The authors' code sums there.) Of equal measures, the encoder prefers the earlier token; in
+the decoder they never make a query inactive. Queries and keys are projected in float32, under autocast too, and a
+decoder's cache holds keys in float32, so that rounding changes no choice, except between repeated tokens without
+positions.
+Cost: O(T log T) time in the encoder. In the decoder about c ln² T / 2 queries are active if M has no trend, all if it
+rises throughout, and each sees O(T) keys. Memory O(T). A step costs O(U K), t comparisons, and O(t K) for each active
+head. An accelerator cannot branch without making the host wait: there all queries of the decoder attend, in the fused
+kernel, and all heads in a step.
 """
 
 import math
@@ -39,13 +41,13 @@ from mtkit.attention.kernels.reproducible import hashed, random_key, replay_choi
 from mtkit.attention.options import Positive
 
 AT_ONCE = 32
-"""Active queries of a decoder whose masks are held at a time."""
+"""Active queries of a decoder whose masks are in memory at a time."""
 
 
 class Informer(HeadAttention):
-    """Softmax attention of the most selective queries; the mean of the values for the others.
+    """Softmax attention for the most selective queries; the mean of the values for the others.
 
-    factor: c, which the logarithm of the length is multiplied by for the numbers of active queries and sampled keys.
+    factor: c, the multiple of the logarithm of the length that gives the numbers of active queries and sampled keys.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -55,7 +57,7 @@ class Informer(HeadAttention):
     growth = 1
     unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores, of which active queries have different ones
+        "positions": frozenset({"rotary"}),  # the others add to scores, and each head has other active queries
         "projection": None,
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
@@ -67,7 +69,7 @@ class Informer(HeadAttention):
         self.samples = Samples(site.heads, factor, random_key(site.seed, ROLES.index(site.role), site.layer))
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Active queries are gathered and attend; every query then reads its row, or the mean."""
+        """Attend with the active queries only; the others get the mean."""
         query_valid = inputs.query_valid
         q, k, v = self.exact_queries_keys_values(inputs.query)
         active = replay_choice(self._active(q.detach(), k.detach(), query_valid), 2)
@@ -77,38 +79,39 @@ class Informer(HeadAttention):
             rows = fused_attention(q.type_as(v), keys, values, is_causal=True, **how)
             others = prefix_means(v)
         elif self.site.causal:
-            rows = _at_own(self._attend_past(q.type_as(v), k.type_as(v), v, active), active)
+            rows = _spread_active(self._attend_past(q.type_as(v), k.type_as(v), v, active), active)
             others = prefix_means(v)
         else:
             place = _places(active, self.samples.most(inputs.query.shape[1]))
             how = {"scale": self.scale, "valid": query_valid, "dropout": self.dropout}
             heads, _ = attend(rows_at(q, place.unsqueeze(2)).squeeze(2).type_as(v), k.type_as(v), v, **how)
-            rows, others = _at_own(heads, active), _mean(v, query_valid)
+            rows, others = _spread_active(heads, active), _mean(v, query_valid)
         heads = torch.where(active.unsqueeze(-1), rows, expand_heads(others, self.site.heads).type_as(v))
         return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty cache, the sum of no values, and the measures of no queries."""
         like = self.q_proj.weight
         state = start_cache(inputs.batch_size, inputs.hypotheses, like, **self.cache_shapes)
         past = start_cache(inputs.batch_size, inputs.hypotheses, like, measures=(self.site.heads, 1))
         return {**state, "past": past, "sums": start_sums("values")}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis samples its keys, is ranked among those before it, and may attend."""
+        """Sample keys for the newest token of each hypothesis, rank it among the tokens before it, and attend if it is
+        active.
+        """
         query = inputs.query
-        here = torch.full((1,), state["count"], device=query.device)
+        position = torch.full((1,), state["count"], device=query.device)
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.exact_queries_keys_values(tokens, here))
+        q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.exact_queries_keys_values(tokens, position))
         past, sums = state["past"], add_rows(state["sums"], values=v)
         state = {**append(state, keys=k, values=v), "sums": sums}
         number: int = state["count"]
         with torch.autocast(query.device.type, enabled=False):
-            picks, there = self.samples.picks(here, (here + 1).view(1, 1, 1), self.samples.most(number))
+            picks, sampled_mask = self.samples.picks(position, (position + 1).view(1, 1, 1), self.samples.most(number))
             sampled = picked(state["keys"], picks.squeeze(2))  # (B, N, H, U, K)
-            measure = spikiness((sampled @ q.unsqueeze(-1)).squeeze(-1), there.squeeze(2)).unsqueeze(-1)
-            larger = (written(past, "measures").squeeze(-1) > measure).sum(-1)
-            active = larger < self.samples.most(number)  # (B, N, H)
+            measure = spikiness((sampled @ q.unsqueeze(-1)).squeeze(-1), sampled_mask.squeeze(2)).unsqueeze(-1)
+            larger_before = (written(past, "measures").squeeze(-1) > measure).sum(-1)
+            active = larger_before < self.samples.most(number)  # (B, N, H)
             others = (sums["values"] / number).type_as(v)
             heads = others.repeat_interleave(self.site.heads // others.shape[2], dim=2)
             heads = self._attend_active(q, state, active, heads)
@@ -117,7 +120,7 @@ class Informer(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same query by query: measures and ranks in lists, and a softmax for each query that is active."""
+        """Compute query by query: measures and ranks in lists, and one softmax per query."""
         query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
         k, v = expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)
@@ -126,24 +129,24 @@ class Informer(HeadAttention):
         for b, length in enumerate(lengths):
             i = torch.arange(length, device=query.device)
             seen = i + 1 if self.site.causal else torch.full_like(i, length)
-            picks, there = self.samples.picks(i, seen.view(1, 1, -1), self.samples.most(length or 1))
+            picks, used = self.samples.picks(i, seen.view(1, 1, -1), self.samples.most(length or 1))
             for h in range(self.site.heads):
-                scores = [q[b, h, j] @ k[b, h, picks[0, h, j][there[0, h, j]]].T for j in range(length)]
-                measure = [(each.max() - each.mean()).item() for each in scores]
+                scores = [q[b, h, j] @ k[b, h, picks[0, h, j][used[0, h, j]]].T for j in range(length)]
+                measure = [(row_scores.max() - row_scores.mean()).item() for row_scores in scores]
                 row = [v.new_zeros(v.shape[-1])] * query.shape[1]
                 for j, keys in enumerate(seen.tolist()):
-                    before = sum(other > measure[j] for other in measure[:j])
+                    larger_before = sum(other > measure[j] for other in measure[:j])
                     if not self.site.causal:
-                        before += sum(other == measure[j] for other in measure[:j])
-                        before += sum(other > measure[j] for other in measure[j:])
+                        larger_before += sum(other == measure[j] for other in measure[:j])
+                        larger_before += sum(other > measure[j] for other in measure[j:])
                     weights = (k[b, h, :keys] @ q[b, h, j] * self.scale).softmax(-1)
                     uniform = torch.full_like(weights, 1 / keys)
-                    row[j] = (weights if before < self.samples.most(keys) else uniform) @ v[b, h, :keys]
+                    row[j] = (weights if larger_before < self.samples.most(keys) else uniform) @ v[b, h, :keys]
                 rows.append(torch.stack(row))
         return Attended(self.merge_heads(torch.stack(rows).unflatten(0, (len(query), -1))))
 
     def _active(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
-        """Whether each query attends, (B, H, T); no padding does."""
+        """Return whether each query attends, (B, H, T); False at padding."""
         i = torch.arange(q.shape[2], device=q.device)
         if self.site.causal:
             keys = (i + 1).view(1, 1, -1)
@@ -161,55 +164,55 @@ class Informer(HeadAttention):
         return active if real is None else active & real
 
     def _attend_past(self, q: Tensor, k: Tensor, v: Tensor, active: Tensor) -> Tensor:
-        """The outputs (B, H, A, V) of active queries in a decoder, in order; A is the most that a head has."""
+        """Return the outputs (B, H, A, V) of a decoder's active queries, in order; A is the largest count of a head."""
         k, v = (expand_heads(x, self.site.heads) for x in (k, v))
         place = _places(active, max(int(active.sum(-1).amax()), 1))
         parts, rows_of = [], rows_at(q, place.unsqueeze(2)).squeeze(2)
-        for rows, at in zip(rows_of.split(AT_ONCE, dim=2), place.split(AT_ONCE, dim=2), strict=True):
-            if torch.is_grad_enabled():  # masks are made again in the backward pass
-                parts.append(checkpoint(self._attend_up_to, rows, k, v, at, use_reentrant=False))
+        for rows, positions in zip(rows_of.split(AT_ONCE, dim=2), place.split(AT_ONCE, dim=2), strict=True):
+            if torch.is_grad_enabled():  # the backward pass makes the masks again
+                parts.append(checkpoint(self._attend_up_to, rows, k, v, positions, use_reentrant=False))
             else:
-                parts.append(self._attend_up_to(rows, k, v, at))
+                parts.append(self._attend_up_to(rows, k, v, positions))
         return torch.cat(parts, dim=2)
 
     def _attend_up_to(self, q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-        """Each of some queries (B, H, c, K) sees the keys up to its `last` (B, H, c)."""
+        """Attend with queries (B, H, c, K), each to the keys up to its position in `last` (B, H, c)."""
         mask = torch.arange(k.shape[2], device=q.device) <= last.unsqueeze(-1)
         return fused_attention(q, k, v, mask=mask, scale=self.scale, dropout=self.dropout)
 
     def _attend_active(self, q: Tensor, state: State, active: Tensor, others: Tensor) -> Tensor:
-        """The outputs (B, N, H, V) of a step: those of attention where active (B, N, H), else `others`."""
+        """Return the outputs (B, N, H, V) of a step: attention if active (B, N, H), else `others`."""
         keys, values = written(state, "keys"), written(state, "values")
         if not self._branches(active):
             heads, _ = attend_step(q, keys, values, scale=self.scale)
             return torch.where(active.unsqueeze(-1), heads, others)
-        some = active.flatten().nonzero().squeeze(1)
-        row, head = some // self.site.heads, some % self.site.heads
+        chosen = active.flatten().nonzero().squeeze(1)
+        row, head = chosen // self.site.heads, chosen % self.site.heads
         k, v = (
             x.flatten(0, 2)[row * x.shape[2] + head * x.shape[2] // self.site.heads].unsqueeze(1)
             for x in (keys, values)
         )  # (A, 1, t, K)
-        heads, _ = attend(q.flatten(0, 2)[some, None, None].type_as(v), k.type_as(v), v, scale=self.scale)
-        return others.flatten(0, 2).index_copy(0, some, heads[:, 0, 0]).view_as(others)
+        heads, _ = attend(q.flatten(0, 2)[chosen, None, None].type_as(v), k.type_as(v), v, scale=self.scale)
+        return others.flatten(0, 2).index_copy(0, chosen, heads[:, 0, 0]).view_as(others)
 
     def _branches(self, active: Tensor) -> bool:
-        """Whether only what is active attends in a decoder: on a CPU, but not on an accelerator, which would wait."""
+        """Return whether only active queries attend in a decoder: on a CPU; on an accelerator the host would wait."""
         return active.device.type == "cpu"
 
 
 def _places(active: Tensor, count: int) -> Tensor:
-    """The positions (B, H, count) of active queries, in order; then, where a head has fewer, others."""
+    """Return the positions (B, H, count) of active queries, in order, then other positions in heads with fewer."""
     return (~active).byte().argsort(dim=-1, stable=True)[..., :count]
 
 
-def _at_own(rows: Tensor, active: Tensor) -> Tensor:
-    """Rows (B, H, A, V) of active queries, in order, at the places (B, H, T) of these; those of others mean nothing."""
-    own = (active.cumsum(-1) - 1).clamp(min=0).unsqueeze(2)
-    return rows_at(rows, own).squeeze(2)
+def _spread_active(rows: Tensor, active: Tensor) -> Tensor:
+    """Put rows (B, H, A, V) of the active queries at their positions (B, H, T); rows of other queries are arbitrary."""
+    place = (active.cumsum(-1) - 1).clamp(min=0).unsqueeze(2)
+    return rows_at(rows, place).squeeze(2)
 
 
 def _mean(v: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean (B, G, 1, V) of the values of real tokens, in float32 at least; zero over none."""
+    """Return the mean (B, G, 1, V) of the real tokens' values, in at least float32; zero without tokens."""
     if valid is None:
         return upcast(v).mean(2, keepdim=True)
     real = valid[:, None, :, None]
@@ -217,76 +220,77 @@ def _mean(v: Tensor, valid: Tensor | None) -> Tensor:
 
 
 QUERIES_AT_ONCE = 64
-"""Queries whose samples are held at a time."""
+"""Queries whose samples are in memory at a time."""
 MOST_KEYS = 128
-"""Keys up to which the sample is taken from all scores, where copies of keys for each query would take longer."""
+"""Largest number of keys at which the sample is taken from all scores; with more, copying each query's keys is faster.
+"""
 
 
 class Samples:
-    """The keys that each query of each head samples; c is `factor`."""
+    """The sampled keys of each query of each head: U(n) = max(min(c ceil(ln n), n), 1) of n keys; c is `factor`."""
 
     def __init__(self, heads: int, factor: int, key: int) -> None:
         """`key`: a number for seed, role and layer, from `random_key`."""
         self.heads, self.factor, self.key = heads, factor, key
 
     def most(self, keys: int) -> int:
-        """U(n) of a number."""
+        """Return U(n) for one number n of keys."""
         return max(min(self.factor * math.ceil(math.log(keys)), keys), 1)
 
     def size(self, keys: Tensor) -> Tensor:
-        """U(n) of each of several numbers n; 1 of zero."""
+        """Return U(n) for each of several numbers n; 1 for zero."""
         return (self.factor * keys.clamp(min=1).double().log().ceil().long()).minimum(keys).clamp(min=1)
 
     def picks(self, i: Tensor, keys: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-        """The keys sampled, (B or 1, H, c, slots), for queries at i (c,), and which of the slots there are.
+        """Return the keys sampled, (B or 1, H, c, slots), for queries at i (c,), and which of the slots are used.
 
-        keys (B or 1, 1, c or 1): how many keys each query has, from the first on.
+        keys (B or 1, 1, c or 1): the number of keys of each query, from the first on.
         """
         head, slot = (torch.arange(count, device=i.device) for count in (self.heads, slots))
-        draw = hashed(hashed(hashed(head + self.key).unsqueeze(-1) + i).unsqueeze(-1) + slot)  # (H, c, slots)
+        draws = hashed(hashed(hashed(head + self.key).unsqueeze(-1) + i).unsqueeze(-1) + slot)  # (H, c, slots)
         keys = keys.unsqueeze(-1)
         size = self.size(keys)
         first = slot * keys // size
         width = (slot + 1) * keys // size - first
-        there = (slot < size).expand(-1, *draw.shape)
-        return (first + (draw * width >> 32)).masked_fill(~there, 0), there
+        used = (slot < size).expand(-1, *draws.shape)
+        return (first + (draws * width >> 32)).masked_fill(~used, 0), used
 
     @torch.no_grad()
     def measures(self, q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
-        """`spikiness` (B, H, T) of queries (B, H, T, K) at positions from 0, on their samples of k (B, G, S, K).
+        """Return `spikiness` (B, H, T) of queries (B, H, T, K) at positions from 0, on their samples of k (B, G, S, K).
 
         keys (B or 1, 1, T or 1), as in `picks`.
         """
         parts = []
         k = k if k.shape[2] <= MOST_KEYS else expand_heads(k, self.heads).contiguous()  # once, not for each part
-        every = torch.arange(q.shape[2], device=q.device)
-        for i, rows in zip(every.split(QUERIES_AT_ONCE), q.split(QUERIES_AT_ONCE, dim=2), strict=True):
-            own = keys if keys.shape[2] == 1 else keys[:, :, i]
-            picks, there = self.picks(i, own, self.most(k.shape[2]))
+        position = torch.arange(q.shape[2], device=q.device)
+        for i, rows in zip(position.split(QUERIES_AT_ONCE), q.split(QUERIES_AT_ONCE, dim=2), strict=True):
+            query_keys = keys if keys.shape[2] == 1 else keys[:, :, i]
+            picks, used = self.picks(i, query_keys, self.most(k.shape[2]))
             if k.shape[2] <= MOST_KEYS:
                 scores = scores_of(rows, k, 1.0).gather(-1, picks.expand(len(q), -1, -1, -1))
             else:
                 scores = (rows_at(k, picks) @ rows.unsqueeze(-1)).squeeze(-1)
-            parts.append(spikiness(scores, there))
+            parts.append(spikiness(scores, used))
         return torch.cat(parts, dim=-1)
 
 
-def spikiness(scores: Tensor, there: Tensor) -> Tensor:
-    """max - mean over the last axis, of the scores that are there."""
-    largest = scores.masked_fill(~there, -torch.inf).amax(-1)
-    return largest - scores.masked_fill(~there, 0.0).sum(-1) / there.sum(-1)
+def spikiness(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return max - mean over the last axis, of the scores in the mask."""
+    largest = scores.masked_fill(~mask, -torch.inf).amax(-1)
+    return largest - scores.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1)
 
 
 def earlier_larger(x: Tensor) -> Tensor:
-    """How many earlier numbers are larger than each, (..., T) of x (..., T), in O(T log² T).
+    """Return how many earlier numbers are larger than each, (..., T) for x (..., T), in O(T log² T).
 
     Blocks of 1, 2, 4, ... are paired: each number is looked up among the sorted numbers of the block to its left.
     """
     length, size = x.shape[-1], 1
-    whole = 1 << (length - 1).bit_length()
-    x = F.pad(x, (0, whole - length), value=-torch.inf)
+    padded = 1 << (length - 1).bit_length()
+    x = F.pad(x, (0, padded - length), value=-torch.inf)
     counts = torch.zeros_like(x, dtype=torch.long)
-    while size < whole:
+    while size < padded:
         left, right = x.unflatten(-1, (-1, 2, size)).unbind(-2)
         not_larger = torch.searchsorted(left.sort(dim=-1).values, right.contiguous(), right=True)
         counts.unflatten(-1, (-1, 2, size))[..., 1, :] += size - not_larger

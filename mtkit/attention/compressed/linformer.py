@@ -1,13 +1,13 @@
-"""Linformer: keys and values of all positions are mixed into a fixed number of slots by learned matrices.
+"""Linformer: learned matrices mix the keys and values of all positions into a fixed number of slots.
 
 Paper: Wang, Li, Khabsa, Fang and Ma, "Linformer: Self-Attention with Linear Complexity", 2020, arXiv 2006.04768,
 equation 7.
 Departures: padded rows are zeroed before they are mixed, so that the result of a segment is independent of its batch.
-There is no decoder role, because every slot mixes all positions, later ones included. E and F start as random matrices
-with a one added for slot i at positions i, i + rank, ... Independent random matrices alone make weights nearly
-independent of the scores: the weights over positions correlate by 0.02 with those of `full` and vary 100 times less on
-12 tokens, so that short segments are learned slowly. (The proof of theorem 2 has E and F alike.)
-E and F have a column for each position up to `longest`, of which the first S are used.
+There is no decoder role, because every slot mixes all positions, later ones included. E and F are initialised at
+random, plus 1 for slot i at positions i, i + rank, ... With independent random matrices only, weights hardly depend on
+the scores (on 12 tokens they correlate by 0.02 with the weights of `full` and vary 100 times less), and short segments
+are learned slowly. (The proof of theorem 2 uses E = F.) E and F have one column per position up to `longest`; the first
+S are used.
 Cost: O((T + S) rank) time and memory; a step over the source costs O(rank).
 """
 
@@ -57,7 +57,7 @@ class Linformer(HeadAttention):
         self.value_slots = self._slots(values, rank) if share in ("none", "head") else None  # F
 
     def attend(self, inputs: Inputs) -> Attended:
-        """softmax(Q (E K)^T / sqrt(K)) F V. Raises: MtkitError where S is more than `longest`."""
+        """Compute softmax(Q (E K)^T / sqrt(K)) F V. Raises: MtkitError if S is more than `longest`."""
         key_slots, value_slots = self._matrices(inputs.carry)
         k, v = self._rows(inputs.context, inputs.context_valid)
         heads, _ = attend(
@@ -71,7 +71,7 @@ class Linformer(HeadAttention):
         return Attended(self.merge_heads(heads), carry=self._carried(key_slots), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """The slots of the source, shared by all hypotheses."""
+        """Compute the slots of the source, shared by all hypotheses."""
         assert inputs.memory is not None  # the cross role is the only one that steps
         key_slots, value_slots = self._matrices(inputs.carry)
         k, v = self._rows(inputs.memory, inputs.memory_valid)
@@ -79,14 +79,13 @@ class Linformer(HeadAttention):
         return {"shared": shared}, self._carried(key_slots)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(rank)."""
         q = self.queries(inputs.query).transpose(1, 2)  # (B, N, H, K)
         heads, _ = attend_step(q, state["shared"]["keys"], state["shared"]["values"], scale=self.scale)
         return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Equation 7, head by head, the slots summed over positions one after the other."""
+        """Compute equation 7 head by head, summing slots over positions one after the other."""
         e, f = self._matrices(inputs.carry)
         k, v = self._rows(inputs.context, inputs.context_valid)
         heads = []
@@ -95,14 +94,14 @@ class Linformer(HeadAttention):
             for matrices, rows in ((e, k), (f, v)):
                 group = head * rows.shape[1] // self.site.heads
                 matrix, row = matrices[group if len(matrices) > 1 else 0], rows[:, group]
-                slots = [matrix[:, j, None] * row[:, None, j] for j in range(row.shape[1])]  # each (B, rank, K)
-                mixed.append(torch.stack(slots).sum(0))
+                parts = [matrix[:, j, None] * row[:, None, j] for j in range(row.shape[1])]  # each (B, rank, K)
+                mixed.append(torch.stack(parts).sum(0))
             weights = safe_softmax(q @ mixed[0].transpose(-1, -2) * self.scale, None)
             heads.append(weights @ mixed[1])
         return Attended(self.merge_heads(torch.stack(heads, dim=1)), carry=self._carried(e))
 
     def _slots(self, groups: int, rank: int) -> nn.Parameter:
-        """Ones where slot i meets positions i, i + rank, ..., and the usual draw around them."""
+        """Return random slots plus 1 for slot i at positions i, i + rank, ..."""
         bound = rank**-0.5
         drawn = torch.empty(groups, rank, self.longest).uniform_(-bound, bound)
         position = torch.arange(self.longest)
@@ -110,7 +109,7 @@ class Linformer(HeadAttention):
         return nn.Parameter(drawn)
 
     def _matrices(self, carry: Tensor | None) -> tuple[Tensor, Tensor]:
-        """E and F, each (G, rank, longest), or (1, rank, longest) for all heads."""
+        """Return E and F, each (G, rank, longest), or (1, rank, longest) for all heads."""
         key_slots = carry if self.key_slots is None else self.key_slots
         if key_slots is None:
             raise MtkitError("linformer with share=layer needs the matrix that the first layer of its run carries up")
@@ -120,7 +119,7 @@ class Linformer(HeadAttention):
         return key_slots if self.share == "layer" else None
 
     def _rows(self, memory: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values, zero at padding: biases would else make slots of padding."""
+        """Return keys and values, zero at padding, because biases would make padding count in the slots."""
         if memory.shape[1] > self.longest:
             raise MtkitError(
                 f"linformer was built for {self.longest} positions, not {memory.shape[1]}: raise model.max_length"
@@ -133,6 +132,6 @@ class Linformer(HeadAttention):
 
 
 def _mixed(matrices: Tensor, rows: Tensor) -> Tensor:
-    """Slots (B, G, rank, K) of rows (B, G, S, K), summed in float32 at least."""
+    """Return slots (B, G, rank, K) of rows (B, G, S, K), summed in at least float32."""
     with torch.autocast(rows.device.type, enabled=False):
         return (upcast(matrices[:, :, : rows.shape[2]]) @ upcast(rows)).type_as(rows)

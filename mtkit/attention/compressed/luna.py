@@ -1,15 +1,16 @@
-"""Luna: a packed memory of fixed length attends to the tokens, and the tokens attend to what it packed.
+"""Luna: a packed memory of fixed length attends to the tokens, and the tokens attend to the packed memory.
 
 Paper: Ma, Kong, Wang, Zhou, May, Ma and Zettlemoyer, "Luna: Linear Unified Nested Attention", NeurIPS 2021,
 arXiv 2106.01540, sections 3.1 to 3.3. In the encoder role, with memory P (l, D):
     Y_P = softmax(P X^T / sqrt(K)) X,  P <- LN(P + Y_P),  Y_X = softmax(X Y_P^T / sqrt(K)) Y_P,
-each factor under its projection. The cross role packs the source in place of X; the targets only unpack. In the decoder
-role P is fixed, so that no token moves another's memory, and with omega an activation in place of a softmax over time
+each factor under its projection. The cross role packs the source instead of X; the targets only unpack. In the decoder
+role P is fixed, so that no token changes another one's memory. With the activation omega in place of a softmax over
+time,
     a_t = omega(x_t P^T / sqrt(K)),  w_t = softmax_l(x_t sum_{j<=t} x_j a_j^T / (t sqrt(K))),
     y_t = w_t sum_{j<=t} a_j x_j^T / t.
-Departures: as in the authors' code, what is packed has no output projection. The decoder's self-attention reads the
-memory it starts with in all its layers, since what the attention to the source packs stays in the cross role; and it
-reads all l slots. The memory's sum has no dropout, and its norm follows the sum wherever the model's own norms stand.
+Departures: as in the authors' code, the packed memory has no output projection. The decoder's self-attention uses the
+same initial memory in all its layers, since the memory packed from the source stays in the cross role; and it reads
+all l slots. There is no dropout on P + Y_P, and the norm follows the sum in every layout of the model's norms.
 Cost: O((T + S) l K) time, O(T + S) memory. A step costs O(l K) per head and keeps 2 l K sums, at any position.
 """
 
@@ -33,7 +34,7 @@ from mtkit.errors import MtkitError
 
 
 def softplus2(x: Tensor) -> Tensor:
-    """log2(1 + 2^x)."""
+    """Return log2(1 + 2^x)."""
     return F.softplus(x, beta=math.log(2), threshold=40)
 
 
@@ -42,14 +43,14 @@ MEMORY = ("carry", "local")
 
 
 class Packed(NamedTuple):
-    """The packed memory on its way to the next layer, or from the encoder into the decoder."""
+    """The packed memory that is carried to the next layer, or from the encoder to the decoder."""
 
     slots: Tensor
     """(B, l, D)."""
 
 
 class Luna(HeadAttention):
-    """Attention through a packed memory of fixed length: tokens are packed into its slots, and read back from them.
+    """Attention through a packed memory of fixed length: tokens are packed into its slots, and queries read the slots.
 
     length: number l of slots. tie_kv: whether keys and values of an attention share one projection. memory: "carry"
     (the packed memory is passed up the layers of a run, and from the encoder to the decoder) or "local" (each layer
@@ -64,7 +65,7 @@ class Luna(HeadAttention):
     complexity = "O(T l)"
     growth = 1
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        # not em-routing: it multiplies the rounding errors of heads, and no softmax over time bounds the decoder's
+        # not em-routing: it multiplies the heads' rounding errors, which no softmax over time bounds in the decoder
         "regularizer": frozenset({"disagreement"}),
     }
     small: ClassVar[dict[str, Any]] = {"length": 3, "chunk": 4}
@@ -87,11 +88,11 @@ class Luna(HeadAttention):
         self.dynamic_length = dynamic_length
         self.chunk = chunk
         width = site.d_model
-        projections = ["packed_q_proj"]  # of the memory as it asks
+        projections = ["packed_q_proj"]  # queries of the memory
         if site.causal:
-            projections += ["context_proj"]  # of the tokens as they answer it
+            projections += ["context_proj"]  # keys of the tokens for these queries
         else:
-            projections += ["packed_v_proj"] if tie_kv else ["packed_k_proj", "packed_v_proj"]  # of what was packed
+            projections += ["packed_v_proj"] if tie_kv else ["packed_k_proj", "packed_v_proj"]  # of the packed rows
         for name in projections:
             linear = nn.Linear(width, width)
             nn.init.xavier_uniform_(linear.weight)
@@ -105,9 +106,10 @@ class Luna(HeadAttention):
         self.seeds = nn.Parameter(_seeds(length, width)) if owns else None
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Packs and unpacks, in a decoder at every position the tokens up to it; carries the packed memory.
+        """Pack the tokens, then unpack; in a decoder, each position packs the tokens up to it. Carries the packed
+        memory.
 
-        Raises: MtkitError above the first layer where a carried memory is missing.
+        Raises: MtkitError above the first layer if a carried memory is missing.
         """
         query = inputs.query
         packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
@@ -118,27 +120,26 @@ class Luna(HeadAttention):
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows, _ = attend(self._packed_queries(packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout)
-        packed, keys, values = self._unpackable(packed, rows)
+        packed, keys, values = self._unpacked_rows(packed, rows)
         seen = self._seen(packed, context, valid)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """The queries of the fixed memory, and sums over no tokens; in the cross role the packed source."""
+        """Return the queries of the fixed memory and empty sums; in the cross role the packed source."""
         memory = inputs.memory
         packed = self._memory(inputs.batch_size, inputs.carry, inputs.memory_carry)
-        asks = self._packed_queries(packed)
+        packed_q = self._packed_queries(packed)
         if memory is not None:
             k, v = self.keys_values(memory)
-            rows, _ = attend(asks, k, v, scale=self.scale, valid=inputs.memory_valid)
-            packed, keys, values = self._unpackable(packed, rows)
+            rows, _ = attend(packed_q, k, v, scale=self.scale, valid=inputs.memory_valid)
+            packed, keys, values = self._unpacked_rows(packed, rows)
             shared = {"keys": keys, "values": values, "seen": self._seen(packed, memory, inputs.memory_valid)}
             return {"shared": shared}, self._carried(packed)
-        return {"shared": {"asks": asks}, **start_sums("keys", "values")}, self._carried(packed)
+        return {"shared": {"asks": packed_q}, **start_sums("keys", "values")}, self._carried(packed)
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(l K) per head, at any position."""
         query = inputs.query
         if "asks" not in state["shared"]:
             shared = state["shared"]
@@ -158,32 +159,34 @@ class Luna(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The equations of sections 3.1 to 3.3, head by head; in the decoder role position by position too."""
+        """Compute the equations of sections 3.1 to 3.3 head by head, in the decoder role also position by position."""
         query = inputs.query
         packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
         if self.site.causal:
-            asks, outputs = self._packed_queries(packed), []
+            packed_q, outputs = self._packed_queries(packed), []
             for position in range(query.shape[1]):
-                q, k, v, a = self._tokens(query[:, : position + 1], asks)
-                now = self.scale / (position + 1)
-                weights = (q[:, :, -1:] @ (k.transpose(-1, -2) @ a) * now).softmax(-1)  # (B, H, 1, l)
+                q, k, v, a = self._tokens(query[:, : position + 1], packed_q)
+                factor = self.scale / (position + 1)
+                weights = (q[:, :, -1:] @ (k.transpose(-1, -2) @ a) * factor).softmax(-1)  # (B, H, 1, l)
                 outputs.append(weights @ (a.transpose(-1, -2) @ v) / (position + 1))
             return Attended(self.merge_heads(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
         rows = _softmax_attention(self._packed_queries(packed), k, v, self.scale, valid)
-        packed, keys, values = self._unpackable(packed, rows)
+        packed, keys, values = self._unpacked_rows(packed, rows)
         seen = self._seen(packed, context, valid)
         heads = _softmax_attention(self.queries(query), keys, values, self.scale, seen)
         return Attended(self.merge_heads(heads), carry=self._carried(packed))
 
     def keys_values(self, memory: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, S, D) to keys and values (B, H, S, K), which are the same where they are tied."""
+        """Map (B, S, D) to keys and values (B, H, S, K), the same tensor if they are tied."""
         v = self.projection.values(self.v_proj(memory))
         return (v if self.tie_kv else self.projection.keys(self.k_proj(memory))), v
 
     def _memory(self, batch_size: int, carry: Any, memory_carry: Any) -> Tensor:
-        """P (B, l, D) as this layer finds it: of the layer below, of the encoder if as wide, or learned."""
+        """Return the layer's input memory P (B, l, D): carried from below, from an encoder of the same width, or
+        learned.
+        """
         if self.seeds is None:
             if not isinstance(carry, Packed):
                 raise MtkitError("luna with memory=carry needs the packed memory that the layer below it carries up")
@@ -197,22 +200,22 @@ class Luna(HeadAttention):
         return Packed(packed) if self.carries else None
 
     def _packed_queries(self, packed: Tensor) -> Tensor:
-        """(B, H, l, K) of P."""
+        """Return the queries (B, H, l, K) of P."""
         return self._heads("packed_q_proj", packed)
 
     def _heads(self, projection: str, x: Tensor) -> Tensor:
         projected: Tensor = self.get_submodule(projection)(x)
         return self.projection.queries(projected)
 
-    def _unpackable(self, packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The memory for the next layer, LN(P + Y_P), and keys and values (B, H, l, K) of Y_P, from its heads."""
+    def _unpacked_rows(self, packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next layer's memory LN(P + Y_P), and keys and values (B, H, l, K) of Y_P; rows are its heads."""
         y = rows.transpose(1, 2).flatten(2)
         values = self._heads("packed_v_proj", y)
         keys = values if self.tie_kv else self._heads("packed_k_proj", y)
         return packed if self.packed_norm is None else self.packed_norm(packed + y), keys, values
 
     def _seen(self, packed: Tensor, context: Tensor, valid: Tensor | None) -> Tensor | None:
-        """Which slots (B, l) are unpacked, None for all: no more than there are tokens, none where there are none."""
+        """Return which slots (B, l) are unpacked, None for all: at most one per token, and none without tokens."""
         length = packed.shape[1]
         if valid is None:
             if not self.dynamic_length or context.shape[1] >= length:
@@ -223,23 +226,27 @@ class Luna(HeadAttention):
             tokens = tokens * length
         return torch.arange(length, device=context.device) < tokens
 
-    def _answers(self, context: Tensor, asks: Tensor) -> Tensor:
-        """a (..., T, l) of tokens' answers (..., T, K) to what the memory asks (..., l, K), in the decoder role."""
-        return self.activation((context * self.scale) @ asks.transpose(-1, -2))
+    def _activations(self, context: Tensor, packed_q: Tensor) -> Tensor:
+        """Return a (..., T, l) from tokens (..., T, K) and the memory's queries (..., l, K), in the decoder role."""
+        return self.activation((context * self.scale) @ packed_q.transpose(-1, -2))
 
-    def _tokens(self, query: Tensor, asks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v (B, H, T, K) and a (B, H, T, l) of tokens in the decoder role, in float32 at least."""
+    def _tokens(self, query: Tensor, packed_q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k, v (B, H, T, K) and a (B, H, T, l) of the tokens in the decoder role, in at least float32."""
         k, v = self.keys_values(query)
-        q, k, v, context, asks = map(upcast, (self.queries(query), k, v, self._heads("context_proj", query), asks))
+        q, k, v, context, packed_q = map(
+            upcast, (self.queries(query), k, v, self._heads("context_proj", query), packed_q)
+        )
         with torch.autocast(query.device.type, enabled=False):
-            return q, k, v, self._answers(context, asks)
+            return q, k, v, self._activations(context, packed_q)
 
     def _causal(self, query: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """The heads (B, H, T, K) in the decoder role, and the values."""
+        """Return the heads (B, H, T, K) in the decoder role, and the values."""
         k, v = self.keys_values(query)
         tokens = self.queries(query), k, v, self._heads("context_proj", query)
-        asks = upcast(self._packed_queries(packed)).flatten(0, 1)
-        share = 1 / torch.arange(1, query.shape[1] + 1, device=asks.device, dtype=asks.dtype).unsqueeze(-1)  # (T, 1)
+        packed_q = upcast(self._packed_queries(packed)).flatten(0, 1)
+        share = 1 / torch.arange(1, query.shape[1] + 1, device=packed_q.device, dtype=packed_q.dtype).unsqueeze(
+            -1
+        )  # (T, 1)
         dropout, seed = self.dropout, int(torch.randint(1 << 31, ())) if self.dropout else 0
 
         def step(
@@ -248,7 +255,7 @@ class Luna(HeadAttention):
             q, k, v, context = map(upcast, sequences)
             now = share[part.positions]
             noise = seeded_dropout(dropout, seed + part.positions.start + share.numel() * part.streams.start, q.device)
-            a = noise(self._answers(context, *constants))
+            a = noise(self._activations(context, *constants))
             if part.whole:
                 weights = noise(triangle_products(q * (self.scale * now), k, a).softmax(-1))
                 return triangle_products(weights, a, v) * now, []
@@ -256,22 +263,22 @@ class Luna(HeadAttention):
             heads, values = prefix_products(noise(scores.softmax(-1)), a, v, state[1])
             return heads * now, [keys, values]
 
-        streams, slots, width = asks.shape
-        nothing = [asks.new_zeros(streams, width, slots), asks.new_zeros(streams, slots, width)]
+        streams, slots, width = packed_q.shape
+        empty = [packed_q.new_zeros(streams, width, slots), packed_q.new_zeros(streams, slots, width)]
         rows = [x.flatten(0, 1) for x in tokens]
-        heads, _ = recur(step, rows, nothing, constants=[asks], chunk=self.chunk)
+        heads, _ = recur(step, rows, empty, constants=[packed_q], chunk=self.chunk)
         return heads.view_as(k).type_as(query), v
 
 
 def _softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, valid: Tensor | None) -> Tensor:
-    """Scaled dot-product attention with its matrix of weights written out, head by head."""
+    """Compute scaled dot-product attention with its matrix of weights, head by head."""
     visible = None if valid is None else valid[:, None, :]
     heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True)
     return torch.stack([safe_softmax(a @ b.transpose(-1, -2) * scale, visible) @ c for a, b, c in heads], dim=1)
 
 
 def _seeds(length: int, width: int) -> Tensor:
-    """P_0 / sqrt(D) to begin with: scaled up, unit variance as embedded tokens have, and sinusoidal positions."""
-    drawn, channel = torch.randn(length, width), torch.arange(width)
+    """Return the initial P_0 / sqrt(D); P_0 has unit variance, as embedded tokens have, and sinusoidal positions."""
+    noise, channel = torch.randn(length, width), torch.arange(width)
     angle = torch.arange(length).unsqueeze(1) * 10_000.0 ** (-(channel - channel % 2) / width)
-    return (drawn + torch.where(channel % 2 == 0, angle.sin(), angle.cos())) * width**-0.5
+    return (noise + torch.where(channel % 2 == 0, angle.sin(), angle.cos())) * width**-0.5

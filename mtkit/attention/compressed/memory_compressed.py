@@ -1,14 +1,14 @@
-"""Memory-compressed attention: a strided convolution makes one key and value of every few neighbouring tokens.
+"""Memory-compressed attention: a strided convolution makes one key and value from every few neighbouring tokens.
 
 Paper: Liu, Saleh, Pot, Goodrich, Sepassi, Kaiser and Shazeer, "Generating Wikipedia by Summarizing Long Sequences",
 ICLR 2018, arXiv 1801.10198, section 4.2.3.
-In the decoder a query sees the blocks that have ended at or before its own position, and, so that the first queries see
-something, the first token as it is, or a learned pair. With factor 1 every query has a block, and there is neither.
-Departures: padded rows are zeroed before the convolution, and a block counts if a real token lies in it, so that the
-result of a segment is independent of its batch. The authors' code hides a block from its last token, which here sees
-it. The kernels start as the average of a block, so that attention starts near that of uncompressed keys. The
-convolution of the keys has no bias: it would be the same in every whole block, and so change no weights but those
-beside a first key, which is not convolved. The paper alternates these layers with block-local ones.
+In the decoder a query sees the blocks that have ended at or before its own position. Because the first queries would
+then see nothing, every query also sees the first token, uncompressed, or a learned pair. Factor 1 needs neither.
+Departures: padded rows are zeroed before the convolution, and a block counts if it holds a real token, so that the
+result of a segment is independent of its batch. The authors' code hides a block from its last token; here it sees the
+block. The kernels start as the average of a block, so that attention starts near attention to uncompressed keys. The
+convolution of the keys has no bias: it would be the same in every full block, so it would change the weights only
+relative to a first key, which is not convolved. The paper alternates these layers with block-local ones.
 Cost: O(T S / f) time; the keys and values of S / f blocks. A step costs O(t / f), and O(S / f) over a source.
 """
 
@@ -44,8 +44,8 @@ class MemoryCompressed(HeadAttention):
     """Softmax attention to blocks of tokens, each compressed to one key and value by a learned convolution.
 
     factor: tokens per block, the convolution's kernel and stride. first: what every query of the decoder role sees
-    besides, the first token ("token") or a learned pair ("null"). groups: whether the convolution mixes the channels of
-    each head ("heads") or those of all heads ("full").
+    besides blocks, the first token ("token") or a learned pair ("null"). groups: whether the convolution mixes the
+    channels of each head ("heads") or of all heads ("full").
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -88,26 +88,26 @@ class MemoryCompressed(HeadAttention):
             self.null_value = nn.Parameter(torch.zeros(p.value_heads, p.value_width))
 
     def attend(self, inputs: Inputs) -> Attended:
-        """softmax(Q conv(K)^T / sqrt(K)) conv(V)."""
+        """Compute softmax(Q conv(K)^T / sqrt(K)) conv(V)."""
         valid = inputs.context_valid
         q, (k, v) = self.queries(inputs.query), self.keys_values(inputs.context)
         keys, values = (pooled(x, self.spans, self.pools[name], valid) for name, x in (("keys", k), ("values", v)))
         if self.site.causal:
             heads = self._causal(q, *self._with_first(k, v, keys, values))
         else:
-            there = None if valid is None else spans_valid(valid, self.spans)
-            heads, _ = attend(q, keys, values, scale=self.scale, valid=there, dropout=self.dropout)
+            mask = None if valid is None else spans_valid(valid, self.spans)
+            heads, _ = attend(q, keys, values, scale=self.scale, valid=mask, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """No blocks yet, the learned pair apart; in the cross role the compressed source, for all hypotheses."""
+        """Return no blocks but the learned pair; in the cross role the compressed source, for all hypotheses."""
         memory_valid = inputs.memory_valid
         if inputs.memory is not None:
             rows = zip(("keys", "values"), self.keys_values(inputs.memory), strict=True)
             shared = {name: pooled(x, self.spans, self.pools[name], memory_valid) for name, x in rows}
-            there = None if memory_valid is None else spans_valid(memory_valid, self.spans)
-            return {"shared": {**shared, "valid": there}}, None
+            mask = None if memory_valid is None else spans_valid(memory_valid, self.spans)
+            return {"shared": {**shared, "valid": mask}}, None
         state = start_spans(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, rows=self.cache_shapes)
         if self.first == "null":
             k, v = (x.expand(inputs.batch_size, inputs.hypotheses, -1, -1) for x in (self.null_key, self.null_value))
@@ -115,7 +115,6 @@ class MemoryCompressed(HeadAttention):
         return {**state, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The same for the newest token of each hypothesis, over the blocks that have ended."""
         query = inputs.query
         visible = None
         if self.site.role == "cross":
@@ -127,7 +126,7 @@ class MemoryCompressed(HeadAttention):
             q, k, v = (x.squeeze(2).unflatten(0, query.shape[:2]) for x in self.queries_keys_values(rows))
             first = state["count"] == 0
             state = append_row({**state, "count": state["count"] + 1}, self.spans, self.pools, keys=k, values=v)
-            if first and self.first == "token":  # in the place before all blocks, none of which has ended yet
+            if first and self.first == "token":  # written before the first block ends, so its place is the first
                 state["spans"] = append(state["spans"], keys=k, values=v)
             keys, values = (written(state["spans"], name) for name in ("keys", "values"))
         heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible)
@@ -135,7 +134,7 @@ class MemoryCompressed(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same, block by block and token by token, with one matrix over all channels, and head by head."""
+        """Compute block by block and token by token, with one matrix over all channels, and head by head."""
         memory, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(memory)
         real = memory.new_ones(memory.shape[:2]) if valid is None else valid.type_as(memory)
@@ -166,44 +165,41 @@ class MemoryCompressed(HeadAttention):
 
     @property
     def pools(self) -> dict[str, Pool]:
-        """What makes a key or value of a block."""
+        """Pools that make the keys and values of blocks."""
         pools = {"keys": convolution(self.key_kernel), "values": convolution(self.value_kernel, self.value_bias)}
         return {name: _across_heads(pool) for name, pool in pools.items()} if self.full else pools
 
     def _average(self, heads: int, width: int) -> nn.Parameter:
-        """The kernel (G, f, K, K), or (1, f, G*K, G*K) over all channels, that gives the average of a block."""
+        """Return the kernel (G, f, K, K), or (1, f, G*K, G*K) over all channels, that averages a block."""
         groups, width = (1, heads * width) if self.full else (heads, width)
         kernel = torch.zeros(groups, self.spans.size, width, width)
         kernel.diagonal(dim1=-2, dim2=-1).fill_(1 / self.spans.size)
         return nn.Parameter(kernel)
 
     def _with_first(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The blocks' keys and values (B, G, P, K), behind what every causal query sees, of those of the tokens."""
+        """Put the key and value that every causal query sees before the blocks' keys and values (B, G, P, K)."""
         if self.first is None:
             return keys, values
         first = (k[:, :, :1], v[:, :, :1])
         if self.first == "null":
             first = self.null_key.unsqueeze(1).expand_as(first[0]), self.null_value.unsqueeze(1).expand_as(first[1])
-        one, other = (
-            torch.cat([x.type_as(blocks), blocks], dim=2) for x, blocks in zip(first, (keys, values), strict=True)
-        )
-        return one, other
+        return torch.cat([first[0].type_as(keys), keys], 2), torch.cat([first[1].type_as(values), values], 2)
 
     def _causal(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The heads' outputs (B, H, T, V) over the blocks that have ended, and what stands before them."""
-        before = int(self.first is not None)
-        position, number = (torch.arange(n, device=q.device) for n in (q.shape[2], keys.shape[2] - before))
-        seen = F.pad(spans_seen(self.spans, position, number, causal=True), (before, 0), value=True)
+        """Return the heads' outputs (B, H, T, V) over the ended blocks and the key before them."""
+        extra = int(self.first is not None)
+        position, number = (torch.arange(n, device=q.device) for n in (q.shape[2], keys.shape[2] - extra))
+        seen = F.pad(spans_seen(self.spans, position, number, causal=True), (extra, 0), value=True)
         keys, values = (expand_heads(x, q.shape[1]) for x in (keys, values))
         return fused_attention(q, keys, values, scale=self.scale, mask=seen, dropout=self.dropout)
 
 
 def _across_heads(pool: Pool) -> Pool:
-    """A pool of rows with the channels of all heads side by side, for those of heads apart."""
+    """Wrap a pool of concatenated heads, so that it takes and returns separate heads."""
 
-    def whole(rows: Tensor, there: Tensor | None) -> Tensor:
+    def concatenated(rows: Tensor, mask: Tensor | None) -> Tensor:
         heads = rows.shape[1]
-        made = pool(rows.movedim(1, -2).flatten(-2).unsqueeze(1), there)  # (B, 1, P, G*V)
-        return made.squeeze(1).unflatten(-1, (heads, -1)).movedim(-2, 1)
+        summaries = pool(rows.movedim(1, -2).flatten(-2).unsqueeze(1), mask)  # (B, 1, P, G*V)
+        return summaries.squeeze(1).unflatten(-1, (heads, -1)).movedim(-2, 1)
 
-    return whole
+    return concatenated

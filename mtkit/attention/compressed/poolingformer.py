@@ -1,14 +1,14 @@
 """Poolingformer: a sliding window, and on its output attention to pooled spans of a wider window.
 
 Paper: Zhang, Gong, Shen, Li, Lv, Duan and Chen, "Poolingformer: Long Document Modeling with Pooling Attention", ICML
-2021, arXiv 2105.04371, section 3. The first level gives Y, attention within a sliding window; the second, with
-projections of its own (`pooled`), reads Y alone and gives Z; the result is Y + Z.
-Departures: windows are given as a radius on each side. A span is seen if it lies in the wider window as a whole. Spans
-pool real tokens only. ldconv weighs the tokens of a span by a linear map of its middle token, here without a bias and
-from zero, which is the mean; where a span's middle lies behind the end, it is the mean of those there are. The decoder
-role is an extension: windows end at the query's own position, a span is seen from its last position on, and a query
-that sees none has Z = 0 before the second output projection. The paper's layers without the second level are `band`.
-Relative positions are those of the first level; the other slots stand around both, in each with weights of its own.
+2021, arXiv 2105.04371, section 3. The first level gives Y, attention within a sliding window; the second level has its
+own projections (`pooled`), reads only Y and gives Z; the result is Y + Z.
+Departures: windows are given as a radius on each side. A span is seen if all of it lies in the wider window. Spans pool
+real tokens only. ldconv weighs the tokens of a span by a linear map of its middle token, here without a bias and
+starting at zero, which is the mean; if the middle lies beyond the end, ldconv takes the mean of the span's tokens. The
+decoder role is an extension: windows end at the query's own position, a span is seen from its last position on, and a
+query that sees none has Z = 0 before the second output projection. The paper's layers without the second level are
+`band`. Relative positions apply to the first level only; each other slot applies to both levels, with its own weights.
 Cost: O(T (r1 + r2 / stride)). A step costs O(r1 + r2 / stride + kernel), at any position, and keeps as many rows.
 """
 
@@ -45,12 +45,12 @@ POOLS = ("ldconv", "mean", "max")
 
 
 class Poolingformer(PatternAttention):
-    """A sliding window, then a second attention to pooled keys and values of the first one's output, added to it.
+    """A sliding window, plus a second attention to pooled keys and values of the first one's output.
 
     window_radius: tokens seen on each side by the first level, one number or one per layer. pool_radius: positions on
     each side within which the second level sees spans. pool_kernel: tokens per span. pool_stride: positions from one
-    span to the next. pool_type: how the keys and values of a span become one, by learned weights that depend on its
-    middle token ("ldconv"), by their mean ("mean") or their maximum in each channel ("max").
+    span to the next. pool_type: how a span's keys and values are pooled: by learned weights that depend on its middle
+    token ("ldconv"), by their mean ("mean") or by their maximum in each channel ("max").
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -99,7 +99,7 @@ class Poolingformer(PatternAttention):
 
     @property
     def pools(self) -> dict[str, Pool]:
-        """What makes a key or value of a span."""
+        """Pools that make the keys and values of spans."""
         if self.pool_type == "ldconv":
             return {"keys": partial(_weighed, self.key_taps), "values": partial(_weighed, self.value_taps)}
         pool = mean if self.pool_type == "mean" else _largest
@@ -107,15 +107,15 @@ class Poolingformer(PatternAttention):
 
     @property
     def most(self) -> int:
-        """The number of spans that a causal query can see."""
+        """Number of spans that a causal query can see."""
         return (self.pool_radius + 1 - self.spans.size) // self.spans.stride + 1
 
     def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """|i - j| <= r1, of the first level."""
+        """Return |i - j| <= r1, the window of the first level."""
         return (i - j).abs() <= self.radius
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Y + Z: the window's attention, and that to the pooled spans of Y."""
+        """Return Y + Z."""
         query_valid = inputs.query_valid
         first = super().attend(replace(inputs, need_weights=False))
         second, y = self.pooled, first.output
@@ -132,7 +132,6 @@ class Poolingformer(PatternAttention):
         return Attended(y + second.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """The window's empty caches, and those of the second level's rows and spans."""
         state, _ = super().begin(inputs)
         second = self.pooled
         like, shapes = second.q_proj.weight, second.cache_shapes
@@ -140,7 +139,7 @@ class Poolingformer(PatternAttention):
         return state, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token sees its window, then the spans that have ended within reach."""
+        """Attend to the window, then to the ended spans within reach."""
         second, t = self.pooled, state["count"]
         heads, _, state = self.heads_of_step(inputs.query, state)
         y = self.merge_heads(heads.transpose(1, 2))
@@ -159,7 +158,7 @@ class Poolingformer(PatternAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same with all scores under a mask; spans are pooled one by one, in segments one by one."""
+        """Compute with all scores under a mask; spans are pooled one by one, segment by segment."""
         query_valid = inputs.query_valid
         second, y = self.pooled, super().naive(inputs.query, query_valid=query_valid).output
         length, size = inputs.query.shape[1], self.spans.size
@@ -168,9 +167,11 @@ class Poolingformer(PatternAttention):
         q, k, v = second.queries_keys_values(y)
         summaries = []
         for x, taps in ((k, getattr(self, "key_taps", None)), (v, getattr(self, "value_taps", None))):
-            made = [[self._summary(own[:, s : min(s + size, n)], own[:, s + size // 2 : n], taps) for s in starts]
-                    for own, n in zip(x, lengths, strict=True)]  # fmt: skip
-            summaries.append(torch.stack([torch.stack(each, 1) for each in made]))
+            segments = []
+            for rows, n in zip(x, lengths, strict=True):
+                spans = [(rows[:, s : min(s + size, n)], rows[:, s + size // 2 : n]) for s in starts]
+                segments.append(torch.stack([self._summary(*span, taps) for span in spans], 1))
+            summaries.append(torch.stack(segments))
         first = torch.tensor(starts, device=y.device)
         last, i = first + size - 1, torch.arange(length, device=y.device).unsqueeze(-1)
         seen = (i - first <= self.pool_radius) & (last <= (i if self.site.causal else i + self.pool_radius))
@@ -179,7 +180,7 @@ class Poolingformer(PatternAttention):
         return Attended(y + second.merge_heads(weighted(weights, summaries[1])))
 
     def _summary(self, rows: Tensor, middle: Tensor, taps: Tensor | None) -> Tensor:
-        """What (G, K) stands for the real rows (G, n, K) of a span; middle (G, m, K): those from its middle on."""
+        """Return the summary (G, K) of a span's real rows (G, n, K); middle: those from its middle on."""
         if not rows.shape[1]:
             return rows.sum(1)
         if taps is None:
@@ -188,30 +189,33 @@ class Poolingformer(PatternAttention):
         return torch.einsum("gt,gtk->gk", logits[:, : rows.shape[1]].softmax(-1), rows)
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full` for the first level; a second one that has none adds nothing at first."""
+        """Load the projections of `full` into the first level; without weights of its own, the second level starts with
+        Z = 0.
+        """
         super().adopt(full_state)
         if "pooled.out_proj.weight" not in full_state:
             for parameter in self.pooled.out_proj.parameters():
                 nn.init.zeros_(parameter)
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Tells the slots of both levels."""
         super().after_update(update, total_updates)
         self.pooled.after_update(update, total_updates)
 
 
-def _largest(rows: Tensor, there: Tensor | None) -> Tensor:
-    """The largest number in each channel of the rows that count; zero if none counts."""
-    if there is None:
+def _largest(rows: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the maximum of each channel over the rows that count; zero if none counts."""
+    if mask is None:
         return rows.amax(-2)
-    largest = rows.masked_fill(~there.unsqueeze(-1), float("-inf")).amax(-2)
-    return largest.masked_fill(~there.any(-1, keepdim=True), 0.0)
+    largest = rows.masked_fill(~mask.unsqueeze(-1), float("-inf")).amax(-2)
+    return largest.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
-def _weighed(taps: Tensor, rows: Tensor, there: Tensor | None) -> Tensor:
-    """The rows (B, G, P, size, K) weighed by a softmax of the middle one times taps (G, K, size), over those there."""
-    if there is not None:
-        rows = rows.masked_fill(~there.unsqueeze(-1), 0.0)
+def _weighed(taps: Tensor, rows: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the rows (B, G, P, size, K) weighed by a softmax of the middle row times taps (G, K, size), over those in
+    `mask`.
+    """
+    if mask is not None:
+        rows = rows.masked_fill(~mask.unsqueeze(-1), 0.0)
     logits = rows[..., rows.shape[-2] // 2, :] @ taps
-    shares = safe_softmax(logits, there)
+    shares = safe_softmax(logits, mask)
     return (upcast(rows) * shares.unsqueeze(-1)).sum(-2).type_as(rows)

@@ -4,17 +4,17 @@ Paper: Lee, Lee, Kim, Kosiorek, Choi and Teh, "Set Transformer: A Framework for 
 Neural Networks", ICML 2019, arXiv 1810.00825, equations 9 to 11. With m learned points I (m, D) and MHA(X, Y) the
 multi-head attention of X over Y,
     H = MHA(I, X),  Y = MHA(X, H).
-The self roles have the paper's induced points (ISAB). In the cross role the seeds of its pooling (PMA) read the source,
-once, and targets read them. isab_block gives H the residual, norms and feed-forward of the paper's block,
-    H' = LN(I + MHA(I, X)),  H = LN(H' + ReLU(H' W)),
-and those around Y are the layer's, as the feed-forward of the source before PMA is that of the encoder's last layer.
-Departures: scores are divided by the square root of the width of a head, and I itself is in the residual (the authors'
-code has the width of all heads there, and the projected I). Without the block, the output projection of the first
-attention is folded into the second's projections of H, which has no bias on keys: it cancels. The decoder role is an
-extension: H is at each position what the points read of the prefix, by a running softmax, and keys and values of H are
-never formed. A feed-forward of m points at every position is refused there. Dropout acts where tokens read H.
+The self roles have the paper's induced points (ISAB). In the cross role the seeds of its pooling (PMA) read the source
+once, and targets read the seeds. isab_block gives H the residual, norms and feed-forward of the paper's block,
+    H' = LN(I + MHA(I, X)),  H = LN(H' + ReLU(H' W));
+the same parts around Y are the layer's, and the feed-forward before PMA is that of the encoder's last layer.
+Departures: scores are divided by the square root of a head's width, and the residual is I itself (the authors' code
+takes the width of all heads, and the projected I). Without the block, the output projection of the first attention is
+folded into the second one's projections of H; its keys have no bias, which would cancel. The decoder role is an
+extension: H at each position is what the points have read of the prefix, by a running softmax; keys and values of H are
+never formed, and the feed-forward of m points at every position is refused. Dropout acts where tokens read H.
 Cost: O((T + S) m K) time for each head, in the decoder O(T m D); O(T + S) memory. A step costs O(m D) for each head, at
-any position, and keeps the m means; one over a source O(m K).
+any position, and keeps the m means; a step over a source costs O(m K).
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ from mtkit.attention.options import Positive, refused
 
 
 class SetTransformer(HeadAttention):
-    """Attention through a few learned points, which read all tokens and are read by all.
+    """Attention through a few learned points, which read all tokens and are read by all tokens.
 
     isab_points: number of points in the self roles. pma_seeds: number of points in the cross role. isab_block: whether
-    what the points gather passes through a residual, norms and a feed-forward of its own (not in the decoder role).
+    the points' output passes through a residual, norms and a feed-forward of its own (not in the decoder role).
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -71,7 +71,7 @@ class SetTransformer(HeadAttention):
             self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
     def attend(self, inputs: Inputs) -> Attended:
-        """The equations of the class; in a decoder at every position with H of the tokens up to it."""
+        """Compute the equations of the module; in a decoder, H at each position is of the tokens up to it."""
         q = self.queries(inputs.query)
         if self.site.causal:
             k, v = self.keys_values(inputs.query)
@@ -79,21 +79,21 @@ class SetTransformer(HeadAttention):
         else:
             context, valid = inputs.context, inputs.context_valid
             k, v = self.keys_values(context)
-            keys, values, some = self._gathered(k, v, valid)
-            heads, _ = attend(q, keys, values, scale=self.scale, valid=some, dropout=self.dropout)
+            keys, values, has_read = self._points_read(k, v, valid)
+            heads, _ = attend(q, keys, values, scale=self.scale, valid=has_read, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """What the points have read of no tokens; in the cross role of the source, shared by all hypotheses."""
+        """Return what the points have read: nothing, or in the cross role the source, shared by all hypotheses."""
         if inputs.memory is not None:
-            keys, values, some = self._gathered(*self.keys_values(inputs.memory), inputs.memory_valid)
-            return {"shared": {"keys": keys, "values": values, "some": some}}, None
+            keys, values, has_read = self._points_read(*self.keys_values(inputs.memory), inputs.memory_valid)
+            return {"shared": {"keys": keys, "values": values, "some": has_read}}, None
         shape, width = (self.site.heads, len(self.points)), self.projection.value_width
         return start_softmax(inputs.batch_size, inputs.hypotheses, *shape, width=width, like=self.points), None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The points read the newest token of each hypothesis, which then reads them."""
+        """Let the points read each hypothesis's newest token, which then reads the points."""
         q = self.queries(inputs.query)  # (B, H, N, K)
         if "shared" in state:
             shared = state["shared"]
@@ -103,69 +103,69 @@ class SetTransformer(HeadAttention):
             )
             return Attended(self.merge_heads(heads.transpose(1, 2))), state
         k, v = self.keys_values(inputs.query)
-        scores = scores_of(self._asks(), k, self.scale).movedim(3, 1).unsqueeze(-1)  # (B, N, H, m, 1)
+        scores = scores_of(self._point_queries(), k, self.scale).movedim(3, 1).unsqueeze(-1)  # (B, N, H, m, 1)
         state = add_keys(state, scores, v.transpose(1, 2)[:, :, :, None, None])
         heads = self._read(state["mean"].movedim(1, 3), q)
         return Attended(self.merge_heads(heads)), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Both attentions with all scores, and for each prefix by itself where causal."""
+        """Compute both attentions with all scores, in the causal case for each prefix separately."""
         tokens, valid = inputs.context, inputs.context_valid
         q, (k, v) = self.queries(inputs.query), self.keys_values(tokens)
         seen = torch.ones(tokens.shape[:2], dtype=torch.bool) if valid is None else valid
         heads = []
         for i in range(inputs.query.shape[1]):
-            now = seen & (torch.arange(tokens.shape[1]) <= i) if self.site.causal else seen
-            scores = self._asks() @ k.transpose(-1, -2) * self.scale
-            keys, values = self._keys_values_of(safe_softmax(scores, now[:, None, None]) @ v)
+            prefix = seen & (torch.arange(tokens.shape[1]) <= i) if self.site.causal else seen
+            scores = self._point_queries() @ k.transpose(-1, -2) * self.scale
+            keys, values = self._keys_values_of(safe_softmax(scores, prefix[:, None, None]) @ v)
             weights = (q[:, :, i : i + 1] @ keys.transpose(-1, -2) * self.scale).softmax(-1)
-            heads.append(weights @ values * now.any(1)[:, None, None, None])
+            heads.append(weights @ values * prefix.any(1)[:, None, None, None])
         return Attended(self.merge_heads(torch.cat(heads, 2)))
 
-    def _asks(self) -> Tensor:
-        """The queries (1, H, m, K) of the points."""
+    def _point_queries(self) -> Tensor:
+        """Return the queries (1, H, m, K) of the points."""
         return self.projection.queries(self.point_q_proj(self.points.unsqueeze(0)))
 
-    def _gathered(self, k: Tensor, v: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values (B, H, m, K) of H, and whether it is of any token (B, m), None if always."""
-        read, _ = attend(self._asks().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
-        some = None if valid is None else valid.any(1, keepdim=True).expand(-1, len(self.points))
-        return *self._keys_values_of(read), some
+    def _points_read(self, k: Tensor, v: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return keys and values (B, H, m, K) of H, and whether H has read any token (B, m), None if always."""
+        read, _ = attend(self._point_queries().expand(len(k), -1, -1, -1), k, v, scale=self.scale, valid=valid)
+        has_read = None if valid is None else valid.any(1, keepdim=True).expand(-1, len(self.points))
+        return *self._keys_values_of(read), has_read
 
     def _keys_values_of(self, read: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, m, K) of H, from what the points' heads have read (B, H, m, V)."""
+        """Return keys and values (B, H, m, K) of H, given the points' heads (B, H, m, V)."""
         rows = read.transpose(1, 2).flatten(2)
         if self.point_out_proj is not None:
             rows = self.norms[0](self.points + self.point_out_proj(rows))
             rows = self.norms[1](rows + F.relu(self.feed_forward(rows)))
         return self.projection.keys(self.gathered_k_proj(rows)), self.projection.values(self.gathered_v_proj(rows))
 
-    def _moved(self, q: Tensor) -> list[Tensor]:
-        """The projections of H as maps (H, K, D) of each head, moved to the queries and to what they read.
+    def _head_maps(self, q: Tensor) -> list[Tensor]:
+        """Return each head's maps (H, K, D) of the projections of H, to apply to the queries and to their outputs.
 
-        There is one query for each head, where there are m rows of H.
+        This is cheaper, because there is one query per head, but m rows of H.
         """
         return [
-            each.weight.type_as(q).unflatten(0, (self.site.heads, -1))
-            for each in (self.gathered_k_proj, self.gathered_v_proj)
+            projection.weight.type_as(q).unflatten(0, (self.site.heads, -1))
+            for projection in (self.gathered_k_proj, self.gathered_v_proj)
         ]
 
     def _biased(self, heads: Tensor) -> Tensor:
         return heads + self.gathered_v_proj.bias.type_as(heads).view(self.site.heads, 1, -1)
 
     def _read_prefixes(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The heads (B, H, T, V) of all tokens, each with H of the tokens up to it."""
-        keys, values = (each.unflatten(2, (self.site.heads, -1)) for each in self._moved(q))
-        points = self._asks().squeeze(0) * self.scale
-        # the maps are scaled, which are smaller than the queries
+        """Return the heads (B, H, T, V) of all tokens, each with H of the tokens up to it."""
+        keys, values = (weight.unflatten(2, (self.site.heads, -1)) for weight in self._head_maps(q))
+        points = self._point_queries().squeeze(0) * self.scale
+        # scale the maps, which are smaller than the queries
         heads = read_points(q, k, v, points, keys * self.scale, values, dropout=self.dropout)
         return self._biased(heads.type_as(q))
 
     def _read(self, means: Tensor, q: Tensor) -> Tensor:
-        """The heads (B, H, N, V) of queries (B, H, N, K), for which points have read means (B, H, m, N, V)."""
-        keys, values = self._moved(q)
+        """Return the heads (B, H, N, V) of queries (B, H, N, K), given the points' means (B, H, m, N, V)."""
+        keys, values = self._head_maps(q)
         rows = means.type_as(q).permute(0, 3, 2, 1, 4).flatten(3)  # (B, N, m, D)
-        asks = torch.einsum("bhtk,hkd->bthd", q * self.scale, keys)
-        read = safe_softmax(asks @ rows.transpose(-1, -2), None).type_as(rows) @ rows  # (B, N, H, D)
+        mapped_q = torch.einsum("bhtk,hkd->bthd", q * self.scale, keys)
+        read = safe_softmax(mapped_q @ rows.transpose(-1, -2), None).type_as(rows) @ rows  # (B, N, H, D)
         return self._biased(torch.einsum("bthd,hvd->bhtv", read, values))
