@@ -1,15 +1,15 @@
-"""Global nodes alone: tokens interact only through a few nodes that read all tokens and are read by all.
+"""Only global nodes: tokens interact through a few nodes that read all tokens and are read by all.
 
 Paper: the atomic pattern of Lin et al., "A Survey of Transformers", 2021, arXiv 2106.04554, section 4.1.1; internal
 nodes as in Longformer (arXiv 2004.05150), external ones as in ETC (arXiv 2004.08483).
-internal: the first g tokens are the nodes: they see all tokens, the others see them and themselves.
-external: g learned vectors E; first E' = attention of E over the tokens, then each token sees itself and E'.
-Departures: the decoder and cross roles are extensions. In the decoder role every set is cut at the query's own
-position; an external node is then, at each position, its value over the prefix, by a running softmax. In the cross role
-(external only) the source is summed up once and each query sees the nodes alone. The output projection of E' is folded
-into the nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts where tokens read. Nodes
-are not carried from layer to layer, and internal ones have no projections of their own: `etc` and `longformer` have
-these.
+internal: the first g tokens are the nodes: they see all tokens; the other tokens see them and themselves. external: g
+learned vectors E; first E' = attention of E over the tokens, then each token sees itself and E'.
+Departures: the decoder and cross roles are extensions. In the decoder role every set of keys ends at the query's own
+position; an external node then has, at each position, its value over the prefix, by a running softmax. In the cross
+role (external only) the nodes summarize the source once and each query sees only the nodes. The output projection of E'
+is folded into the nodes' own key and value projections, `node_k_proj` and `node_v_proj`; dropout acts only when tokens
+read. Nodes are not carried from layer to layer, and internal ones have no projections of their own (see `etc` and
+`longformer`).
 Cost: O(T g). A step costs O(g), at any position, and keeps g tokens or sums.
 """
 
@@ -41,8 +41,8 @@ MODES = ("internal", "external")
 class Global(PatternAttention):
     """Attention through a few global nodes.
 
-    global_tokens: number of nodes; a single one in the cross role gives every query the same output.
-    mode: "internal" or "external".
+    global_tokens: number of nodes; with one node in the cross role all queries get the same output. mode: "internal" or
+    "external".
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -89,7 +89,7 @@ class Global(PatternAttention):
         return (i == j) | (i < self.count) | (j < self.count)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Internal: softmax over the token itself and the global ones. External: over itself and the nodes."""
+        """Internal: softmax over the token itself and the global tokens. External: over itself and the nodes."""
         if not self.external:
             return super().attend(replace(inputs, need_weights=False))
         q = self.queries(inputs.query)
@@ -104,13 +104,15 @@ class Global(PatternAttention):
             if inputs.memory is None:
                 heads = self._own_and_nodes(q, k, v, *nodes)
             else:
-                there = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
-                heads, _ = attend(q, *nodes, scale=self.scale, valid=there, dropout=self.dropout)
+                real = None if valid is None else valid.any(1, keepdim=True).expand(-1, self.count)
+                heads, _ = attend(q, *nodes, scale=self.scale, valid=real, dropout=self.dropout)
         losses = self.losses(heads, v, None, inputs.query_valid, inputs.memory_valid)
         return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Internal: an empty cache of the global tokens. External: the nodes' sums over nothing, or over the source."""
+        """Internal: an empty cache of the global tokens. External: the nodes' empty sums, or their sums over the
+        source.
+        """
         batch_size, memory_valid = inputs.batch_size, inputs.memory_valid
         if not self.external:
             return super().begin(inputs)
@@ -119,13 +121,13 @@ class Global(PatternAttention):
             queries = self._node_queries().expand(batch_size, -1, -1, -1)
             gathered, _ = attend(queries, k, v, scale=self.scale, valid=memory_valid)
             keys, values = self._node_heads(gathered)
-            there = None if memory_valid is None else memory_valid.any(1)
-            return {"shared": {"keys": keys, "values": values, "valid": there}}, None
+            valid = None if memory_valid is None else memory_valid.any(1)
+            return {"shared": {"keys": keys, "values": values, "valid": valid}}, None
         nodes, width = (self.site.heads, self.count), self.projection.value_width
         return start_softmax(batch_size, inputs.hypotheses, *nodes, width=width, like=self.nodes), None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis joins the nodes' sums, then reads the nodes and itself."""
+        """Add the newest token to the nodes' sums; it then reads the nodes and itself."""
         query = inputs.query
         if not self.external:
             return super().advance(replace(inputs, need_weights=False), state)
@@ -145,7 +147,7 @@ class Global(PatternAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Internal: a dense mask. External: both steps with all scores, and for each prefix by itself where causal."""
+        """Internal: a dense mask. External: both steps with all scores, query by query if causal."""
         query = inputs.query
         if not self.external:
             return super().naive(query, query_valid=inputs.query_valid)
@@ -166,26 +168,26 @@ class Global(PatternAttention):
         return Attended(self.merge_heads(torch.cat(outputs, dim=2)))
 
     def _node_queries(self) -> Tensor:
-        """(1, H, g, K)."""
+        """Return the nodes' queries (1, H, g, K)."""
         return self.projection.queries(self.q_proj(self.nodes.unsqueeze(0)))
 
     def _node_heads(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
-        """The nodes' keys (B, G, g, K) and values (B, G, g, V) from what their heads gathered, (B, H, g, V)."""
+        """Return the nodes' keys (B, G, g, K) and values (B, G, g, V) from their heads' outputs (B, H, g, V)."""
         merged = self.merge(gathered) if self.merge is not None else gathered.transpose(1, 2).flatten(2)
         return self.projection.keys(self.node_k_proj(merged)), self.projection.values(self.node_v_proj(merged))
 
     def _own_and_prefix(self, gathered: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The heads' outputs (B, H, T, V) where nodes have gathered (B, H, g, T, V), at each position its own."""
-        # every position is from here on a segment of one token with nodes of its own
+        """Return the heads' outputs (B, H, T, V); at each position the nodes have gathered (B, H, g, T, V)."""
+        # each position becomes a segment of one token with its own nodes
         nodes = self._node_heads(gathered.type_as(v).movedim(3, 1).flatten(0, 1))
         segments = len(q)
         q, k, v = (x.transpose(1, 2).flatten(0, 1).unsqueeze(2) for x in (q, k, v))
         return self._own_and_nodes(q, k, v, *nodes).squeeze(2).unflatten(0, (segments, -1)).transpose(1, 2)
 
     def _own_and_nodes(self, q: Tensor, k: Tensor, v: Tensor, node_keys: Tensor, node_values: Tensor) -> Tensor:
-        """The heads' outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""
+        """Return the outputs (B, H, T, V) of tokens that see themselves, k (B, G, T, K), and nodes (B, G, g, K)."""
         k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
-        own = (q * k).sum(-1, keepdim=True) * self.scale
-        weights = safe_softmax(torch.cat([own, scores_of(q, node_keys, self.scale)], dim=-1), None)
+        score = (q * k).sum(-1, keepdim=True) * self.scale
+        weights = safe_softmax(torch.cat([score, scores_of(q, node_keys, self.scale)], dim=-1), None)
         weights = nn.functional.dropout(weights, self.dropout).type_as(v)
         return weights[..., :1] * v + weighted(weights[..., 1:], node_values)

@@ -1,16 +1,14 @@
-"""Softmax of each query over a few keys of its own, without a matrix product.
+"""Star-Transformer: a ring, in which every token sees its two neighbours, around a relay that reads all tokens.
 
-Star-Transformer: a ring, in which every token sees its two neighbours, around a relay that reads all tokens.
-
-Paper: Guo, Qiu, Liu, Shao, Xue and Zhang, "Star-Transformer", NAACL 2019, arXiv 1902.09113, section 3.
-carry (the paper's): the relay goes from layer to layer. It reads itself and the tokens with projections of its own,
+Paper: Guo, Qiu, Liu, Shao, Xue and Zhang, "Star-Transformer", NAACL 2019, arXiv 1902.09113.
+carry (the paper's): the relay is carried from layer to layer. It reads itself and the tokens with its own projections,
 followed by ReLU and norm; tokens then read their neighbours, themselves and the relay.
-local (an extension): each layer builds a relay of its own, what one query reads of all tokens, before tokens read it.
-Departures: residual, norm and feed-forward of the tokens are those of the layer. The relay is updated when the layer
-above begins, so that the last update, which nobody reads, is left out. The first layer's tokens are the embeddings, a
-key of which counts once. The ring joins the ends of each segment, padding aside; equal neighbours count once. In the
-decoder role (an extension, local only) the ring is open, a token sees the one before it, and the relay is at each
-position what it reads of the prefix, by a running softmax.
+local (an extension): each layer builds its own relay, the result of one query over all tokens, before tokens read it.
+Departures: residual, norm and feed-forward of the tokens are those of the layer. The relay is updated at the start of
+the next layer, so that the last update, which nothing reads, is left out. The first layer's tokens are the embeddings;
+an embedding's key counts once. The ring connects the real ends of each segment; if both neighbours are the same token,
+it counts once. In the decoder role (an extension, local only) the ring is open, a token sees the token before it, and
+the relay at each position reads the prefix, by a running softmax.
 Cost: O(T). A step costs O(1) and keeps one token and the relay's sums.
 """
 
@@ -32,27 +30,29 @@ from mtkit.attention.options import Null, OneOf, refused
 from mtkit.attention.slots import WITHOUT_SCORES
 from mtkit.errors import MtkitError
 
+MEMORIES, RINGS, RELAYS = ("local", "carry"), ("closed", "open"), ("learned", "mean")
+
 Key = tuple[Tensor, Tensor, Tensor | None]
 """One key for each query: keys (B, G, T or 1, K), values (B, G', T or 1, V), and whether it is seen, (B or 1, T)."""
 
 
 def attend_few(q: Tensor, keys: Sequence[Key], *, scale: float, dropout: float = 0.0) -> Tensor:
-    """The heads' outputs (B, H, T, V) of queries (B, H, T, K); one that sees no key gets zero."""
+    """Softmax of each query over a few keys of its own, without a matrix product: (B, H, T, K) to (B, H, T, V).
+
+    A query that sees no key gets zero.
+    """
     heads = q.shape[1]
     scores = torch.stack([(upcast(q) * expand_heads(k, heads)).sum(-1) for k, _, _ in keys], dim=-1) * scale
-    seen = [scores.new_ones(1, 1, dtype=torch.bool) if each is None else each for _, _, each in keys]
+    seen = [scores.new_ones(1, 1, dtype=torch.bool) if mask is None else mask for _, _, mask in keys]
     visible = torch.stack(torch.broadcast_tensors(*seen), dim=-1).unsqueeze(1)  # (B or 1, 1, T, keys)
     weights = safe_softmax(scores, visible)
     dropped = (F.dropout(weights, dropout) if dropout else weights).type_as(keys[0][1])
     output, *others = [
-        each * expand_heads(v, heads) for each, (_, v, _) in zip(dropped.split(1, dim=-1), keys, strict=True)
+        weight * expand_heads(v, heads) for weight, (_, v, _) in zip(dropped.split(1, dim=-1), keys, strict=True)
     ]
     for other in others:
         output = output + other
     return output
-
-
-MEMORIES, RINGS, RELAYS = ("local", "carry"), ("closed", "open"), ("learned", "mean")
 
 
 class Star(HeadAttention):
@@ -60,8 +60,8 @@ class Star(HeadAttention):
 
     star_memory: the relay is rebuilt in each layer ("local") or carried from layer to layer ("carry"). star_ring:
     whether the first and the last token are neighbours ("closed") or not ("open"). star_embed_key: whether tokens also
-    see their own input to the first layer (carry only). star_relay: the relay, or its query where it is rebuilt, begins
-    as a learned vector ("learned") or as the mean of the tokens ("mean").
+    see their own input to the first layer (carry only). star_relay: whether the relay, or its query if it is rebuilt,
+    starts as a learned vector ("learned") or as the mean of the tokens ("mean").
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -102,7 +102,7 @@ class Star(HeadAttention):
         if site.causal and self.carries:
             raise refused("star_memory", star_memory, "be local in the decoder role")
         if site.causal and self.mean:
-            rule = "be learned in the decoder role: a mean of all tokens reads later ones"
+            rule = "be learned in the decoder role: a mean of all tokens would read later ones"
             raise refused("star_relay", star_relay, rule)
         if star_embed_key and not self.carries:
             raise refused("star_embed_key", star_embed_key, "be false unless star_memory is carry")
@@ -116,7 +116,7 @@ class Star(HeadAttention):
             self.relay_norm = nn.LayerNorm(site.d_model)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Softmax over the neighbours, the token and the relay; carries the relay, and the embeddings behind it."""
+        """Softmax over the neighbours, the token and the relay; carries the relay and, if used, the embeddings."""
         query, query_valid, carry = inputs.query, inputs.query_valid, inputs.carry
         q, k, v = self.projection.queries(self.q_proj(query)), self.k_proj(query), self.v_proj(query)
         near: list[Key] = [(*self._heads(k, v), None)]
@@ -135,7 +135,7 @@ class Star(HeadAttention):
         return Attended(self.merge_heads(heads), carry=self._carried(relay, query, carry), losses=losses)
 
     def _carried(self, relay: Tensor | None, tokens: Tensor, carry: Tensor | None) -> Tensor | None:
-        """What the layer above gets: the relay, and the embeddings behind it."""
+        """Return the carry for the next layer: the relay, followed by the embeddings if used."""
         if not self.carries or self.site.layer + 1 == self.site.layers or relay is None:
             return None
         return torch.cat([relay, tokens if carry is None else carry[:, 1:]], dim=1) if self.embeds else relay
@@ -144,24 +144,26 @@ class Star(HeadAttention):
         return self.projection.keys(k), self.projection.values(v)
 
     def _ring(self, tokens: Tensor, valid: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """The neighbour before and, in the encoder, behind each token: places (B or 1, T), and whether it counts."""
+        """Return, for the neighbour before and (encoder) after each token, its places and whether it counts, (B or 1,
+        T).
+        """
         i = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         if self.site.causal:
             return [((i - 1).clamp(min=0), i > 0)]
         end = valid.sum(1, keepdim=True).clamp(min=1) if valid is not None else i[:, -1:] + 1
-        before, behind = (i - 1) % end, (i + 1) % end
+        left, right = (i - 1) % end, (i + 1) % end
         if self.closed:
-            return [(before, (end > 1).expand_as(before)), (behind, (end > 2).expand_as(behind))]
-        return [(before, i > 0), (behind, i + 1 < end)]
+            return [(left, (end > 1).expand_as(left)), (right, (end > 2).expand_as(right))]
+        return [(left, i > 0), (right, i + 1 < end)]
 
     def _relay(self, tokens: Tensor, valid: Tensor | None, carry: Tensor | None) -> Tensor:
-        """(B, 1, D), as the tokens of this layer read it."""
+        """Return the relay (B, 1, D) that the tokens of this layer read."""
         if self.carries and self.site.layer > 0:
             if carry is None:
-                raise MtkitError("star needs the relay that the layer below it carries up")
-            before = carry[:, :1]
+                raise MtkitError("star needs the carry of the layer below: its relay")
+            relay = carry[:, :1]
             valid = None if valid is None else F.pad(valid, (1, 0), value=True)
-            read = self._read(before, torch.cat([before.type_as(tokens), tokens], dim=1), valid)
+            read = self._read(relay, torch.cat([relay.type_as(tokens), tokens], dim=1), valid)
             updated: Tensor = self.relay_norm(F.relu(read))
             return updated
         if not self.mean:
@@ -174,9 +176,9 @@ class Star(HeadAttention):
         return start if self.carries else self._read(start, tokens, valid)
 
     def _read(self, relay: Tensor, tokens: Tensor, valid: Tensor | None) -> Tensor:
-        """What the relay (B, 1, D) reads, by its own projections."""
+        """Return what the relay (B, 1, D) reads with its own projections."""
         q, k, v = self._relay_heads(relay, tokens)
-        # with the weights written out: the fused kernel is slow for one query
+        # need_weights avoids the fused kernel, which is slow for one query
         heads, _ = attend(q, k, v, scale=self.scale, valid=valid, dropout=self.dropout, need_weights=True)
         read: Tensor = self.relay_out_proj(self.merged(heads))
         return read
@@ -186,33 +188,33 @@ class Star(HeadAttention):
         return q, *self._heads(self.relay_k_proj(tokens), self.relay_v_proj(tokens))
 
     def _over_prefixes(self, tokens: Tensor, q: Tensor, near: list[Key]) -> Tensor:
-        """The heads' outputs where the relay has read up to each token's position."""
+        """Return the heads' outputs if the relay has read the tokens up to each token's position."""
         asked, k, v = self._relay_heads(self.relay.expand(1, 1, -1), tokens)
         (k_own, v_own, _), (k_before, v_before, seen) = near
         assert seen is not None
         rows = q, k_before, v_before, k_own, v_own, seen[:, None, :, None]
         scores = scores_of(asked, k, self.scale).squeeze(2)  # (B, H, T)
-        return read_prefixes(self._beside_relay, scores, expand_heads(v, q.shape[1]), *rows)
+        return read_prefixes(self._with_relay, scores, expand_heads(v, q.shape[1]), *rows)
 
-    def _beside_relay(
+    def _with_relay(
         self, read: Tensor, q: Tensor, k_before: Tensor, v_before: Tensor, k_own: Tensor, v_own: Tensor, seen: Tensor
     ) -> Tensor:
-        """The heads' outputs (B, H, T, V) where the relay's heads have read (B, H, T, V) at each position."""
+        """Return the heads' outputs (B, H, T, V); at each position the relay's heads have read (B, H, T, V)."""
         relay = self.relay_out_proj(self.merged(read.type_as(v_own)))
         of_relay = self._heads(self.k_proj(relay), self.v_proj(relay))
         near: list[Key] = [(k_before, v_before, seen[:, 0, :, 0]), (k_own, v_own, None), (*of_relay, None)]
         return attend_few(q, near, scale=self.scale, dropout=self.dropout)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """No token before the first, and the relay's sums over nothing."""
+        """Return zero keys and values for the token before the first, and the relay's empty sums."""
         like, width = self.q_proj.weight, self.projection.value_width
         shape = inputs.batch_size, inputs.hypotheses
-        k, v = (like.new_zeros(*shape, each.out_features) for each in (self.k_proj, self.v_proj))
+        k, v = (like.new_zeros(*shape, linear.out_features) for linear in (self.k_proj, self.v_proj))
         sums = start_softmax(*shape, self.site.heads, width=width, like=like)
         return {"keys": k, "values": v, "relay": sums, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis joins the relay's sums, then reads the token before, itself and these."""
+        """Add the token to the relay's sums; it then reads the token before it, itself and the relay."""
         query = inputs.query
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         asked, *read = self._relay_heads(self.relay.expand(1, 1, -1), rows)
@@ -223,10 +225,10 @@ class Star(HeadAttention):
         before = (state[name].flatten(0, 1).unsqueeze(1).type_as(k) for name in ("keys", "values"))
         seen = torch.full((1, 1, 1, 1), state["count"] > 0, device=query.device)
         q, mean = self.projection.queries(self.q_proj(rows)), relay["mean"].flatten(0, 1).unsqueeze(2)
-        heads = self._beside_relay(mean, q, *self._heads(*before), *self._heads(k, v), seen)
+        heads = self._with_relay(mean, q, *self._heads(*before), *self._heads(k, v), seen)
         output = self.merge_heads(heads).squeeze(1).unflatten(0, query.shape[:2])
-        kept = {"keys": k.view_as(state["keys"]), "values": v.view_as(state["values"])}
-        return Attended(output), {**kept, "relay": relay, "count": state["count"] + 1}
+        k, v = k.view_as(state["keys"]), v.view_as(state["values"])
+        return Attended(output), {"keys": k, "values": v, "relay": relay, "count": state["count"] + 1}
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -248,19 +250,19 @@ class Star(HeadAttention):
         if self.embeds and carry is not None:
             nodes.append(carry[:, 1:])
             seen.append(torch.eye(len(i), dtype=torch.bool, device=query.device))
-        visible = torch.cat([near, *(each.expand(len(near), -1, -1) for each in seen)], dim=-1).unsqueeze(1)
+        visible = torch.cat([near, *(mask.expand(len(near), -1, -1) for mask in seen)], dim=-1).unsqueeze(1)
         k, v = (torch.cat([linear(x) for x in (query, *nodes)], dim=1) for linear in (self.k_proj, self.v_proj))
         q = self.projection.queries(self.q_proj(query))
         heads, _ = dense_attend(q, *self._heads(k, v), visible, self.scale)
         return Attended(self.merge_heads(heads), carry=self._carried(nodes[0], query, carry))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full`, for the tokens and for the relay."""
+        """Copy the projections of `full` for the tokens and for the relay."""
         super().adopt(full_state)
         relays = [name for name, _ in self.named_children() if name.startswith("relay_") and name.endswith("_proj")]
         self.adopt_copies(full_state, {name: name.removeprefix("relay_") for name in relays})
 
 
 def _rows(x: Tensor, place: Tensor) -> Tensor:
-    """Rows (B, T, W) of x at places (B or 1, T)."""
+    """Return the rows (B, T, W) of x at these places (B or 1, T)."""
     return rows_at(x, place.unsqueeze(1).expand(len(x), -1, -1)).squeeze(1)
