@@ -210,20 +210,12 @@ def together(outputs: Sequence[tuple[Tensor, Tensor | None]], axis: int) -> tupl
 class PatternAttention(HeadAttention):
     """Softmax attention over the keys of position patterns, one for all heads or one for each.
 
-    A mechanism sets `groups` (`by_head`); `naive` needs its `sees`. Where the pattern depends on the lengths of the
-    segments, it overrides `groups_of` and `seen_by` instead. The T x T weights are formed only on request or for a
-    regularizer.
+    A mechanism sets `groups` (`by_head`), or overrides `groups_of` if patterns depend on the lengths of the segments.
+    The T x T weights are computed only on request or for a regularizer.
     """
 
     weights = True
     groups: Sequence[PatternGroup]
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """The paper's equation: whether the query at i sees the key at j, padding and future aside.
-
-        (H, ...) where heads differ.
-        """
-        raise NotImplementedError
 
     @property
     def by_position(self) -> Positions | None:
@@ -234,9 +226,18 @@ class PatternAttention(HeadAttention):
         """The groups for segments whose keys are `lengths` (B or 1,) real ones."""
         return self.groups
 
-    def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
-        """`sees` in segments of such lengths, (B or 1, H or 1, ...) where they matter."""
-        return self.sees(i, j)
+    def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
+        """Return which keys at j the queries at i see, padding and causality ignored, in segments of these lengths.
+
+        (T, S) of i (T, 1) and j (S,); (B or 1, H, T, S) or (H, T, S) if segments or heads differ.
+        """
+        groups = self.groups_of(lengths)
+        seen = [group.pattern.sees(i, j) for group in groups]
+        if len(groups) == 1:
+            return seen[0]
+        segments = torch.broadcast_shapes(*(x.shape[:-3] for x in seen))
+        parts = zip(groups, seen, strict=True)
+        return torch.cat([x.expand(*segments, len(group.some), *x.shape[-2:]) for group, x in parts], dim=-3)
 
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the pattern's keys, in blocks."""
@@ -320,7 +321,7 @@ class PatternAttention(HeadAttention):
     def _visible(self, q: Tensor, k: Tensor, valid: Tensor | None) -> Tensor:
         """Which keys each query sees, broadcastable to (B, H, T, S)."""
         i, j = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
-        seen = self.seen_by(i.unsqueeze(-1), j, lengths_of(k, valid))
+        seen = self.sees(i.unsqueeze(-1), j, lengths_of(k, valid))
         return visible_pairs(seen, self.site.causal, valid)
 
 

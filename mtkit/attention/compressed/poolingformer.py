@@ -110,10 +110,6 @@ class Poolingformer(PatternAttention):
         """Number of spans that a causal query can see."""
         return (self.pool_radius + 1 - self.spans.size) // self.spans.stride + 1
 
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return |i - j| <= r1, the window of the first level."""
-        return (i - j).abs() <= self.radius
-
     def attend(self, inputs: Inputs) -> Attended:
         """Return Y + Z."""
         query_valid = inputs.query_valid

@@ -79,7 +79,7 @@ class AdaptiveSpan(PatternAttention):
         reach = self.span.reach
         return by_head([Band(reach, reach)] * self.site.heads)
 
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
+    def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
         """m_z(|i - j|) > 0, by head."""
         return self.span.factor((i - j).abs()) > 0.0
 

@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
@@ -61,10 +58,6 @@ class MultiScale(PatternAttention):
         else:
             self.widths = _of_layer(numbers(widths), site)
         self.groups = by_head([Band(width, width) for width in self.widths])
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """|i - j| <= w, with the width w of each head; (H, ...)."""
-        return torch.stack([(i - j).abs() <= width for width in self.widths])
 
 
 def _rising(scales: int | str | Sequence[int]) -> list[int]:

@@ -3,9 +3,6 @@
 From any token, two hops through both patterns reach the whole sequence (in the decoder role, everything before it).
 """
 
-import torch
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Pattern
@@ -33,20 +30,10 @@ class FactorizedAttention(PatternAttention):
         if sparse_heads == "split" and site.heads == 1:
             raise refused("sparse_heads", sparse_heads, "be merge or alternate with one head")
         half = -(-site.heads // 2)
-        self.kinds = {
-            "split": ["near"] * half + ["far"] * (site.heads - half),
-            "merge": ["both"] * site.heads,
-            "alternate": ["far" if site.layer % 2 else "near"] * site.heads,
-        }[sparse_heads]
-        patterns = {"near": near, "far": far, "both": near | far}
-        self.groups = by_head([patterns[kind] for kind in self.kinds])
-
-    def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """The paper's A1 and A2: whether the query at i sees the key at j in each pattern, ignoring causality."""
-        raise NotImplementedError
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """A1, A2 or their union, according to each head; (H, ...)."""
-        near, far = self.near_and_far(i, j)
-        seen = {"near": near, "far": far, "both": near | far}
-        return torch.stack([seen[kind].expand(torch.broadcast_shapes(i.shape, j.shape)) for kind in self.kinds])
+        self.groups = by_head(
+            {
+                "split": [near] * half + [far] * (site.heads - half),
+                "merge": [near | far] * site.heads,
+                "alternate": [far if site.layer % 2 else near] * site.heads,
+            }[sparse_heads]
+        )

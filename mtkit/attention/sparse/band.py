@@ -6,8 +6,6 @@ Departures: the option is the radius on each side; the paper's w counts both sid
 Cost: O(T r). A step costs O(r), at any position, and keeps the last r + 1 tokens.
 """
 
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
@@ -29,9 +27,5 @@ class BandAttention(PatternAttention):
 
     def __init__(self, site: Site, *, window_radius: NaturalByLayer = 128) -> None:
         super().__init__(site)
-        self.radius = of_layer("window_radius", window_radius, site)
-        self.groups = by_head([Band(self.radius, self.radius)] * site.heads)
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """|i - j| <= r."""
-        return (i - j).abs() <= self.radius
+        radius = of_layer("window_radius", window_radius, site)
+        self.groups = by_head([Band(radius, radius)] * site.heads)

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head, lengths_of
+from mtkit.attention.bases.pattern_attention import PatternAttention, PatternGroup, by_head
 from mtkit.attention.contract import ROLES, Attended, Inputs, Site, packing
 from mtkit.attention.kernels.pattern import Blocks, Columns, Pattern, Rows
 from mtkit.attention.kernels.random_pattern import LastBlocks, LastRows, RandomBlocks
 from mtkit.attention.kernels.reproducible import random_key
-from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
+from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import Natural, OneOf, Positive, refused
 from mtkit.attention.sparse._node_update import NodeUpdate
 from mtkit.errors import MtkitError
@@ -113,16 +113,6 @@ class BigBird(PatternAttention):
         """With the last blocks of each segment, and blocks drawn from it; in the decoder role from the past alone."""
         return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
 
-    def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
-        """Blocks near enough, one of them global, or drawn."""
-        row, column = i // self.size, j // self.size
-        seen = ((row - column).abs() <= self.side) | (column < self.first)
-        if not self.site.causal:
-            end = (-(-lengths // self.size) - self.last).view(-1, 1, 1, 1)
-            last = torch.stack([x >= end for x in torch.broadcast_tensors(row, column)]).any(0) & bool(self.last)
-            seen = seen | (row < self.first) | last
-        return seen | self._drawn(None if self.site.causal else lengths).sees(i, j) if self.count else seen
-
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the pattern's keys, in blocks; carries global vectors (B, n, D).
 
@@ -148,9 +138,7 @@ class BigBird(PatternAttention):
             return super().naive(query, query_valid=inputs.query_valid)
         tokens, valid = self._beside_nodes(query, inputs.query_valid, inputs.carry)
         q, k, v = self.queries_keys_values(tokens)
-        i = torch.arange(tokens.shape[1], device=query.device)
-        visible = visible_pairs(self.seen_by(i.unsqueeze(-1), i, lengths_of(k, valid)), False, valid)
-        return self._parted(tokens, dense_attend(q, k, v, visible, self.scale)[0])
+        return self._parted(tokens, dense_attend(q, k, v, self._visible(q, k, valid), self.scale)[0])
 
     def _beside_nodes(self, query: Tensor, valid: Tensor | None, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The global vectors and the tokens behind them (B, n + T, D), and which of them are real."""

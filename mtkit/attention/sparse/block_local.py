@@ -8,8 +8,6 @@ Cost: O(T b (1 + back + fwd)). A step costs O(b (1 + back)), at any position, an
 
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Blocks
@@ -39,10 +37,4 @@ class BlockLocal(PatternAttention):
         self, site: Site, *, block_size: Positive = 64, block_back: Natural = 0, block_fwd: Natural = 0
     ) -> None:
         super().__init__(site)
-        self.block, self.back, self.fwd = block_size, block_back, block_fwd
         self.groups = by_head([Blocks(block_size, block_back, block_fwd)] * site.heads)
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """n(i) - back <= n(j) <= n(i) + fwd for the blocks n(i) = floor(i / b)."""
-        own, other = (x.div(self.block, rounding_mode="floor") for x in (i, j))
-        return (own - self.back <= other) & (other <= own + self.fwd)

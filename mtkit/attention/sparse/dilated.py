@@ -9,9 +9,6 @@ window. A step costs O(r), at any position, and keeps the last r d + 1 tokens.
 
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
@@ -36,10 +33,5 @@ class DilatedAttention(PatternAttention):
 
     def __init__(self, site: Site, *, window_radius: Natural = 128, dilation: PositiveByHead = 2) -> None:
         super().__init__(site)
-        self.radius, self.dilations = window_radius, of_head("dilation", dilation, site)
-        self.groups = by_head([Band(window_radius, window_radius, d) for d in self.dilations])
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """j = i + t d for an integer t from -r to r, with the dilation d of each head; (H, ...)."""
-        distance = (i - j).abs()
-        return torch.stack([(distance % d == 0) & (distance <= self.radius * d) for d in self.dilations])
+        dilations = of_head("dilation", dilation, site)
+        self.groups = by_head([Band(window_radius, window_radius, step) for step in dilations])

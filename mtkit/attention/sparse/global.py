@@ -84,10 +84,6 @@ class Global(PatternAttention):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Internal: the token itself, or one of the two is global."""
-        return (i == j) | (i < self.count) | (j < self.count)
-
     def attend(self, inputs: Inputs) -> Attended:
         """Internal: softmax over the token itself and the global tokens. External: over itself and the nodes."""
         if not self.external:

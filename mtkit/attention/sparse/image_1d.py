@@ -8,8 +8,6 @@ Cost: O(T (b + m)) for blocks of b and a memory of m. A step costs O(b + m), at 
 
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Flanked
@@ -33,10 +31,4 @@ class Image1d(PatternAttention):
 
     def __init__(self, site: Site, *, image_block: Positive = 128, image_memory: Natural = 128) -> None:
         super().__init__(site)
-        self.block, self.memory = image_block, image_memory
         self.groups = by_head([Flanked(image_block, image_memory, image_memory)] * site.heads)
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """From m tokens before the first token of the query's block to m tokens after its last."""
-        first = i.div(self.block, rounding_mode="floor") * self.block
-        return (first - self.memory <= j) & (j < first + self.block + self.memory)

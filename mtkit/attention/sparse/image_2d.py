@@ -11,8 +11,6 @@ g)), at any position, and keeps h + f rows of the grid.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.grid import Grid
@@ -55,15 +53,5 @@ class Image2d(PatternAttention):
         image_flange: Annotated[str | Sequence[int], ListOf(Within(0), ROWS_AND_COLUMNS, 2)] = (8, 16),
     ) -> None:
         super().__init__(site)
-        (rows, columns), (above, beside) = numbers(image_query_shape), numbers(image_flange)
-        self.width, self.block, self.margin = image_width, (rows, columns), (above, beside)
-        self.groups = by_head([Grid(self.width, self.block, self.margin)] * site.heads)
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """Row and column of j are inside the rectangle around the query's block."""
-        (rows, columns), (above, beside) = self.block, self.margin
-        top = i.div(self.width * rows, rounding_mode="floor") * rows
-        left = (i % self.width).div(columns, rounding_mode="floor") * columns
-        row, column = j.div(self.width, rounding_mode="floor"), j % self.width
-        in_rows = (top - above <= row) & (row < top + rows + above)
-        return in_rows & (left - beside <= column) & (column < left + columns + beside)
+        (rows, columns), (above, aside) = numbers(image_query_shape), numbers(image_flange)
+        self.groups = by_head([Grid(image_width, (rows, columns), (above, aside))] * site.heads)

@@ -19,7 +19,7 @@ from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, scores_of, weighted
 from mtkit.attention.kernels.pattern import Band, Columns, Pattern, Rows
-from mtkit.attention.kernels.sparse import dense_attend, visible_pairs
+from mtkit.attention.kernels.sparse import dense_attend
 from mtkit.attention.options import NaturalByLayer, Null, PositiveByLayer, of_layer
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -78,11 +78,9 @@ class Longformer(PatternAttention):
                 copy.load_state_dict(local.state_dict())
                 self.add_module(f"global_{name}", copy)
 
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """A multiple of the dilation away, at most r steps; or one of the two is global."""
-        away = (i - j).abs()
-        near = (away <= self.radius * self.dilation) & (away % self.dilation == 0)
-        return near | (j < self.globals) | (i < self.globals)
+    def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
+        """The pattern, and all keys for global queries, also if these have projections of their own."""
+        return super().sees(i, j, lengths) | (i < self.globals)
 
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the window and the global keys; for global queries, over all keys by the second projections."""
@@ -201,15 +199,14 @@ class Longformer(PatternAttention):
         query = inputs.query
         if not self.separate:
             return super().naive(query, query_valid=inputs.query_valid)
-        i = torch.arange(query.shape[1], device=query.device)
-        visible = visible_pairs(self.sees(i.unsqueeze(-1), i), self.site.causal, inputs.query_valid)
         local = self.queries(query), *self.keys_values(query)
+        visible = self._visible(local[0], local[1], inputs.query_valid)
         outputs = [
             dense_attend(q, k, v, visible, self.scale, self.positions)
             for q, k, v in (local, self._global_heads(query, query))
         ]
         (heads, weights), (rows, row_weights) = outputs
-        whole = (i < self.globals).unsqueeze(-1)
+        whole = (torch.arange(query.shape[1], device=query.device) < self.globals).unsqueeze(-1)
         return Attended(self.merge_heads(rows.where(whole, heads)), weights=row_weights.where(whole, weights))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:

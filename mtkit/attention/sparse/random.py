@@ -53,10 +53,6 @@ class RandomAttention(PatternAttention):
         """Keys are drawn from the real keys of each segment, in the decoder role from the past."""
         return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
 
-    def seen_by(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
-        """The token itself, or one of the keys drawn for it."""
-        return self._pattern(lengths).sees(i, j)
-
     def _pattern(self, lengths: Tensor) -> Pattern:
         drawn = self.drawn(None if self.site.causal else lengths)
         return drawn if self.site.role == "cross" else Blocks(1) | drawn

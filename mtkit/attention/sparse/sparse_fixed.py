@@ -11,8 +11,6 @@ keep l.
 
 from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
-
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Blocks, Comb
 from mtkit.attention.options import Null, OneOf, Positive, root_of_length
@@ -39,11 +37,6 @@ class SparseFixed(FactorizedAttention):
         sparse_heads: Annotated[str, OneOf(SHARED)] = "merge",
     ) -> None:
         self.stride = root_of_length(stride, site)
-        self.cells = min(sparse_c, self.stride)
-        summaries = Comb(self.stride, first=self.stride - self.cells, count=self.cells)
+        cells = min(sparse_c, self.stride)
+        summaries = Comb(self.stride, first=self.stride - cells, count=cells)
         super().__init__(site, Blocks(self.stride), summaries, sparse_heads)
-
-    def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """floor(j / l) = floor(i / l), and j mod l >= l - c."""
-        own, other = (x.div(self.stride, rounding_mode="floor") for x in (i, j))
-        return own == other, j % self.stride >= self.stride - self.cells

@@ -10,8 +10,6 @@ as in the paper. A step at position t costs O(l + t / l) and keeps all tokens; h
 
 from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
-
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Null, OneOf, Positive, root_of_length
@@ -37,7 +35,3 @@ class SparseStrided(FactorizedAttention):
     ) -> None:
         self.stride = root_of_length(stride, site)
         super().__init__(site, Band(self.stride, self.stride), Band(None, None, self.stride), sparse_heads)
-
-    def near_and_far(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """|i - j| <= l, and (i - j) mod l = 0."""
-        return (i - j).abs() <= self.stride, (i - j) % self.stride == 0

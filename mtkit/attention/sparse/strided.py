@@ -9,8 +9,6 @@ length, as in the paper. A step at position t costs O(t / l) and keeps all token
 
 from typing import Annotated, Any, ClassVar
 
-from torch import Tensor
-
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.pattern import Band
@@ -39,7 +37,3 @@ class StridedAttention(PatternAttention):
         super().__init__(site)
         self.stride = root_of_length(stride, site)
         self.groups = by_head([Band(None, None, self.stride)] * site.heads)
-
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """(i - j) mod l = 0."""
-        return (i - j) % self.stride == 0

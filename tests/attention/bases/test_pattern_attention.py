@@ -80,14 +80,6 @@ class ByHead(PatternAttention):
         super().__init__(site)
         self.groups = by_head(patterns)
 
-    def sees(self, i: Tensor, j: Tensor) -> Tensor:
-        """(H, T, T), of which a pattern that is drawn by head has its own share."""
-        heads = []
-        for group in self.groups:
-            seen = group.pattern.sees(i, j)
-            heads.append((seen.flatten(0, -3) if seen.dim() > 2 else seen).expand(len(group.some), -1, -1))
-        return torch.cat(heads)
-
 
 def make(name: str, role: str = "decoder", **slots: Any) -> ByHead:
     attention = ByHead(Site(role, 32, HEADS, **slots), FAMILIES[name]).double().eval()
