@@ -145,7 +145,7 @@ class BigBird(PatternAttention):
         if self.site.layer == 0:
             carry = self.first_nodes.expand(len(query), -1, -1)
         if carry is None:
-            raise MtkitError("bigbird needs the global vectors that the layer below it carries up")
+            raise MtkitError("bigbird needs the global vectors that the layer below carries")
         tokens = torch.cat([carry.type_as(query), query], dim=1)
         return tokens, None if valid is None else F.pad(valid, (self.nodes, 0), value=True)
 

@@ -184,7 +184,7 @@ class Etc(HeadAttention):
             start = self.first_node if self.most else query.new_zeros(query.shape[2])
             return start.expand(len(query), count, -1)
         if carry is None:
-            raise MtkitError("etc needs the carry of the layer below: its global nodes")
+            raise MtkitError("etc needs the global nodes that the layer below carries")
         return carry
 
     def _updated_nodes(self, nodes: Tensor, heads: Tensor) -> Tensor:

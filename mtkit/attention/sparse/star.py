@@ -160,7 +160,7 @@ class Star(HeadAttention):
         """Return the relay (B, 1, D) that the tokens of this layer read."""
         if self.carries and self.site.layer > 0:
             if carry is None:
-                raise MtkitError("star needs the carry of the layer below: its relay")
+                raise MtkitError("star needs the relay that the layer below carries")
             relay = carry[:, :1]
             valid = None if valid is None else F.pad(valid, (1, 0), value=True)
             read = self._read(relay, torch.cat([relay.type_as(tokens), tokens], dim=1), valid)
