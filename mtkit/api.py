@@ -111,7 +111,7 @@ class LoadedRun:
                 raise MtkitError(f'{ignored[0]} has no effect with method="{chosen.method}"; add method="{ignored[1]}"')
             translator = translator.with_settings(chosen)
         results = []
-        for source, hypotheses in zip(lines, translator.lines(lines, direction=direction), strict=True):
+        for source, hypotheses in zip(lines, translator.translate(lines, direction=direction), strict=True):
             best, *others = (self._line(source, hypothesis, direction) for hypothesis in hypotheses)
             best.alternatives.extend(others)
             results.append(best)

@@ -56,7 +56,7 @@ def test_translations_are_the_translators(folder: Path) -> None:
     loaded = mtkit.load(folder)
     found = loaded.translate(LINES, beam=4, n_best=2, length_penalty=0.5)
     settings = loaded.translator.settings.model_copy(update={"beam": 4, "n_best": 2, "length_penalty": 0.5})
-    own = Translator(loaded.translator.runs, settings).lines(LINES)
+    own = Translator(loaded.translator.runs, settings).translate(LINES)
     assert [[each.text, *(other.text for other in each.alternatives)] for each in found] == [
         [each.text for each in line] for line in own
     ]

@@ -5,7 +5,7 @@ The results are tables and bars for people, and JSON for programs.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from statistics import median
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from mtkit.decoding.engines.model_engine import ModelEngine, find_dtype
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.source import TrainedOn
+from mtkit.decoding.lines.source import SourceLines, TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus
@@ -90,7 +90,7 @@ class OwnDecoder:
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
         found = translate_lines(
-            self._engine.with_settings(settings), self._tokenizers, lines, trained_on=self._trained_on
+            self._engine.with_settings(settings), self._tokenizers, SourceLines(lines, trained_on=self._trained_on)
         )
         return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
 
@@ -201,8 +201,7 @@ def common_side(prepared: Sequence[Prepared], name: str | None = None) -> HeldOu
 
 def first_segments(side: HeldOut, count: int | None) -> HeldOut:
     """Return the first `count` segments of a side without documents; all for None."""
-    sources, references = side.sources[:count], side.references[:count]
-    return HeldOut(side.name, sources, references, side.directions and side.directions.part(0, len(sources)))
+    return replace(side.at(range(len(side.sources))[:count]), documents=None)
 
 
 def measure_decoding(

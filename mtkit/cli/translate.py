@@ -277,6 +277,7 @@ def _translate_sides(
 ) -> None:
     """Translate test sides into the run's folder, and show samples, where and how fast."""
     from mtkit.cli.progress import counted
+    from mtkit.decoding.files import translate_side
     from mtkit.decoding.held_out import n_best_lines
     from mtkit.decoding.lines.notes import Notes
     from mtkit.decoding.word_alignment import pharaoh
@@ -287,7 +288,7 @@ def _translate_sides(
         if joined and side.documents is None:
             note(f"the side {side.name} has no documents, so its lines are translated one by one")
         with counted(side.name, "lines", len(side.sources)) as advance:
-            found, speed, path = translator.held_out(side, joined=joined, say=note, on_progress=advance)
+            found, speed, path = translate_side(translator, side, joined=joined, say=note, on_progress=advance)
         for message in Notes.of(found).messages():
             note(message)
         if output is not None:
@@ -295,7 +296,7 @@ def _translate_sides(
             lines = n_best_lines(found) if several else (each.text for each, *_ in found)
             write_text(output, "".join(f"{line}\n" for line in lines))
         if alignments is not None and heads is not None:
-            links = translator.links_of_side(side, [each for each, *_ in found], heads, joined=joined)
+            links = translator.links(translator.side_lines(side, joined=joined), [each for each, *_ in found], heads)
             write_text(alignments, "".join(f"{pharaoh(each)}\n" for each in links))
         for number in range(0, len(found), -(-len(found) // max(SAMPLES // len(sides), 1))):
             typer.echo(f"source       {shortened(side.sources[number])}")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mtkit.decoding.engines.model_engine import decoding_with
 from mtkit.decoding.forced import forced_weights
-from mtkit.decoding.lines.source import Directions, Source, is_blank
+from mtkit.decoding.lines.source import Directions, Source, SourceLines, is_blank
 from mtkit.errors import DataError, MtkitError
 from mtkit.model.layers import Weights
 from mtkit.model.network import Network
@@ -73,7 +73,7 @@ def align(
     that is too long.
     """
     check_weights(network)
-    front = Source(tokenizers.source, network.longest_source, directions)
+    front = Source(SourceLines([source], directions), tokenizers.source, network.longest_source)
     words = tokenizers.source.encode(source)
     pieces = [*tokenizers.target.encode(target), EOS]
     if is_blank(source):

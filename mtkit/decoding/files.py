@@ -1,11 +1,16 @@
-"""Translation and scoring of files: N lines in, N lines out; an interrupted call resumes when it is repeated."""
+"""Translation and scoring of files and held-out sides: N lines in, N lines out; a repeated call resumes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import repeat
+from math import inf
 from pathlib import Path
-from typing import BinaryIO, cast
+from time import monotonic
+from typing import Any, BinaryIO
 
-from mtkit.decoding.held_out import n_best_lines
+from pydantic_core import from_json
+
+from mtkit.decoding.held_out import HeldOut, Speed, files_of, n_best_lines, save
 from mtkit.decoding.lines.chunks import chunks_of, live_chunks
 from mtkit.decoding.lines.notes import Notes
 from mtkit.decoding.lines.parts import begin_part, part_lines
@@ -14,12 +19,16 @@ from mtkit.decoding.translate import OnProgress, Translation
 from mtkit.decoding.translator import Translator, joins_documents
 from mtkit.decoding.word_alignment import Heads, pharaoh
 from mtkit.errors import DataError, MtkitError
-from mtkit.storage.files import check_outputs, is_device
+from mtkit.recipe import DecodingSettings
+from mtkit.storage.files import check_outputs, inside, is_device, json_text
 from mtkit.storage.jobs import Item, Part, open_job
 from mtkit.text.text_files import Lines, Span
 
+SIDE_CHUNK = 1_000
+"""Maximum segments of a held-out side that are translated together; a kill loses the work on them."""
+
 Text = Path | Iterable[str]
-"""Lines: a file, .gz too, or what gives one after the other, without line ends."""
+"""Lines: a file, .gz too, or an iterable of lines without line ends."""
 
 
 def translate_file(
@@ -38,23 +47,23 @@ def translate_file(
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
 ) -> Notes:
-    """Write the translation of each line: N lines in, N lines out; gives notes on lines that need attention.
+    """Write the translation of each line: N lines in, N lines out; returns notes on lines that need attention.
 
     The file `output` appears when it is complete; the same call after an interruption skips finished lines. A stream
     gets translations as they are made. `live` lines, whose writer may wait for an answer, are translated as they
-    arrive, and those of a document when it has ended. With several translations per line (`n_best`), each has its own
-    output line of number, score and text. `scores` puts the score and a tab before each text. `alignments` gets a line
-    for each line too: which words of its translation belong to which of its own (`mtkit.decoding.word_alignment`), by
-    these `heads`, or the mean of the last layer's.
+    arrive, and the lines of a document when it has ended. Several translations per line (`n_best`) have an output line
+    each: number, score and text. `scores` puts the score and a tab before each text. `alignments` gets a line for each
+    line too: the links between its words and the words of its translation (`mtkit.decoding.word_alignment`), by these
+    `heads`, or by the mean of the last layer's.
 
     `direction` is required for a run with several. With `documents`, lines of a document are translated together;
     None: as trained. Documents are separated by blank lines or given by `document_ids`, one per line. `say` gets
     messages for people, `on_progress` the number of lines just finished.
 
-    With a `part` of a source file, its lines alone are translated, as in a translation of the whole, into files of that
-    part (`Part.output`). `mtkit.decoding.lines.parts.join_parts` joins them. A finished part is not made again.
+    With a `part` of a source file, only its lines are translated, into files of that part (`Part.output`), which
+    `mtkit.decoding.lines.parts.join_parts` joins. A finished part is not translated again.
 
-    Raises: MtkitError for options that do not combine, and where `output` cannot be written or would replace text that
+    Raises: MtkitError for options that do not combine, and if `output` cannot be written or would replace text that
     is read or a file of a run; DataError for bad input.
     """
     heads = Heads() if heads is None else heads
@@ -85,18 +94,16 @@ def translate_file(
     with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
         chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
         for chunk in job.todo(chunks, on_progress):
-            lines, first = [item[0] for item in chunk.items], offset + chunk.first
-            in_documents: Sequence[int] | Sequence[str] | None = None
+            texts, first = [item[0] for item in chunk.items], offset + chunk.first
+            joined: Sequence[int] | Sequence[str] | None = None
             if joins:
-                in_documents = ids_by_blank_lines(lines) if ids is None else [item[1] for item in chunk.items]
-            translations = translator.lines(
-                lines, direction=direction, documents=in_documents, first=first, on_progress=on_progress
-            )
-            written = [_written(translations, first, several=translator.settings.n_best > 1, scores=scores)]
+                joined = ids_by_blank_lines(texts) if ids is None else [item[1] for item in chunk.items]
+            lines = translator.source(texts, direction=direction, documents=joined, first=first)
+            translations = translator.translate(lines, on_progress=on_progress)
+            written: list[Iterable[str]] = [_output_lines(translations, first, translator.settings, scores=scores)]
             if alignments is not None:
                 best = [translation for translation, *_ in translations]
-                links = translator.links(lines, best, heads, direction=direction, documents=in_documents)
-                written.append(map(pharaoh, links))
+                written.append(map(pharaoh, translator.links(lines, best, heads)))
             job.write(chunk, written, Notes.of(translations, first))
     return job.notes
 
@@ -111,43 +118,102 @@ def force_file(
     say: Callable[[str], object] = lambda message: None,
     on_progress: OnProgress = lambda lines: None,
 ) -> None:
-    """Write the log-probability of each target line given its source line, resumed as `translate_file` is.
+    """Write the log-probability of each target line given its source line; a call resumes like `translate_file`.
 
-    `directions` are those of the lines, or the name of one for all; None: the only one.
+    `directions` are the directions of the lines, or the name of one for all; None: the only one.
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model; MtkitError as
-    `translate_file` does.
+    `translate_file`.
     """
     _check_outputs([output], [sources, targets])
     pairs = _pairs(sources, targets)
-    ways = directions if isinstance(directions, Directions) else None
-    one = "" if ways else translator.directions(cast("str | None", directions), 1).names_of_lines()[0]
-    names = ways.names_of_lines() if ways else repeat(one)
-
+    if not isinstance(directions, Directions):
+        directions = translator.directions(directions, 1)
+        names: Iterable[str] = repeat(directions.names_of_lines()[0])
+    else:
+        names = directions.names_of_lines()
     items = ((*pair, name) for pair, name in zip(pairs, names, strict=False))
     with open_job([output], {**translator.identity, "forced": True}, Notes(), say=say) as job:
         for chunk in job.todo(chunks_of(items), on_progress):
-            log_probs = translator.force(
-                [item[0] for item in chunk.items],
-                [item[1] for item in chunk.items],
-                ways.part(chunk.first, len(chunk.items)) if ways else translator.directions(one, len(chunk.items)),
-                first=chunk.first,
-                on_progress=on_progress,
-            )
+            texts, references, chosen = ([item[column] for item in chunk.items] for column in range(3))
+            tasks = [directions.names.index(name) for name in chosen]
+            lines = translator.source(texts, direction=Directions(directions.names, tasks), first=chunk.first)
+            log_probs = translator.force(lines, references, on_progress=on_progress)
             job.write(chunk, [[f"{log_prob:.6f}" for log_prob in log_probs]], Notes())
 
 
-def _written(
-    translations: Sequence[Sequence[Translation]], first: int, *, several: bool, scores: bool
+def translate_side(
+    translator: Translator,
+    side: HeldOut,
+    *,
+    joined: bool,
+    say: Callable[[str], object] = lambda message: None,
+    on_progress: OnProgress = lambda lines: None,
+) -> tuple[list[list[Translation]], Speed, Path]:
+    """Translate a held-out side into the folder of the first run; a call resumes like `translate_file`.
+
+    Documents are translated together if they are `joined`. The file name of an ensemble includes the names of the other
+    runs: test+two. Returns the translations, their speed, with the time of interrupted calls, and the path of the text.
+    Until all segments are translated, a line of JSON for each is kept beside the other translations of the run, in
+    `.test.jsonl.partial`.
+
+    Raises: MtkitError if the folder cannot be written, or if another process is translating the side.
+    """
+    run, lines = translator.runs[0], translator.side_lines(side, joined=joined)
+    name = "+".join([side.name, *(other.folder.resolve().name for other in translator.runs[1:])])
+    folder = files_of(run, name)["txt"].parent  # before the work, as a link among the files is an error
+    path = inside(folder, f".{name}.jsonl")
+    count = len(lines.lines)
+    directions = lines.directions.names_of_lines() if lines.directions else [""] * count
+    ids = [str(document) for document in lines.documents.ids] if lines.documents else [""] * count
+    about = {**translator.about, "by_documents": lines.documents is not None}
+    identity = {**translator.identity, **about, "document_pieces": translator.document_pieces}
+    with open_job([path], identity, Notes(), say=say) as job:
+        items = zip(lines.lines, directions, ids, strict=True)
+        for chunk in job.todo(chunks_of(items, _same_document, SIDE_CHUNK), on_progress):
+            begin, rows = monotonic(), range(chunk.first, chunk.first + len(chunk.items))
+            translations = translator.translate(lines.at(rows), on_progress=on_progress)
+            share = (monotonic() - begin) / len(rows)
+            rows_of_json = [json_text({"seconds": share, "found": [*map(asdict, line)]}) for line in translations]
+            job.write(chunk, [rows_of_json], Notes())
+    translations, seconds = _read_side(path)
+    speed = Speed(seconds, count, sum(len(best.pieces) for best, *_ in translations))
+    renamed = replace(side, name=name, directions=lines.directions)
+    return translations, speed, save(run, renamed, translations, speed, about)
+
+
+def _read_side(path: Path) -> tuple[list[list[Translation]], float]:
+    """The translations in a file, which is then removed, and their seconds. Raises: MtkitError if it is damaged."""
+    translations, seconds = list[list[Translation]](), 0.0
+    try:
+        for line in path.read_bytes().splitlines():
+            row = from_json(line)
+            translations.append([_translation(values) for values in row["found"]])
+            seconds += row["seconds"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise MtkitError(f"{path} is damaged; the same command translates that side again") from error
+    finally:
+        path.unlink()
+    return translations, seconds
+
+
+def _translation(row: dict[str, Any]) -> Translation:
+    """The translation of JSON values, in which null stands for minus infinity."""
+    row |= {name: -inf for name in ("score", "log_prob") if row[name] is None}
+    return Translation(**row | {"pieces": tuple(row["pieces"]), "of_parts": tuple(map(_translation, row["of_parts"]))})
+
+
+def _output_lines(
+    translations: Sequence[Sequence[Translation]], first: int, settings: DecodingSettings, *, scores: bool
 ) -> Iterable[str]:
-    """The output of these lines, the first of which has the number `first`, from 0."""
-    if several:
+    """The output of lines from number `first` on, from 0."""
+    if settings.n_best > 1:
         return n_best_lines(translations, first)
-    return [f"{each.score:.6f}\t{each.text}" if scores else each.text for each, *_ in translations]
+    return [f"{best.score:.6f}\t{best.text}" if scores else best.text for best, *_ in translations]
 
 
 def _with_ids(source: Text, ids: Text) -> Iterator[Item]:
-    """Lines with the ids of their documents. Raises: DataError for unequal numbers, at once where both are known."""
+    """Lines with the ids of their documents. Raises: DataError for unequal numbers, at once if both are known."""
     wrong = f"{_name(ids, 'the ids')} must have as many lines as the input: the id of each line's document"
     if _is_file(source) and _is_file(ids) and _count(source) != _count(ids):
         raise DataError(wrong)
@@ -155,7 +221,7 @@ def _with_ids(source: Text, ids: Text) -> Iterator[Item]:
 
 
 def _pairs(sources: Text, targets: Text) -> Iterator[Item]:
-    """Source lines with their targets. Raises: DataError for unequal numbers, at once where both are known."""
+    """Source lines with their targets. Raises: DataError for unequal numbers, at once if both are known."""
     source, target = _count(sources), _count(targets)
     if source is not None and target is not None and source != target:
         raise DataError(f"{source:,} source lines and {target:,} target lines do not make pairs")
@@ -170,7 +236,7 @@ def _zipped(one: Text, other: Text, wrong: str) -> Iterator[Item]:
 
 
 def _count(text: Text) -> int | None:
-    """The number of lines, where they can be read more than once."""
+    """The number of lines, if they can be read more than once."""
     if _is_file(text):
         return sum(1 for _ in _lines(text))
     return len(text) if isinstance(text, Sequence) else None
@@ -178,10 +244,10 @@ def _count(text: Text) -> int | None:
 
 def _check_outputs(outputs: Sequence[Path | BinaryIO], texts: Sequence[Text | None], part: Part | None = None) -> None:
     """Raises: MtkitError as `check_outputs`, for the outputs that are paths."""
-    paths = [each for each in outputs if isinstance(each, Path)]
+    paths = [output for output in outputs if isinstance(output, Path)]
     if part is not None:
         paths += [*map(part.output, paths), *map(part.record, paths[:1])]
-    check_outputs(paths, [each for each in texts if isinstance(each, Path)])
+    check_outputs(paths, [text for text in texts if isinstance(text, Path)])
 
 
 def _check_part(
@@ -204,6 +270,10 @@ def _not_blank(one: Item, other: Item) -> bool:
 
 def _same_id(one: Item, other: Item) -> bool:
     return one[1] == other[1]
+
+
+def _same_document(one: Item, other: Item) -> bool:
+    return one[2] == other[2] != ""
 
 
 def _lines(text: Text, span: Span | None = None) -> Iterable[str]:

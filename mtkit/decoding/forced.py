@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtkit.decoding.contract import Engine
 from mtkit.decoding.engines.model_engine import decoding_with
-from mtkit.decoding.lines.source import Directions, Segment, Source
+from mtkit.decoding.lines.source import Segment, Source, SourceLines
 from mtkit.decoding.parallel import at_once, parallel_map
 from mtkit.decoding.translate import OnProgress, padded, plan, tasks_of
 from mtkit.errors import DataError
@@ -31,28 +31,27 @@ Result = TypeVar("Result")
 def log_probs_of_lines(
     engine: Engine,
     tokenizers: Tokenizers,
-    sources: Sequence[str],
+    lines: SourceLines | Sequence[str],
     targets: Sequence[str],
     *,
-    directions: Directions | None = None,
-    first: int = 0,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda lines: None,
 ) -> list[float]:
     """The log-probability of each target line, its end included, given its source line.
 
     In float32 the result of a pair is independent of the others. A batch holds at most `batch_tokens` (a setting of the
-    engine) padded pieces per side, or one pair. `directions` are required for a model trained on several. `first` is
-    the number of the first line in the whole text, from 0, for messages.
+    engine) padded pieces per side, or one pair.
 
     Raises: DataError for unequal numbers of lines, and for a line that is too long for the model.
     """
-    if len(sources) != len(targets):
-        raise DataError(f"{len(sources):,} source lines and {len(targets):,} target lines do not make pairs")
-    front = Source(tokenizers.source, engine.longest_source, directions)
-    source = tokenizers.source.encode_lines(sources)
+    lines = SourceLines.of(lines)
+    if len(lines.lines) != len(targets):
+        raise DataError(f"{len(lines.lines):,} source lines and {len(targets):,} target lines do not make pairs")
+    front = Source(lines, tokenizers.source, engine.longest_source)
+    source = tokenizers.source.encode_lines(lines.lines)
     target = [[*pieces, EOS] for pieces in tokenizers.target.encode_lines(targets)]
-    _check_lengths([len(pieces) + 1 for pieces in source], front.longest and front.longest + 1, "source", first)
-    _check_lengths([len(pieces) for pieces in target], engine.longest_target, "target", first)
+    numbers = range(len(targets)) if lines.numbers is None else lines.numbers
+    _check_lengths([len(pieces) + 1 for pieces in source], front.longest and front.longest + 1, "source", numbers)
+    _check_lengths([len(pieces) for pieces in target], engine.longest_target, "target", numbers)
     segments = [front.segment(number, pieces) for number, pieces in enumerate(source)]
     with engine.ready() as device:
 
@@ -68,11 +67,11 @@ def log_probs_of_lines(
         return _in_batches(log_probs, segments, target, engine.settings.batch_tokens, device, on_progress)
 
 
-def _check_lengths(lengths: list[int], longest: int | None, side: str, first: int) -> None:
-    for number, length in enumerate(lengths, start=first + 1):
+def _check_lengths(lengths: list[int], longest: int | None, side: str, numbers: Sequence[int]) -> None:
+    for number, length in zip(numbers, lengths, strict=True):
         if longest is not None and length > longest:
             raise DataError(
-                f"{side} line {number} has {length:,} pieces, its end included, and the model takes {longest:,}; "
+                f"{side} line {number + 1} has {length:,} pieces, its end included, and the model takes {longest:,}; "
                 "shorten the line, or train with a larger model.max_length"
             )
 

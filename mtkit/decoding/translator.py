@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,9 +13,9 @@ from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtyp
 from mtkit.decoding.engines.selection import on_ctranslate2, takes_ctranslate2, with_lexicon
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.held_out import HeldOut, Speed, files_of, save, timed, translate_side
+from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.lines.source import Directions, Documents, TrainedOn
+from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.decoding.word_alignment import Heads, Links, link_lines
 from mtkit.device import find_device
@@ -46,10 +45,10 @@ class Translator:
         forks: bool = False,
         say: Callable[[str], object] = lambda message: None,
     ) -> None:
-        """Loads the checkpoint of each run; the default settings are those of the first run's recipe.
+        """Load the checkpoint of each run; the default settings are in the first run's recipe.
 
-        `engine` is one of `mtkit.decoding.engines.selection.ENGINES`; `say` gets a message where it is not mtkit's own.
-        With `forks`, mtkit's own decodes in processes (`mtkit.decoding.engines.workers`), as its own commands do.
+        `engine` is one of `mtkit.decoding.engines.selection.ENGINES`; `say` gets a message if it is not mtkit's engine.
+        With `forks`, mtkit's engine decodes in processes (`mtkit.decoding.engines.workers`), as in mtkit's commands.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device, dtype or
         engine; RunError for a checkpoint that cannot be loaded.
@@ -65,13 +64,13 @@ class Translator:
         for other in runs[1:]:
             _check_alike(runs[0], other)
         elsewhere = takes_ctranslate2(engine, runs, settings, arithmetic, where)
-        # "best" may be another in a moment, where a run is still training
+        # a run that is still training may change "best" at any moment
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         for weights in (run.weights(one) for run, one in zip(runs, chosen, strict=True)):
             if not weights.with_name("state.json").exists():
                 say(f"{weights} was not verified: no state.json beside it has its checksum")
-        # now, as a training that goes on may drop the files
+        # before a continued training can remove the files
         self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
         workers = Workers.where_possible(where) if forks and not elsewhere else None
@@ -82,7 +81,7 @@ class Translator:
             say(f"{program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
         elif workers is not None:
             with own.ready():
-                pass  # processes begin now, before any thread reads text
+                pass  # start the processes before any thread reads text
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
             "engine": program,
@@ -96,9 +95,9 @@ class Translator:
             self.about["ensemble"] = [str(run.folder) for run in runs]
 
     def with_settings(self, settings: DecodingSettings) -> "Translator":
-        """The same loaded model with other decoding settings; mtkit's own engine takes over what another cannot decode.
+        """The same loaded model with other decoding settings; mtkit's engine is used if another does not support them.
 
-        Raises: MtkitError where an engine that was named cannot decode so.
+        Raises: MtkitError if the user named an engine that does not support them.
         """
         other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
         other.about = {**self.about, "settings": settings.model_dump()}
@@ -108,7 +107,7 @@ class Translator:
         return other
 
     def shorten(self, lexicon: Lexicon, say: Callable[[str], object] = lambda message: None) -> None:
-        """Restricts later translations of lines to the pieces on the shortlists of the lexicon.
+        """Restrict translations from now on to the pieces on the shortlists of the lexicon.
 
         Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`.
         """
@@ -119,9 +118,9 @@ class Translator:
 
     @property
     def network(self) -> Network:
-        """The network of the run, for what an ensemble cannot do. Raises: MtkitError for an ensemble."""
+        """The network of the run. Raises: MtkitError for an ensemble."""
         if isinstance(self.model, Ensemble):
-            raise MtkitError("attention weights are those of one run, not of an ensemble; name a single run")
+            raise MtkitError("an ensemble has no attention weights; name a single run")
         return cast(Network, self.model)
 
     @property
@@ -148,33 +147,53 @@ class Translator:
         """The same direction for a number of lines. Raises: MtkitError as `Directions.alike`."""
         return Directions.alike(self.runs[0].directions, chosen, lines)
 
-    def lines(
+    def source(
         self,
         lines: Sequence[str],
         *,
         direction: Directions | str | None = None,
         documents: Sequence[int] | Sequence[str] | None = None,
         first: int = 0,
-        on_progress: OnProgress | None = None,
+    ) -> SourceLines:
+        """The lines with the limits and directions of these runs; `documents` are the ids of documents to join.
+
+        `direction` is the direction of all lines, or contains one for each; None: the only one of the runs. `first` is
+        the number of the first line among all that are translated, from 0.
+
+        Raises: MtkitError for a direction that the runs do not support.
+        """
+        if isinstance(direction, Directions):
+            directions = direction.among(self.runs[0].directions)
+        else:
+            directions = self.directions(direction, len(lines))
+        pieces = self.document_pieces
+        joined = None if documents is None or pieces is None else Documents(documents, pieces)
+        return SourceLines(lines, directions, joined, self._trained_on, range(first, first + len(lines)))
+
+    def side_lines(self, side: HeldOut, *, joined: bool) -> SourceLines:
+        """The source lines of a side; documents that are `joined` allow one translation per line."""
+        lines = side.lines(self.settings, joined=joined, trained_on=self._trained_on)
+        if lines.directions is not None:
+            lines = replace(lines, directions=lines.directions.among(self.runs[0].directions))
+        if lines.documents is not None and self.document_pieces is not None:
+            lines = replace(lines, documents=replace(lines.documents, pieces=self.document_pieces))
+        return lines
+
+    def translate(
+        self,
+        lines: SourceLines | Sequence[str],
+        *,
+        direction: str | None = None,
+        on_progress: OnProgress = lambda lines: None,
         stopped: Callable[[], bool] | None = None,
     ) -> list[list[Translation]]:
-        """The translations of lines; neighbouring lines with equal ids in `documents` are joined.
+        """The translations of lines of `source`, or of plain lines of one direction, one by one; see `translate_lines`.
 
-        `direction` is that of all lines, or holds that of each; None: the only one. `first` is the number of the first
-        line among all, from 0. `stopped` is that of `translate_lines`.
+        Raises: MtkitError as `source` and `translate_lines`.
         """
-        pieces = self.document_pieces
-        return translate_lines(
-            self.engine,
-            self.tokenizers,
-            lines,
-            directions=direction if isinstance(direction, Directions) else self.directions(direction, len(lines)),
-            documents=None if documents is None or pieces is None else Documents(documents, pieces),
-            trained_on=self._trained_on,
-            numbers=range(first, first + len(lines)),
-            on_progress=on_progress,
-            stopped=stopped,
-        )
+        if not isinstance(lines, SourceLines):
+            lines = self.source(lines, direction=direction)
+        return translate_lines(self.engine, self.tokenizers, lines, on_progress=on_progress, stopped=stopped)
 
     def align(self, source: str, target: str | None = None, *, direction: str | None = None) -> Alignment:
         """The attention of the run while it predicts each piece of `target`; None: the translation that it finds.
@@ -185,11 +204,11 @@ class Translator:
         if "\n" in source.strip() or "\n" in (target or "").strip():
             raise MtkitError("give one line of text")
         if target is None:
-            target = self.lines([source], direction=direction)[0][0].text
+            target = self.translate([source], direction=direction)[0][0].text
         return align(network, self.tokenizers, source, target, directions=directions)
 
     def check_links(self) -> None:
-        """Raises: MtkitError where words cannot be aligned: an ensemble, no weights, several translations a line."""
+        """Raises: MtkitError if words cannot be aligned: an ensemble, no weights, several translations per line."""
         check_weights(self.network)
         if self.settings.n_best > 1:
             raise MtkitError(
@@ -197,138 +216,54 @@ class Translator:
                 "set it to 1"
             )
 
-    def links(
-        self,
-        lines: Sequence[str],
-        translations: Sequence[Translation],
-        heads: Heads,
-        *,
-        direction: str | None = None,
-        documents: Sequence[int] | Sequence[str] | None = None,
-    ) -> list[Links]:
-        """The links between the words of each line and its translation, which `lines` gave with the same arguments."""
-        pieces = self.document_pieces
-        return link_lines(
-            self.network,
-            self.tokenizers,
-            heads,
-            lines,
-            translations,
-            directions=self.directions(direction, len(lines)),
-            documents=None if documents is None or pieces is None else Documents(documents, pieces),
-            trained_on=self._trained_on,
-        )
+    def links(self, lines: SourceLines, translations: Sequence[Translation], heads: Heads) -> list[Links]:
+        """The links between the words of each line and its translation, which `translate` returned."""
+        return link_lines(self.network, self.tokenizers, heads, lines, translations)
 
     def force(
         self,
-        sources: Sequence[str],
+        lines: SourceLines | Sequence[str],
         targets: Sequence[str],
-        directions: Directions | None,
         *,
-        first: int = 0,
-        on_progress: OnProgress | None = None,
-    ) -> list[float]:
-        """The log-probability of each given translation; direction None: the only one."""
-        return log_probs_of_lines(
-            self.engine,
-            self.tokenizers,
-            sources,
-            targets,
-            directions=directions and directions.among(self.runs[0].directions),
-            first=first,
-            on_progress=on_progress,
-        )
-
-    def held_out(
-        self,
-        side: HeldOut,
-        *,
-        joined: bool,
-        say: Callable[[str], object] = lambda message: None,
         on_progress: OnProgress = lambda lines: None,
-    ) -> tuple[list[list[Translation]], Speed, Path]:
-        """Translates a side into the folder of the first run, by documents if `joined`; gives the path of the text too.
-
-        The same call after an interruption goes on where it ended. The file name of an ensemble includes the names of
-        the other runs: test+two. `say` gets messages for people.
-        """
-        run, side = self.runs[0], self._own(side)
-        joined = joined and side.documents is not None and self.settings.n_best == 1
-        side = side.renamed("+".join([side.name, *(other.folder.resolve().name for other in self.runs[1:])]))
-
-        def translated(part: HeldOut, first: int) -> tuple[list[list[Translation]], Speed]:
-            return timed(
-                self.engine,
-                self.tokenizers,
-                part,
-                joined=joined,
-                trained_on=self._trained_on,
-                first=first,
-                on_progress=on_progress,
-            )
-
-        about = {**self.about, "by_documents": joined}  # what is written beside the time, which is of all calls
-        identity = {**self.identity, **about, "document_pieces": self.document_pieces}
-        folder = files_of(run, side.name)["txt"].parent  # before the work, as a link among the files is an error
-        found, speed = translate_side(
-            side, translated, folder, identity, joined=joined, say=say, on_progress=on_progress
-        )
-        return found, speed, save(run, side, found, speed, about)
-
-    def links_of_side(
-        self, side: HeldOut, translations: Sequence[Translation], heads: Heads, *, joined: bool
-    ) -> list[Links]:
-        """The links between the words of each segment and its translation, which `held_out` gave."""
-        return link_lines(
-            self.network,
-            self.tokenizers,
-            heads,
-            side.sources,
-            translations,
-            trained_on=self._trained_on,
-            **self._own(side).how(self.settings, joined=joined),
-        )
-
-    def _own(self, side: HeldOut) -> HeldOut:
-        """The side with the directions and the limits of documents of these runs."""
-        if side.directions is not None:
-            side = replace(side, directions=side.directions.among(self.runs[0].directions))
-        if side.documents is not None and self.document_pieces is not None:
-            side = replace(side, documents=replace(side.documents, pieces=self.document_pieces))
-        return side
+    ) -> list[float]:
+        """The log-probability of each given translation of `lines`, which are as in `translate`."""
+        if not isinstance(lines, SourceLines):
+            lines = self.source(lines)
+        return log_probs_of_lines(self.engine, self.tokenizers, lines, targets, on_progress=on_progress)
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:
-    """The maximum number of pieces of joined lines for these runs; None where one was not trained on documents."""
-    known = [run.document_pieces for run in runs]
-    return min((pieces for pieces in known if pieces is not None), default=None) if all(known) else None
+    """The maximum number of pieces of joined lines for these runs; None if one was not trained on documents."""
+    known = [run.document_pieces or 0 for run in runs]
+    return min(known) or None
 
 
 def joins_documents(
     runs: Sequence[Run],
-    asked: bool | None,
+    requested: bool | None,
     settings: DecodingSettings,
     *,
     scores: bool = False,
     forced: bool = False,
     say: Callable[[str], object],
 ) -> bool:
-    """Whether lines of a document are translated together: as requested, by default if all runs were trained so.
+    """Whether lines of a document are translated together: as `requested`; None: if all runs were trained so.
 
-    `say` gets a message where the default does not apply because of the settings, `scores`, or `forced` decoding.
+    `say` gets a message if the settings, `scores` or `forced` decoding rule out the default.
 
-    Raises: MtkitError where the request cannot be met.
+    Raises: MtkitError if they rule out the request, or if a run was not trained on documents.
     """
     trained = document_pieces(runs) is not None
-    if asked and not trained:
+    if requested and not trained:
         raise MtkitError("--documents needs a run trained on documents (data.documents in its recipe); leave it out")
-    if not trained or asked is False:
+    if not trained or requested is False:
         return False
     single = {"--scores": scores, "--target": forced, "--n-best above 1": settings.n_best > 1}
-    for option, given in single.items():
-        if given and asked:
+    for option, applies in single.items():
+        if applies and requested:
             raise MtkitError(f"{option} needs lines that are translated one by one; give --sentences too")
-        if given:
+        if applies:
             say(f"with {option}, lines are translated one by one, not by documents")
             return False
     return True

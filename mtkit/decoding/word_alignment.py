@@ -24,7 +24,7 @@ from torch import Tensor
 from mtkit.decoding.forced import Layers, over_segments
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Probabilities, learn_probabilities, training_text
-from mtkit.decoding.lines.source import Directions, Documents, Segment, Source, TrainedOn, join_lines
+from mtkit.decoding.lines.source import Segment, Source, SourceLines
 from mtkit.decoding.translate import Translation
 from mtkit.errors import MtkitError, RunError
 from mtkit.model.network import Network
@@ -198,9 +198,10 @@ class _Pair:
 
 def _pairs(network: Network, tokenizers: Tokenizers, side: HeldOut, probabilities: Probabilities) -> list[_Pair]:
     """The pairs of a side that the model can translate unsplit, and that are not longer than `LONGEST`."""
-    front, pairs = Source(tokenizers.source, network.longest_source, side.directions), []
+    front = Source(SourceLines(side.sources, side.directions), tokenizers.source, network.longest_source)
+    pairs = []
     longest = min(LONGEST, front.longest or LONGEST), min(LONGEST, (network.longest_target or LONGEST) - 1)
-    encoded = front.encode(side.sources), tokenizers.target.encode_lines(side.references)
+    encoded = front.encoded, tokenizers.target.encode_lines(side.references)
     for line, (source, target) in enumerate(zip(*encoded, strict=True)):
         if 0 < len(source) <= longest[0] and 0 < len(target) <= longest[1]:
             likely = torch.from_numpy(probabilities.of([*source, EOS], target))
@@ -214,21 +215,17 @@ def link_lines(
     network: Network,
     tokenizers: Tokenizers,
     heads: Heads,
-    lines: Sequence[str],
+    lines: SourceLines | Sequence[str],
     translations: Sequence[Translation],
-    *,
-    directions: Directions | None = None,
-    documents: Documents | None = None,
-    trained_on: TrainedOn | None = None,
 ) -> list[Links]:
     """The links of each line with its translation; a blank line has none.
 
-    `translations` are those of `mtkit.decoding.translate.translate_lines` for the lines with the same `directions`,
-    `documents` and `trained_on`, by this network or by one with the same limits of length.
+    `translations` are the result of `mtkit.decoding.translate.translate_lines` for the lines, by this network or by one
+    with the same limits of length.
     """
-    source = Source(tokenizers.source, network.longest_source, directions, trained_on)
-    work = [*_segments(source, lines, translations, documents)]
-    links: list[Links] = [[] for _ in lines]
+    source = Source(lines, tokenizers.source, network.longest_source)
+    work = [*_segments(source, translations)]
+    links: list[Links] = [[] for _ in source.lines]
 
     def linked(index: int, layers: Layers) -> list[tuple[int, Links]]:
         rows = heads.rows(layers).numpy()
@@ -271,44 +268,35 @@ class _Linked:
     blocks: list[_Block]
 
 
-def _segments(
-    source: Source, lines: Sequence[str], translations: Sequence[Translation], documents: Documents | None
-) -> Iterator[_Linked]:
+def _segments(source: Source, translations: Sequence[Translation]) -> Iterator[_Linked]:
     """The segments as which the lines were translated, without those that have no translation."""
-    encoded = source.encode(lines)
     together = {number for number, line in enumerate(translations) if line.together > 1 and not line.fell_back}
-    for group in [] if documents is None else documents.groups(source, source.whole(lines, encoded)):
+    for group in source.groups():
         if together.issuperset(group):
-            yield _joined(source, encoded, group, lines, translations)
+            yield _joined(source, group, translations)
     for number, translation in enumerate(translations):
-        if number not in together and encoded[number]:
-            yield from _parts(source, lines[number], encoded[number], number, translation)
+        if number not in together and source.encoded[number]:
+            yield from _parts(source, number, translation)
 
 
-def _joined(
-    source: Source,
-    encoded: Sequence[list[int]],
-    group: Sequence[int],
-    lines: Sequence[str],
-    translations: Sequence[Translation],
-) -> _Linked:
+def _joined(source: Source, group: Sequence[int], translations: Sequence[Translation]) -> _Linked:
     """The lines of a group, which were translated as one segment."""
     target: list[int] = []
     blocks, begin = [], 0
     for number in group:
         begin += len(source.tag(number))
         pieces = _without_eos(translations[number])
-        source_side = _side(begin, encoded[number], lines[number])
+        source_side = _side(begin, source.encoded[number], source.lines[number])
         blocks.append(_Block(number, source_side, _side(len(target), pieces, translations[number].text)))
-        begin += len(encoded[number]) + 1  # the break
+        begin += len(source.encoded[number]) + 1  # the break
         target += [*pieces, BREAK]
-    return _Linked(join_lines(source, encoded, group), [*target[:-1], EOS], blocks)
+    return _Linked(source.join_lines(group), [*target[:-1], EOS], blocks)
 
 
-def _parts(source: Source, line: str, encoded: list[int], number: int, whole: Translation) -> Iterator[_Linked]:
+def _parts(source: Source, number: int, whole: Translation) -> Iterator[_Linked]:
     """The parts of a line, or the line itself; each is a segment."""
     source_at = target_at = 0
-    parts = source.parts(line, encoded, number)
+    line, parts = source.lines[number], source.parts(number)
     translations = whole.of_parts or (whole,) * len(parts)  # one or none
     for part, ((text, pieces), translation) in enumerate(zip(parts, translations, strict=True)):
         segment = source.segment(number, pieces, part)

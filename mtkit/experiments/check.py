@@ -15,6 +15,7 @@ from typing import Any
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.data.report import summary
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out, unusual
 from mtkit.decoding.translated_text import with_translations
 from mtkit.decoding.translator import Translator
@@ -118,7 +119,7 @@ def _translate(run: Run, device: str, say: Say, progress: ProgressBar) -> list[s
         together = side.documents is not None and run.recipe.decoding.n_best == 1
         if _record(run, name).items() >= {**translator.about, "by_documents": together}.items():
             continue
-        found, speed, path = translator.held_out(side, joined=True, say=say)
+        found, speed, path = translate_side(translator, side, joined=True, say=say)
         numbers, counts = speed.numbers(), unusual([each for each, *_ in found])
         say(f"{name}: {len(found):,} segments in {numbers['seconds']:.1f} s, {translator.about['checkpoint']}: {path}")
         if counts["joined"]:

@@ -17,6 +17,7 @@ from filelock import FileLock
 from typing_extensions import TypedDict
 
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translator import Translator
 from mtkit.device import find_device
@@ -95,7 +96,7 @@ def _translate(run: Run, prepared: Prepared, device: torch.device) -> dict[str, 
     """Translate the test side with the recipe's settings. Return scores, speed and number of parameters."""
     recipe, side = run.recipe, held_out(prepared)
     translator = Translator([run], recipe.decoding, device=str(device), forks=True)
-    translations, speed, _ = translator.held_out(side, joined=True)
+    translations, speed, _ = translate_side(translator, side, joined=True)
     hypotheses, references = [candidates[0].text for candidates in translations], [side.references]
     (bleu,) = score_corpus(
         hypotheses,

@@ -126,7 +126,7 @@ def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreemen
     )
     lines = _sources(run)
     direction = run.directions[0] if len(run.directions) > 1 else None
-    translations = [best for best, *_ in translator.with_settings(greedy).lines(lines, direction=direction)]
+    translations = [best for best, *_ in translator.with_settings(greedy).translate(lines, direction=direction)]
     places = [place for place, best in enumerate(translations) if best.parts == 1 and best.pieces]
     names = spelled(run.tokenizers.target, MARKS[to])
     ours = [[names[piece] for piece in translations[place].pieces if piece != EOS] for place in places]

@@ -125,8 +125,9 @@ def shown_attention(run: Run, source: str, direction: str | None) -> ShownAttent
         translator = Translator([run], one)
         translator.check_links()
         heads = heads_of(run, translator.about["checkpoint"]) or Heads()
-        ((best, *_),) = translator.lines([source], direction=direction)
-        (links,) = translator.links([source], [best], heads, direction=direction)
+        lines = translator.source([source], direction=direction)
+        ((best, *_),) = translator.translate(lines)
+        (links,) = translator.links(lines, [best], heads)
         aligned = translator.align(source, best.text, direction=direction)
     except MtkitError as error:
         return str(error)

@@ -13,7 +13,7 @@ from babel.core import get_global
 
 from mtkit.decoding.alignment import align
 from mtkit.decoding.lines.source import Directions
-from mtkit.decoding.lines.splitting import split
+from mtkit.decoding.lines.splitting import split_to_fit
 from mtkit.decoding.translate import hypotheses_of
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean
@@ -153,7 +153,7 @@ class Service:
         lines = LINE.findall(string)
         for line, size in zip(lines, self.sizes(lines), strict=True):
             text = line.rstrip("\r\n")
-            texts = split(text, max(1, most - 1), count, source) if size > most else []
+            texts = split_to_fit(text, max(1, most - 1), count, source) if size > most else []
             *others, last = texts or [text]
             for k, part in enumerate([*others, last + line[len(text) :]]):
                 yield TextPart(part, number, seam(target) if k else "")
@@ -180,14 +180,13 @@ class Service:
         lines = [line for pieces in split_strings for line in pieces[::2]]
         tasks = [task for (_, task), pieces in zip(strings, split_strings, strict=True) for _ in pieces[::2]]
         owner = [number for number, pieces in enumerate(split_strings) for _ in pieces[::2]]
-        hypotheses = iter(
-            self._with_n_best(n_best).lines(
-                lines,
-                direction=Directions(self.directions, tasks),
-                documents=owner if self._joins_lines(n_best) else None,
-                stopped=stopped,
-            )
+        translator = self._with_n_best(n_best)
+        source = translator.source(
+            lines,
+            direction=Directions(self.directions, tasks),
+            documents=owner if self._joins_lines(n_best) else None,
         )
+        hypotheses = iter(translator.translate(source, stopped=stopped))
         translated = []
         for pieces in split_strings:
             rows, ends = [next(hypotheses) for _ in pieces[::2]], [*pieces[1::2], ""]
@@ -203,7 +202,7 @@ class Service:
     def _attention(self, job: AttentionJob, stopped: Callable[[], bool] | None) -> dict[str, Any]:
         """The hypotheses with scores; pieces and attention weights of one of them, by role, layer and head."""
         translator = self._with_n_best(job.n_best)
-        (hypotheses,) = translator.lines([job.line], direction=job.direction, stopped=stopped)
+        (hypotheses,) = translator.translate([job.line], direction=job.direction, stopped=stopped)
         shown: dict[str, Any] = {
             "hypotheses": [
                 {"text": each.text, "score": each.score if isfinite(each.score) else None} for each in hypotheses

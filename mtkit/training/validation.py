@@ -125,17 +125,14 @@ def validate(
     try:
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         rows = _share(side, recipe, world)
-        own, found = side.at(rows), None
+        found = None
         with merged_in_place(model), suppress(_InterruptedError):  # merged, as `translate` has it
             nll = validation_loss(model, recipe, prepared, precision, world)
             translated = translate_lines(
                 ModelEngine(model, recipe.decoding),
                 prepared.tokenizers,
-                own.sources,
-                trained_on=TrainedOn.of([Run(folder)]),
-                numbers=rows,  # those of the whole side, whose noise sampling draws
+                side.lines(recipe.decoding, trained_on=TrainedOn.of([Run(folder)])).at(rows),
                 on_progress=go_on,
-                **own.how(recipe.decoding),
             )
             found = [(row, each[0].text) for row, each in zip(rows, translated, strict=True)]
     finally:
@@ -176,7 +173,7 @@ def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:
         )
     side, settings = held_out(prepared, "valid").sample(1), recipe.decoding.model_copy(update={"max_pieces": 2})
     engine = ModelEngine(model, settings)
-    translated = translate_lines(engine, prepared.tokenizers, side.sources, **side.how(settings))
+    translated = translate_lines(engine, prepared.tokenizers, side.lines(settings))
     _scores([each[0].text for each in translated], side, recipe)
 
 
@@ -253,9 +250,9 @@ def _share(side: HeldOut, recipe: Recipe, world: World | None) -> list[int]:
     """The rows of a side that this process translates; documents that are translated together stay whole."""
     if world is None:
         return list(range(len(side.sources)))
-    ids = side.how(recipe.decoding)["documents"]
-    if ids is None:
+    documents = side.lines(recipe.decoding).documents
+    if documents is None:
         return list(world.share(len(side.sources)))
-    begins = [row for row in range(len(side.sources)) if row == 0 or ids.ids[row] != ids.ids[row - 1]]
+    begins = [row for row in range(len(side.sources)) if row == 0 or documents.ids[row] != documents.ids[row - 1]]
     ends = [*begins[1:], len(side.sources)]
     return [row for place in world.share(len(begins)) for row in range(begins[place], ends[place])]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from mtkit.cli.app import app
 from mtkit.decoding import translator
 from mtkit.decoding.lines import chunks
+from mtkit.decoding.lines.source import SourceLines
 from mtkit.errors import DataError, MtkitError, RecipeError
 from tests.decoding.trained import make_run, sentences
 
@@ -118,7 +119,7 @@ def test_forced_decoding_prints_a_log_probability_a_line() -> None:
         (["--document-ids", "test.source"], MtkitError, "--input"),
         (["--input", "-", "--side", "test"], MtkitError, "--side"),
         (["--side", "tset"], DataError, "did you mean 'test'"),
-        (["--input", "-", "--direction", "en-fr"], MtkitError, "it knows: en-de"),
+        (["--input", "-", "--direction", "en-fr"], MtkitError, "it supports: en-de"),
         (["--input", "-", "--documents"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "test.source"], MtkitError, "trained on documents"),
         (["--input", "-", "--document-ids", "-"], MtkitError, "cannot both be standard input"),
@@ -249,11 +250,12 @@ def test_a_killed_translation_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     translate = translator.translate_lines
     firsts: list[int] = []
 
-    def dying(*arguments: object, numbers: range, **rest: object) -> object:
-        firsts.append(numbers[0])
+    def dying(engine: object, tokenizers: object, lines: SourceLines, **rest: object) -> object:
+        assert lines.numbers
+        firsts.append(lines.numbers[0])
         if len(firsts) == 2:
             raise KeyboardInterrupt
-        return translate(*arguments, numbers=numbers, **rest)  # type: ignore[arg-type]
+        return translate(engine, tokenizers, lines, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(translator, "translate_lines", dying)
     assert CliRunner().invoke(app, ["translate", *command, "killed.txt"]).exit_code != 0

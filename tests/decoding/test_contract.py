@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mtkit.decoding.contract import Engine, Hypotheses, SourceBatch
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.held_out import HeldOut, timed
-from mtkit.decoding.lines.source import Documents
+from mtkit.decoding.held_out import HeldOut
+from mtkit.decoding.lines.source import Documents, SourceLines
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
@@ -87,7 +87,7 @@ def test_limits_and_joined_documents_are_not_its_business(tokenizers: Tokenizers
     cut = translate_lines(copier(max_pieces=3), tokenizers, lines)
     assert all(each.cut and len(each.pieces) == 3 for (each,) in cut)
     engine = copier()
-    found = translate_lines(engine, tokenizers, lines, documents=Documents([1] * 6, 1000))
+    found = translate_lines(engine, tokenizers, SourceLines(lines, documents=Documents([1] * 6, 1000)))
     assert [each.text for (each,) in found] == lines
     assert [each.together for (each,) in found] == [6] * 6
     assert engine.sizes == [1]
@@ -95,9 +95,8 @@ def test_limits_and_joined_documents_are_not_its_business(tokenizers: Tokenizers
 
 def test_sides_and_forced_lines_go_through_it(tokenizers: Tokenizers) -> None:
     lines = sentences(5, 4)
-    found, speed = timed(copier(), tokenizers, HeldOut("test", lines, lines))
+    found = translate_lines(copier(), tokenizers, HeldOut("test", lines, lines).lines(copier().settings))
     assert [each.text for (each,) in found] == lines
-    assert speed.tokens == sum(len(each.pieces) for (each,) in found)
     assert log_probs_of_lines(copier(), tokenizers, lines, lines) == [-float(len(each.pieces)) for (each,) in found]
 
 

@@ -9,6 +9,7 @@ import pytest
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import force_file, translate_file
 from mtkit.decoding.lines import chunks
+from mtkit.decoding.lines.source import SourceLines
 from mtkit.decoding.translator import Translator
 from mtkit.errors import DataError, MtkitError
 from mtkit.recipe import DecodingSettings
@@ -48,11 +49,12 @@ def test_a_killed_call_goes_on_where_it_was(
     monkeypatch.setattr(chunks, "CHUNK", 3)
     translate, firsts, said = module.translate_lines, list[int](), list[str]()
 
-    def dying(*arguments: object, numbers: range, **rest: object) -> object:
-        firsts.append(numbers[0])
+    def dying(engine: object, tokenizers: object, lines: SourceLines, **rest: object) -> object:
+        assert lines.numbers
+        firsts.append(lines.numbers[0])
         if firsts == [0, 3, 6]:
             raise KeyboardInterrupt
-        return translate(*arguments, numbers=numbers, **rest)  # type: ignore[arg-type]
+        return translate(engine, tokenizers, lines, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "translate_lines", dying)
     with pytest.raises(KeyboardInterrupt):
@@ -80,9 +82,9 @@ def test_lines_in_lines_out_with_scores_and_several_of_each(trained: Trained, so
 
 def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, seen = [*sentences(3, 2), "", *sentences(2, 3)], list[object]()
-    translate = translator.lines
+    source = translator.source
     monkeypatch.setattr(
-        translator, "lines", lambda *given, documents, **how: seen.append(documents) or translate(*given, **how)
+        translator, "source", lambda *given, documents, **how: seen.append(documents) or source(*given, **how)
     )
     for how in ({}, {"document_ids": list("aabbbc")}, {"documents": False}, {"scores": True}):
         assert len(written(lambda out: translate_file(translator, lines, out, **how))) == 6  # noqa: B023
@@ -95,7 +97,7 @@ def test_documents_have_ids_or_blank_lines(translator: Translator, monkeypatch: 
 
 def test_given_translations_are_scored(translator: Translator, tmp_path: Path) -> None:
     lines, given = sentences(4, 5), sentences(4, 6)
-    expected = [f"{each:.6f}" for each in translator.force(lines, given, None)]
+    expected = [f"{each:.6f}" for each in translator.force(lines, given)]
     assert written(lambda out: force_file(translator, lines, given, out)) == expected
     force_file(translator, lines, given, tmp_path / "out", directions="en-de")
     assert (tmp_path / "out").read_text().split("\n") == [*expected, ""]

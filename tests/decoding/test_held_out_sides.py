@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mtkit.decoding import held_out as module
+from mtkit.decoding import files as module
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lines import chunks
 from mtkit.decoding.translate import translate_lines
@@ -32,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(module, "SIDE_CHUNK", 3)
 
 
 def killed(translator: Translator, side: HeldOut, monkeypatch: pytest.MonkeyPatch, *, joined: bool, after: int) -> None:
@@ -47,9 +48,9 @@ def killed(translator: Translator, side: HeldOut, monkeypatch: pytest.MonkeyPatc
         return translate_lines(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("mtkit.decoding.held_out.translate_lines", dying)
+        patch.setattr("mtkit.decoding.translator.translate_lines", dying)
         with pytest.raises(KilledError):
-            translator.held_out(side, joined=joined)
+            translate_side(translator, side, joined=joined)
 
 
 def written(folder: Path) -> dict[str, bytes]:
@@ -67,13 +68,15 @@ def test_a_side_goes_on_where_it_ended(
 ) -> None:
     translator, folder = Translator([trained.run], DecodingSettings(**settings)), trained.run.folder / "translations"
     side = (
-        held_out(trained.prepared).renamed("side") if joined else HeldOut("side", LINES, [each[:9] for each in LINES])
+        replace(held_out(trained.prepared), name="side")
+        if joined
+        else HeldOut("side", LINES, [each[:9] for each in LINES])
     )
-    whole, _, _ = translator.held_out(side, joined=joined)
+    whole, _, _ = translate_side(translator, side, joined=joined)
     expected = written(folder)
     killed(translator, side, monkeypatch, joined=joined, after=1)
     said, counts = list[str](), list[int]()
-    found, speed, path = translator.held_out(side, joined=joined, say=said.append, on_progress=counts.append)
+    found, speed, path = translate_side(translator, side, joined=joined, say=said.append, on_progress=counts.append)
     assert any("resuming after line" in line for line in said)
     assert sum(counts) == len(side.sources) == speed.segments
     assert found == whole
@@ -86,9 +89,9 @@ def test_time_of_the_interrupted_call_counts(trained: Trained, monkeypatch: pyte
     translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", LINES[:6], LINES[:6])
     moments = iter([0.0, 5.0, 100.0, 200.0, 203.0])
     with monkeypatch.context() as patch:
-        patch.setattr("mtkit.decoding.held_out.monotonic", lambda: next(moments))
+        patch.setattr("mtkit.decoding.files.monotonic", lambda: next(moments))
         killed(translator, side, monkeypatch, joined=False, after=1)
-        _, speed, _ = translator.held_out(side, joined=False)
+        _, speed, _ = translate_side(translator, side, joined=False)
     assert speed.seconds == pytest.approx(8.0)
 
 
@@ -104,9 +107,9 @@ def test_what_no_longer_holds_is_made_again(trained: Trained, monkeypatch: pytes
     else:
         record = folder / ".side.jsonl.partial.jsonl"
         record.write_bytes(record.read_bytes()[:-9])
-    found, _, _ = translator.held_out(side, joined=False, say=said.append)
+    found, _, _ = translate_side(translator, side, joined=False, say=said.append)
     # in other batches, whose last digits differ
-    assert [each[0].pieces for each in found] == [each[0].pieces for each in translator.lines(side.sources)]
+    assert [each[0].pieces for each in found] == [each[0].pieces for each in translator.translate(side.sources)]
     expected = {"settings": "starts again", "text": "was made of other text", "record": "resuming after line 3,"}[
         change
     ]
@@ -117,21 +120,21 @@ def test_one_process_at_a_time(trained: Trained, monkeypatch: pytest.MonkeyPatch
     translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", LINES, LINES)
 
     def again(*arguments: Any, **options: Any) -> Any:
-        return translator.held_out(side, joined=False)
+        return translate_side(translator, side, joined=False)
 
-    monkeypatch.setattr("mtkit.decoding.held_out.translate_lines", again)
+    monkeypatch.setattr("mtkit.decoding.translator.translate_lines", again)
     with pytest.raises(MtkitError, match="another process is writing"):
-        translator.held_out(side, joined=False)
+        translate_side(translator, side, joined=False)
 
 
 def test_long_lines_make_short_chunks(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK", 100)
+    monkeypatch.setattr(module, "SIDE_CHUNK", 100)
     monkeypatch.setattr(chunks, "CHARACTERS", 40)
     translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", LINES, LINES)
     killed(translator, side, monkeypatch, joined=False, after=2)
     said = list[str]()
     with three_threads():
-        found, _, _ = translator.held_out(side, joined=False, say=said.append)
+        found, _, _ = translate_side(translator, side, joined=False, say=said.append)
     assert len(found) == len(LINES)
     assert any("resuming after line" in line for line in said)
 
@@ -141,9 +144,9 @@ def test_damaged_translations_are_one_clear_error(trained: Trained, monkeypatch:
     partial = trained.run.folder / "translations" / ".side.jsonl.partial"
     killed(translator, side, monkeypatch, joined=False, after=2)
     partial.write_bytes(b"x" * partial.stat().st_size)
-    with pytest.raises(MtkitError, match=r"side\.jsonl is damaged; the same command translates that side anew"):
-        translator.held_out(side, joined=False)
-    found, _, _ = translator.held_out(side, joined=False)
+    with pytest.raises(MtkitError, match=r"side\.jsonl is damaged; the same command translates that side again"):
+        translate_side(translator, side, joined=False)
+    found, _, _ = translate_side(translator, side, joined=False)
     assert len(found) == len(LINES)
 
 
@@ -152,5 +155,5 @@ def test_a_side_of_usual_size_has_several_chunks(trained: Trained, monkeypatch: 
     translator, side = Translator([trained.run], DecodingSettings(**GREEDY)), HeldOut("side", [""] * 3003, [""] * 3003)
     killed(translator, side, monkeypatch, joined=False, after=2)
     counts = list[int]()
-    translator.held_out(side, joined=False, on_progress=counts.append)
+    translate_side(translator, side, joined=False, on_progress=counts.append)
     assert counts[:2] == [1000, 1000]

@@ -17,6 +17,7 @@ from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding import lexicon as module
 from mtkit.decoding.engines.model_engine import SEARCHES, Ensemble, ModelEngine
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import (
     FILE,
@@ -225,9 +226,9 @@ def test_a_translator_shortens_lines_and_sides(trained: Trained) -> None:
     translator, side = Translator([trained.run], DecodingSettings()), held_out(trained.prepared)
     assert translator.about["shortlist"] is None
     lexicon, tokenizers = learn(trained.prepared).cut(2), trained.run.tokenizers
-    assert not only_of(lexicon, tokenizers, side.sources, translator.lines(side.sources))
+    assert not only_of(lexicon, tokenizers, side.sources, translator.translate(side.sources))
     translator.shorten(lexicon)
-    for found in (translator.lines(side.sources), translator.held_out(side, joined=False)[0]):
+    for found in (translator.translate(side.sources), translate_side(translator, side, joined=False)[0]):
         assert only_of(lexicon, tokenizers, side.sources, found)
     assert translator.about["shortlist"] == 2
 

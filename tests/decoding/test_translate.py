@@ -9,7 +9,8 @@ import torch
 
 from mtkit.decoding.contract import SourceBatch, StoppedError
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
-from mtkit.decoding.translate import Translation, _line, translate_lines
+from mtkit.decoding.lines.source import SourceLines
+from mtkit.decoding.translate import Translation, _join_parts, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.model.network import Model
 from mtkit.model.transformer import Transformer
@@ -48,7 +49,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Tokeni
 def translate(parts: tuple[Transformer, Tokenizers]) -> Translate:
     model, tokenizers = parts
 
-    def call(lines: list[str], *, on_progress: Any = None, **settings: Any) -> list[list[Translation]]:
+    def call(lines: list[str], *, on_progress: Any = lambda lines: None, **settings: Any) -> list[list[Translation]]:
         return translate_lines(
             ModelEngine(model, DecodingSettings.model_validate(settings)), tokenizers, lines, on_progress=on_progress
         )
@@ -128,7 +129,7 @@ def test_a_sampled_line_is_drawn_by_its_number(parts: tuple[Transformer, Tokeniz
     engine = ModelEngine(model, DecodingSettings(method="sample"))
 
     def pieces(lines: list[str], numbers: list[int] | None = None) -> list[tuple[int, ...]]:
-        return [each[0].pieces for each in translate_lines(engine, tokenizers, lines, numbers=numbers)]
+        return [each[0].pieces for each in translate_lines(engine, tokenizers, SourceLines(lines, numbers=numbers))]
 
     whole, rows = pieces(lines), [7, 2, 8]
     assert len({*whole}) > 1
@@ -173,7 +174,7 @@ def test_translations_of_a_line_of_several_parts_are_ordered_by_the_scores_of_th
     def part(*given: tuple[float, int]) -> list[Translation]:
         return [Translation(f"{each}", each / size, each, (7,) * (size - 1) + (EOS,)) for each, size in given]
 
-    found = _line([part((-10.0, 20), (-1.2, 2)), part((-1.0, 10), (-1.1, 10))], DecodingSettings(n_best=2), " ")
+    found = _join_parts([part((-10.0, 20), (-1.2, 2)), part((-1.0, 10), (-1.1, 10))], DecodingSettings(n_best=2), " ")
     assert [each.text for each in found] == ["-1.2 -1.1", "-10.0 -1.0"]
     assert [each.score for each in found] == pytest.approx([-2.3 / 12, -11 / 30])
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mtkit.data.lengths import lengths_of
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import TrainedOn
@@ -53,13 +54,14 @@ def test_lines_and_sides_get_the_same(trained: Trained) -> None:
     translator = Translator([trained.run], DecodingSettings(method="greedy"))
     side = held_out(trained.prepared)
     assert side.documents is not None
-    found, _, path = translator.held_out(side, joined=True)
-    french = translator.lines(side.sources[7:], direction="en-fr", documents=side.documents.ids[7:])
+    found, _, path = translate_side(translator, side, joined=True)
+    lines = translator.source(side.sources[7:], direction="en-fr", documents=side.documents.ids[7:])
+    french = translator.translate(lines)
     assert [each[0].text for each in found[7:]] == [each[0].text for each in french]
     assert [each[0].together for each in found[7:]] == [each[0].together for each in french]
     assert any(each[0].together > 1 for each in french)
     assert path.read_text() == "".join(f"{each[0].text}\n" for each in found)
-    alone, _, _ = translator.held_out(side, joined=False)
+    alone, _, _ = translate_side(translator, side, joined=False)
     assert not any(each[0].together > 1 for each in alone)
 
 
@@ -84,7 +86,7 @@ def test_a_checkpoint_that_a_training_drops_is_still_known(tmp_path: Path) -> No
     for each in (run.folder / "checkpoints").glob("*/model.safetensors"):
         each.unlink()
     assert translator.identity == before
-    assert len(translator.lines(sentences(2, 1))) == 2
+    assert len(translator.translate(sentences(2, 1))) == 2
 
 
 def test_an_ensemble_knows_its_training_pairs_where_all_do(trained: Trained, tmp_path: Path) -> None:
@@ -101,8 +103,10 @@ def test_an_ensemble_knows_its_training_pairs_where_all_do(trained: Trained, tmp
 def test_the_first_line_counts_for_sampling(trained: Trained) -> None:
     translator = Translator([trained.run], DecodingSettings(method="sample"))
     lines = sentences(6, seed=1)
-    whole = translator.lines(lines, direction="en-de")
-    rest, alone = (translator.lines(lines[3:], direction="en-de", first=first) for first in (3, 0))
+    whole = translator.translate(lines, direction="en-de")
+    rest, alone = (
+        translator.translate(translator.source(lines[3:], direction="en-de", first=first)) for first in (3, 0)
+    )
     assert [best.pieces for best, *_ in rest] == [best.pieces for best, *_ in whole[3:]]
     assert [best.pieces for best, *_ in alone] != [best.pieces for best, *_ in whole[3:]]
 

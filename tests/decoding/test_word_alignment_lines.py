@@ -11,7 +11,7 @@ from mtkit.decoding import forced
 from mtkit.decoding import translator as module
 from mtkit.decoding.files import translate_file
 from mtkit.decoding.lines import chunks
-from mtkit.decoding.lines.source import Documents, Source
+from mtkit.decoding.lines.source import Documents, Source, SourceLines
 from mtkit.decoding.translate import BLANK, Translation
 from mtkit.decoding.translator import Translator
 from mtkit.decoding.word_alignment import Heads, link_lines, pharaoh
@@ -76,9 +76,8 @@ def test_words_that_are_the_same_are_linked(trained: Trained, equal_pieces: None
         trained.run.load_model("best"),
         tokenizers,
         Heads(),
-        lines,
+        SourceLines(lines, documents=Documents([1, 1, 1, 2, 2], 100) if together else None),
         translations,
-        documents=Documents([1, 1, 1, 2, 2], 100) if together else None,
     )
     assert [pharaoh(each) for each in found] == [expected(*pair) for pair in pairs]
     assert pharaoh(found[0]) == "0-1 1-2 2-0"
@@ -89,8 +88,7 @@ def test_parts_of_a_line_count_on(trained: Trained, equal_pieces: None) -> None:
     own = trained.run.tokenizers.source
     tokenizers, network = Tokenizers(own, own), trained.run.load_model("best")
     line = "The old tree and the house. A red bird sees one friend. The small dog likes a cat near the river."
-    source = Source(own, network.longest_source, None)
-    texts = [text for text, _ in source.parts(line, own.encode(line), 0)]
+    texts = [text for text, _ in Source([line], own, network.longest_source).parts(0)]
     assert len(texts) > 1
     parts = tuple(by_hand(tokenizers, text) for text in texts)
     whole = Translation(" ".join(texts), 0.0, 0.0, (), parts=len(parts), of_parts=parts)
@@ -134,11 +132,12 @@ def test_a_kill_and_the_same_again(trained: Trained, tmp_path: Path, monkeypatch
     aligned.unlink()
     original, firsts = module.translate_lines, list[int]()
 
-    def dying(*arguments: Any, numbers: range, **rest: Any) -> Any:
-        firsts.append(numbers[0])
+    def dying(engine: Any, tokenizers: Any, lines: SourceLines, **rest: Any) -> Any:
+        assert lines.numbers
+        firsts.append(lines.numbers[0])
         if firsts == [0, 3, 6]:
             raise KeyboardInterrupt
-        return original(*arguments, numbers=numbers, **rest)
+        return original(engine, tokenizers, lines, **rest)
 
     monkeypatch.setattr(module, "translate_lines", dying)
     with pytest.raises(KeyboardInterrupt):

@@ -13,8 +13,9 @@ from mtkit.cli.app import app
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import open_prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import HeldOut
-from mtkit.decoding.lines.source import TrainedOn
+from mtkit.decoding.lines.source import SourceLines, TrainedOn
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.decoding.translator import Translator
 from mtkit.recipe import make_recipe
@@ -101,7 +102,7 @@ def right(found: list[list[Translation]], pairs: list[tuple[str, str]]) -> int:
 
 
 def test_every_sentence_of_a_line_is_translated(run: Run, pairs: list[tuple[str, str]], lines: list[str]) -> None:
-    found = Translator([run], run.recipe.decoding).lines(lines)
+    found = Translator([run], run.recipe.decoding).translate(lines)
     assert [len(each) for each in found] == [1] * len(lines)
     assert [best.parts for best, *_ in found] == [TOGETHER] * len(lines)
     assert [sentences_in(best.text) for best, *_ in found] == [TOGETHER] * len(lines)
@@ -111,19 +112,19 @@ def test_every_sentence_of_a_line_is_translated(run: Run, pairs: list[tuple[str,
 def test_without_what_the_run_keeps_of_its_training_most_are_lost(run: Run, lines: list[str]) -> None:
     """What the rule is there for; a run of an earlier version still does so."""
     engine = ModelEngine(run.load_model(), run.recipe.decoding)
-    found = translate_lines(engine, run.tokenizers, lines, trained_on=TrainedOn())
+    found = translate_lines(engine, run.tokenizers, SourceLines(lines, trained_on=TrainedOn()))
     assert sum(sentences_in(best.text) for best, *_ in found) < 2 * len(lines)
 
 
 def test_single_sentences_stay_whole(run: Run, pairs: list[tuple[str, str]]) -> None:
     lines = [source for source, _ in pairs]
-    found = Translator([run], run.recipe.decoding).lines(lines)
+    found = Translator([run], run.recipe.decoding).translate(lines)
     assert {best.parts for best, *_ in found} == {1}
 
 
 def test_several_translations_of_a_line_are_made_of_those_of_its_parts(run: Run, lines: list[str]) -> None:
     settings = run.recipe.decoding.model_copy(update={"method": "beam", "beam": 3, "n_best": 3})
-    found = Translator([run], settings).lines(lines)
+    found = Translator([run], settings).translate(lines)
     for line in found:
         assert len({each.text for each in line}) == 3
         assert [each.parts for each in line] == [TOGETHER] * 3
@@ -132,8 +133,8 @@ def test_several_translations_of_a_line_are_made_of_those_of_its_parts(run: Run,
 
 def test_test_sides_are_cut_as_lines_are(run: Run, lines: list[str], tmp_path: Path) -> None:
     translator = Translator([run], run.recipe.decoding)
-    found, _, path = translator.held_out(HeldOut("paragraphs", lines, lines), joined=False)
-    assert found == translator.lines(lines)
+    found, _, path = translate_side(translator, HeldOut("paragraphs", lines, lines), joined=False)
+    assert found == translator.translate(lines)
     assert json.loads(path.with_suffix(".json").read_text())["in_parts"] == len(lines)
 
 

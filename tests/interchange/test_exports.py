@@ -61,7 +61,7 @@ def ours(run: Run, lines: list[str], beam: int, way: str | None = None) -> tuple
     """The pieces of mtkit's translations, and whether they ended by themselves."""
     settings = {**run.recipe.decoding.model_dump(), "method": "beam" if beam > 1 else "greedy", "beam": beam}
     translator = Translator([run], DecodingSettings.model_validate(settings), device="cpu", dtype="float32")
-    found = [best for best, *_ in translator.lines(lines, direction=way)]
+    found = [best for best, *_ in translator.translate(lines, direction=way)]
     ended = [not each.cut and each.parts == 1 and len(each.pieces) > 0 for each in found]
     return [[piece for piece in each.pieces if piece != EOS] for each in found], ended
 
@@ -121,8 +121,7 @@ def test_it_comes_back_by_import_with_the_same_probabilities(run: Run, tmp_path:
     back = import_marian(tmp_path / "out", tmp_path / "back").run
     targets = ["犬 が 家", "我们 都 喜欢 狗。", "der alte Hund", "", "見る"]
     first, second = (
-        Translator([each], device="cpu", dtype="float32").force(LINES[: len(targets)], targets, None)
-        for each in (run, back)
+        Translator([each], device="cpu", dtype="float32").force(LINES[: len(targets)], targets) for each in (run, back)
     )
     assert first == pytest.approx(second, abs=1e-3)
     assert min(first) < -20

@@ -47,7 +47,7 @@ def test_ctranslate2_decodes_as_the_run_does(decoding: dict[str, Any], tmp_path:
     names: dict[str, Any] = {}
     exec(code.replace("FOLDER", str(tmp_path / "out")), names)
     translator = Translator([run], run.recipe.decoding, device="cpu", dtype="float32")
-    pairs = [(line, best) for line, (best, *_) in zip(SOURCES, translator.lines(SOURCES), strict=True)]
+    pairs = [(line, best) for line, (best, *_) in zip(SOURCES, translator.translate(SOURCES), strict=True)]
     # in beam search, a hypothesis that reaches the limit ends there at no cost in CTranslate2
     pairs = [(line, best) for line, best in pairs if best.parts == 1 and not (best.cut and "beam" in decoding)]
     assert len({best.text for _, best in pairs}) > 4

@@ -46,7 +46,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 def own_tokens(run: Run, lines: list[str], direction: str | None = None, **settings: object) -> list[list[str]]:
     """The pieces of mtkit's translations, by the run's own settings and these."""
     chosen = DecodingSettings.model_validate({**run.recipe.decoding.model_dump(), **settings})
-    found = Translator([run], chosen, engine="mtkit", device="cpu").lines(lines, direction=direction)
+    found = Translator([run], chosen, engine="mtkit", device="cpu").translate(lines, direction=direction)
     piece = run.tokenizers.target.piece
     return [[piece(each) for each in best.pieces if each != EOS] for best, *_ in found]
 
@@ -94,7 +94,7 @@ def test_given_translations_have_hugging_faces_probability(imported: Callable[[s
     folder, run = imported("shared")
     model, tokenizer = load_theirs(folder)
     targets = ["犬 が 家", "我们 都 喜欢 狗。", "der alte Hund"]
-    found = Translator([run], engine="mtkit", device="cpu").force(SOURCES[:3], targets, None)
+    found = Translator([run], engine="mtkit", device="cpu").force(SOURCES[:3], targets)
     for source, target, log_prob in zip(SOURCES, targets, found, strict=False):
         inputs, labels = tokenizer([source], return_tensors="pt"), tokenizer(text_target=[target], return_tensors="pt")
         with torch.no_grad():
@@ -107,11 +107,11 @@ def test_it_does_what_a_run_does(imported: Callable[[str], tuple[Path, Run]]) ->
     _, run = imported("shared")
     lines = SOURCES[:12]
     plain = own_tokens(run, lines, beam=3, method="beam", no_repeat_ngram=0)
-    int8 = Translator([run], run.recipe.decoding, dtype="int8", engine="mtkit", device="cpu").lines(lines)
+    int8 = Translator([run], run.recipe.decoding, dtype="int8", engine="mtkit", device="cpu").translate(lines)
     assert len(int8) == len(lines)
     pytest.importorskip("ctranslate2")
     settings = run.recipe.decoding.model_copy(update={"beam": 3, "no_repeat_ngram": 0})
-    other = Translator([run], settings, engine="ctranslate2", device="cpu").lines(lines)
+    other = Translator([run], settings, engine="ctranslate2", device="cpu").translate(lines)
     piece = run.tokenizers.target.piece
     assert [[piece(each) for each in best.pieces if each != EOS] for best, *_ in other] == plain
 

@@ -32,7 +32,7 @@ def test_padding_takes_no_probability_where_their_search_normalises_again(folder
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
     run = import_marian(other, tmp_path / "run").run
     piece = run.tokenizers.target.piece
-    found = [best for best, *_ in Translator([run], engine="mtkit", device="cpu").lines(SOURCES)]
+    found = [best for best, *_ in Translator([run], engine="mtkit", device="cpu").translate(SOURCES)]
     own = [[piece(each) for each in best.pieces if each != EOS] for best in found]
     theirs = their_tokens(other, SOURCES, 4)
     ended = [place for place, tokens in enumerate(theirs) if len(tokens) < LIMIT - 2]

@@ -50,7 +50,7 @@ def tuned(place: Path, run: Run, prepared: Prepared, attention: str | None = Non
 
 
 def texts(run: Run, settings: Run, **way: str) -> list[str]:
-    found = Translator([run], settings.recipe.decoding, engine="mtkit", device="cpu").lines(SENTENCES, **way)
+    found = Translator([run], settings.recipe.decoding, engine="mtkit", device="cpu").translate(SENTENCES, **way)
     return [each[0].text for each in found]
 
 
@@ -95,6 +95,6 @@ def test_adapters_go_out_merged(to: str, tmp_path: Path) -> None:
         greedy = {"method": "greedy", "max_pieces": LIMIT - 1, "no_repeat_ngram": 2}
         settings = found.recipe.decoding.model_validate(greedy)
         lines = SENTENCES[:30]
-        ours = Translator([found], settings, engine="mtkit", device="cpu").lines(lines)
-        before = Translator([imported], settings, engine="mtkit", device="cpu").lines(lines)
+        ours = Translator([found], settings, engine="mtkit", device="cpu").translate(lines)
+        before = Translator([imported], settings, engine="mtkit", device="cpu").translate(lines)
         assert [each[0].text for each in ours] != [each[0].text for each in before]

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mtkit.cli.app import app
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.evaluation.systems import run_sides
@@ -50,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run = make_run(tmp_path, name=name, attention=attention, seed=len(name)).run
         translator = Translator([run])
         (side,) = [each for each in _sides(tmp_path) if each.name == "test"]
-        translator.held_out(side, joined=False)
+        translate_side(translator, side, joined=False)
         rows = [
             '{"kind": "train", "update": 10, "nll": 5.5, "tokens_per_second": 1234.0, "seconds": 60.0}',
             '{"kind": "validation", "update": 10, "nll": 5.0, "bleu": 1.5, "peak_bytes": 134217728}',

@@ -34,7 +34,7 @@ def client(translator: Translator) -> Iterator[TestClient]:
 
 
 def alone(translator: Translator, line: str, direction: str) -> str:
-    return translator.lines([line], direction=direction)[0][0].text
+    return translator.translate([line], direction=direction)[0][0].text
 
 
 @pytest.mark.parametrize("target", ["de", "zh"])
@@ -53,7 +53,7 @@ def test_line_ends_stay(client: TestClient, translator: Translator) -> None:
 
 def test_alternatives(client: TestClient, translator: Translator) -> None:
     own = translator.with_settings(translator.settings.model_copy(update={"n_best": 3}))
-    best, *others = (each.text for each in own.lines(["a dog"], direction="en-de")[0])
+    best, *others = (each.text for each in own.translate(["a dog"], direction="en-de")[0])
     assert ask(client, "a dog", alternatives=2).json() == {"translatedText": best, "alternatives": others}
     assert ask(client, ["a dog"], alternatives=2).json()["alternatives"] == [others]
     assert "2 at most" in ask(client, "a dog", alternatives=3).json()["error"]

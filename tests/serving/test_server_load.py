@@ -36,7 +36,7 @@ def test_nothing_is_lost_or_swapped_and_batches_are_fast(tmp_path: Path) -> None
     run = make_run(tmp_path).run
     flat = [f"{text} {number}" for number, text in enumerate(sentences(CLIENTS * EACH, seed=7))]
     texts = [flat[first : first + EACH] for first in range(0, len(flat), EACH)]
-    wanted = [each[0].text for each in Translator([run]).lines(flat)]
+    wanted = [each[0].text for each in Translator([run]).translate(flat)]
     with served(run.folder) as (_, address):
         asyncio.run(answers(address, [flat[:4]]))  # connections and first use
         seconds, found = {}, {}

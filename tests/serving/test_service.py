@@ -75,13 +75,13 @@ def test_strings_are_documents_of_their_own(tmp_path: Path, monkeypatch: pytest.
     run = make_run(tmp_path, documents=60).run
     translator = Translator([run], run.recipe.decoding.model_copy(update={"method": "greedy", "max_pieces": 6}))
     documents: list[Any] = []
-    lines = translator.lines
+    source = translator.source
 
     def recorded(texts: list[str], **how: Any) -> Any:
         documents.append(how["documents"])
-        return lines(texts, **how)
+        return source(texts, **how)
 
-    monkeypatch.setattr(translator, "lines", recorded)
+    monkeypatch.setattr(translator, "source", recorded)
     monkeypatch.setattr(translator, "with_settings", lambda settings: translator)
     service = Service(translator)
     jobs = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from mtkit.data.epochs import plan
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine
-from mtkit.decoding.lines.source import TrainedOn
+from mtkit.decoding.lines.source import SourceLines, TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import score_corpus
@@ -84,7 +84,7 @@ def test_validation_bleu_is_that_of_translate_and_score_with_the_best_checkpoint
     assert prepared.valid.source_text is not None
     assert prepared.valid.target_text is not None
     engine, lines = ModelEngine(found.load_model(), found.recipe.decoding), prepared.valid.source_text[:4]
-    translations = translate_lines(engine, found.tokenizers, lines, trained_on=TrainedOn.of([found]))
+    translations = translate_lines(engine, found.tokenizers, SourceLines(lines, trained_on=TrainedOn.of([found])))
     references = [prepared.valid.target_text[:4]]
     bleu = score_corpus([each[0].text for each in translations], references, metrics=("BLEU",), bootstrap=0)[0]
     assert best["bleu"] == bleu.value
@@ -101,7 +101,7 @@ def test_validation_translates_with_the_weights_of_the_moment(prepared: Prepared
     assert prepared.valid.source_text is not None
     engine = ModelEngine(found.load_model("last"), found.recipe.decoding)
     sources = prepared.valid.source_text[: len(shown)]
-    again = translate_lines(engine, found.tokenizers, sources, trained_on=TrainedOn.of([found]))
+    again = translate_lines(engine, found.tokenizers, SourceLines(sources, trained_on=TrainedOn.of([found])))
     assert [each[0].text.strip() for each in again] == shown
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from mtkit.data.prepared import Prepared, open_prepared
+from mtkit.decoding.files import translate_side
 from mtkit.decoding.held_out import held_out
 from mtkit.decoding.translator import Translator
 from mtkit.errors import RecipeError, RunError
@@ -145,7 +146,7 @@ def test_the_scores_of_training_are_those_of_translation(adapted: Path, prepared
     moved = Run(shutil.copytree(adapted, adapted.parent / f"moved-{checkpoint}"))
     state = json.loads((moved.folder / "checkpoints" / checkpoint / "state.json").read_text())
     side = held_out(prepared, "valid").sample(2)
-    translated, *_ = Translator([moved], checkpoint=checkpoint, device="cpu").held_out(side, joined=True)
+    translated, *_ = translate_side(Translator([moved], checkpoint=checkpoint, device="cpu"), side, joined=True)
     hypotheses = [each[0].text for each in translated]
     (bleu,) = score_corpus(hypotheses, [side.references], metrics=("BLEU",), bootstrap=0)
     assert state["bleu"] == bleu.value

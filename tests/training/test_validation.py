@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtkit.data.lengths import lengths_of
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.lines.source import TrainedOn
+from mtkit.decoding.lines.source import SourceLines, TrainedOn
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.scores import Score, score_corpus
@@ -179,9 +179,9 @@ def test_translations_go_by_the_training_pairs_as_those_of_the_tool_do(
 ) -> None:
     seen: list[TrainedOn] = []
 
-    def translated(*parts: Any, trained_on: TrainedOn | None = None, **how: Any) -> Any:
-        seen.extend([] if trained_on is None else [trained_on])
-        return translate_lines(*parts, trained_on=trained_on, **how)
+    def translated(engine: Any, tokenizers: Any, lines: SourceLines, **options: Any) -> Any:
+        seen.extend([lines.trained_on] if lines.trained_on.models else [])
+        return translate_lines(engine, tokenizers, lines, **options)
 
     monkeypatch.setattr(validation, "translate_lines", translated)
     run(tiny(training={"max_updates": 1, "validate_every": 1, "average_last": 1}), prepared, tmp_path / "run")

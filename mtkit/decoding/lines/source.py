@@ -5,17 +5,91 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate, groupby
 from operator import ne
+from typing import Self
 
 from mtkit.data.lengths import Lengths
 from mtkit.data.prepared import Prepared
-from mtkit.decoding.lines.splitting import parted, split
+from mtkit.decoding.lines.splitting import split_sentences, split_to_fit
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.runs import Run
 from mtkit.text.languages import languages_of
 from mtkit.text.tokenizer import BREAK, EOS, Tokenizer
+
+UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
+"""Unicode's categories of white space, controls and format marks, such as zero-width spaces and byte order marks."""
+
+
+def is_blank(line: str) -> bool:
+    """Whether a line shows nothing: it contains only white space and invisible characters."""
+    return all(unicodedata.category(character) in UNSEEN for character in line)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The direction of each line."""
+
+    names: Sequence[str]
+    """The directions that the model was trained on, as en-fr, in its order."""
+    tasks: Sequence[int]
+    """For each line, the index of its direction."""
+
+    @classmethod
+    def alike(cls, names: Sequence[str], chosen: str | None, lines: int) -> Self:
+        """The same direction for all lines; None: the only one.
+
+        Raises: MtkitError for an unknown direction, and for None if there are several; the message lists them.
+        """
+        listed = ", ".join(names)
+        if chosen is None and len(names) > 1:
+            raise MtkitError(f"the run was trained on several directions; choose one with --direction: {listed}")
+        if chosen is not None and chosen not in names:
+            hint = did_you_mean(chosen, list(names))
+            raise MtkitError(f"the run was not trained on the direction {shown(chosen)}{hint}; it supports: {listed}")
+        return cls(names, [0 if chosen is None else names.index(chosen)] * lines)
+
+    def among(self, supported: Sequence[str]) -> "Directions":
+        """The same directions for a model that supports these; two single directions match whatever their names.
+
+        Raises: MtkitError for a line whose direction the model does not support.
+        """
+        if len(supported) == len(self.names) == 1:
+            return Directions(supported, self.tasks)
+        for name in dict.fromkeys(self.names_of_lines()):
+            if name not in supported:
+                raise MtkitError(
+                    f"there are lines of the direction {name}, and the run supports: {', '.join(supported)}"
+                )
+        return Directions(supported, [supported.index(name) for name in self.names_of_lines()])
+
+    def at(self, rows: Sequence[int]) -> "Directions":
+        """The directions of some of the lines."""
+        return Directions(self.names, [self.tasks[row] for row in rows])
+
+    def names_of_lines(self) -> list[str]:
+        """The name of the direction of each line."""
+        return [self.names[task] for task in self.tasks]
+
+    def targets_of_lines(self) -> list[str]:
+        """The target language of each line."""
+        targets = [languages_of(name)[1] for name in self.names]
+        return [targets[task] for task in self.tasks]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The document of each line, and how much of a document is translated at once."""
+
+    ids: Sequence[int] | Sequence[str]
+    """For each line, the id of its document; a new document begins where the id changes."""
+    pieces: int
+    """Maximum source pieces of joined lines, breaks counted."""
+
+    def at(self, rows: Sequence[int]) -> "Documents":
+        """The documents of some of the lines."""
+        return Documents([self.ids[row] for row in rows], self.pieces)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -23,9 +97,9 @@ class Usual:
     """The amount of text that a model has learned to translate at once."""
 
     sentences: int | None
-    """At most; None for any number, or where those of its training lines were not counted."""
+    """Maximum number; None if any number is usual, or if sentences of the training lines were not counted."""
     pieces: int
-    """At most, tag and end of the segment counted."""
+    """Maximum number, tag and end of the segment counted."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +107,10 @@ class TrainedOn:
     """The lengths of the training pairs of a model, or of the models of an ensemble."""
 
     models: Sequence[Sequence[Lengths]] = ()
-    """Of each model, those of each direction; none at all where one is not known."""
+    """For each model, the lengths in each direction; empty if those of one model are unknown."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> "TrainedOn":
+    def of(cls, runs: Sequence[Run]) -> Self:
         """The lengths of these runs; runs of earlier versions have none. Raises: RunError."""
         known = [run.lengths for run in runs if run.lengths is not None]
         return cls(known if len(known) == len(runs) else ())
@@ -44,7 +118,7 @@ class TrainedOn:
     @property
     def fingerprint(self) -> str:
         """A hash of the lengths."""
-        text = "\n".join(each.model_dump_json() for model in self.models for each in model)
+        text = "\n".join(lengths.model_dump_json() for model in self.models for lengths in model)
         return hashlib.sha256(f"{len(self.models)}\n{text}".encode()).hexdigest()
 
     def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
@@ -56,38 +130,61 @@ class TrainedOn:
         `longest`, the limit of the model.
         """
         lines = [len(list(line)) + 1 for is_break, line in groupby(pieces, BREAK.__eq__) if not is_break]
-        lines[-1:] = [each - 1 for each in lines[-1:]]  # the end of the segment is there already
+        lines[-1:] = [size - 1 for size in lines[-1:]]  # the last line contains the end of the segment already
         if most is not None:
             limit = most * len(lines)
         else:
-            known = self._known(task)
-            told = sum(max((each.limit(line) or 0 for each in known), default=0) for line in lines)
-            limit = max(told, 2 * len(pieces) + 20)
+            known = self._of(task)
+            learned = sum(max((lengths.limit(line) or 0 for lengths in known), default=0) for line in lines)
+            limit = max(learned, 2 * len(pieces) + 20)
         return limit if longest is None else min(limit, longest)
 
     def usual(self, task: int | None) -> Usual | None:
-        """The usual amount in a line of all training sides of a direction; None where unknown.
+        """The usual amount of text in a line of the training sides of a direction; None if unknown.
 
-        It holds for models trained on documents too: the lines that these are of are joined by breaks, which a line of
+        It also limits lines of models trained on documents: those learned sentences joined by breaks, which a line of
         several sentences lacks.
         """
-        known = self._known(task)
-        counted = [each.sentences_at_once for each in known if each.sentences_at_once is not None]
-        return Usual(min(counted, default=None), min(each.pieces_at_once for each in known)) if known else None
+        known = self._of(task)
+        counted = [lengths.sentences_at_once for lengths in known if lengths.sentences_at_once is not None]
+        if not known:
+            return None
+        return Usual(min(counted, default=None), min(lengths.pieces_at_once for lengths in known))
 
-    def _known(self, task: int | None) -> list[Lengths]:
+    def _of(self, task: int | None) -> list[Lengths]:
         """The lengths of a direction in each model, if all models have some."""
         known = [model[task or 0] for model in self.models]
-        return known if all(each.bins for each in known) else []
+        return known if all(lengths.bins for lengths in known) else []
 
 
-UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
-"""Unicode's categories of white space, controls and format marks, as zero-width spaces and byte order marks."""
+@dataclass(frozen=True)
+class SourceLines:
+    """Lines to translate, with all that decides how they become segments."""
 
+    lines: Sequence[str]
+    directions: Directions | None = None
+    """Required for a model trained on several."""
+    documents: Documents | None = None
+    """The documents whose lines are translated together."""
+    trained_on: TrainedOn = TrainedOn()
+    """It limits the length of a segment and of its translation."""
+    numbers: Sequence[int] | None = None
+    """The numbers of the lines among all that are translated, from 0, which seed sampling; None: the indices."""
 
-def is_blank(line: str) -> bool:
-    """Whether a line shows nothing: it holds nothing but white space and characters that are not seen."""
-    return all(unicodedata.category(each) in UNSEEN for each in line)
+    @classmethod
+    def of(cls, lines: "SourceLines | Sequence[str]") -> "SourceLines":
+        """The lines, to translate one by one if nothing else is known of them."""
+        return lines if isinstance(lines, SourceLines) else cls(lines)
+
+    def at(self, rows: Sequence[int]) -> "SourceLines":
+        """Some of the lines, with their numbers."""
+        return SourceLines(
+            [self.lines[row] for row in rows],
+            self.directions and self.directions.at(rows),
+            self.documents and self.documents.at(rows),
+            self.trained_on,
+            [row if self.numbers is None else self.numbers[row] for row in rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -95,85 +192,39 @@ class Segment:
     """A unit of translation."""
 
     line: int
-    """Index of its line, from 0; of several lines, of the first."""
+    """Index of its line, or of the first of its lines, from 0."""
     part: int
     """Index of the part in its line, from 0."""
     pieces: list[int]
-    """Source pieces, after the tag of the direction where there are several, EOS at the end."""
+    """Source pieces: the tag of the direction if there are several, text, EOS."""
     task: int | None = None
-    """Index of the direction, where there are several."""
-
-
-@dataclass(frozen=True)
-class Directions:
-    """The direction of each line."""
-
-    names: Sequence[str]
-    """What the model was trained on, as en-fr, in its order."""
-    tasks: Sequence[int]
-    """For each line, the index of its direction."""
-
-    @classmethod
-    def alike(cls, names: Sequence[str], chosen: str | None, lines: int) -> "Directions":
-        """The same direction for all lines; None: the only one.
-
-        Raises: MtkitError for an unknown direction, and for None where there are several; the message lists them.
-        """
-        listed = ", ".join(names)
-        if chosen is None and len(names) > 1:
-            raise MtkitError(f"the run was trained on several directions; choose one with --direction: {listed}")
-        if chosen is not None and chosen not in names:
-            hint = did_you_mean(chosen, list(names))
-            raise MtkitError(f"the run was not trained on the direction {shown(chosen)}{hint}; it knows: {listed}")
-        return cls(names, [0 if chosen is None else names.index(chosen)] * lines)
-
-    def among(self, known: Sequence[str]) -> "Directions":
-        """The same directions for a model with these ones; a single direction on either side matches by itself.
-
-        Raises: MtkitError for a line whose direction the model does not have.
-        """
-        if len(known) == len(self.names) == 1:
-            return Directions(known, self.tasks)
-        for name in dict.fromkeys(self.names_of_lines()):
-            if name not in known:
-                raise MtkitError(f"there are lines of the direction {name}, and the run knows: {', '.join(known)}")
-        return Directions(known, [known.index(name) for name in self.names_of_lines()])
-
-    def part(self, first: int, lines: int) -> "Directions":
-        """The directions of a range of lines, from number `first` on."""
-        return Directions(self.names, self.tasks[first : first + lines])
-
-    def names_of_lines(self) -> list[str]:
-        """The direction of each line by name."""
-        return [self.names[task] for task in self.tasks]
-
-    def targets_of_lines(self) -> list[str]:
-        """The target language of each line."""
-        targets = [languages_of(name)[1] for name in self.names]
-        return [targets[task] for task in self.tasks]
+    """Index of the direction, if there are several."""
 
 
 class Source:
-    """The conversion of source lines to pieces: their tags and maximum length."""
+    """The conversion of lines to segments of pieces."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        longest: int | None,
-        directions: Directions | None,
-        trained_on: TrainedOn | None = None,
-    ) -> None:
+    def __init__(self, text: SourceLines | Sequence[str], tokenizer: Tokenizer, longest: int | None) -> None:
         """`longest` is the maximum number of pieces of the model, tag and EOS counted."""
-        self._tokenizer, self._usual = tokenizer, cache((trained_on or TrainedOn()).usual)
-        self._languages = [languages_of(name)[0] for name in directions.names] if directions is not None else [None]
-        self._directions = directions if directions is not None and len(directions.names) > 1 else None
+        text = SourceLines.of(text)
+        self.lines, self._documents, self._tokenizer = text.lines, text.documents, tokenizer
+        self._usual = cache(text.trained_on.usual)
+        directions = text.directions
+        self._languages = [None] if directions is None else [languages_of(name)[0] for name in directions.names]
+        self._tasks = directions.tasks if directions is not None and len(directions.names) > 1 else None
         self._tags = [] if directions is None else tokenizer.tags(directions.names)
         self.longest = None if longest is None else longest - 1 - bool(self._tags)
-        """Pieces of text that the model takes at most."""
+        """Maximum pieces of text of a segment."""
+
+    @cached_property
+    def encoded(self) -> list[list[int]]:
+        """The pieces of each line; a blank line has none."""
+        encoded = self._tokenizer.encode_lines(self.lines)
+        return [[] if is_blank(line) else pieces for line, pieces in zip(self.lines, encoded, strict=True)]
 
     def task(self, line: int) -> int | None:
         """The task of a line, if there are several."""
-        return None if self._directions is None else int(self._directions.tasks[line])
+        return None if self._tasks is None else int(self._tasks[line])
 
     def tag(self, line: int) -> list[int]:
         """The piece that precedes a line, if the tokenizer has one for its direction; otherwise empty."""
@@ -183,95 +234,69 @@ class Source:
         """The segment of these pieces of text, truncated at the limit of the model."""
         return Segment(line, part, [*self.tag(line), *pieces[: self.longest], EOS], self.task(line))
 
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """The pieces of each line; a blank line has none."""
-        encoded = self._tokenizer.encode_lines(lines)
-        return [[] if is_blank(line) else pieces for line, pieces in zip(lines, encoded, strict=True)]
-
-    def whole(self, lines: Sequence[str], encoded: Sequence[list[int]]) -> list[list[int]]:
-        """The pieces of the lines that are translated as they are; none of a line that is blank or split."""
-        return [
-            pieces if len(self.parts(line, pieces, number)) == 1 else []
-            for number, (line, pieces) in enumerate(zip(lines, encoded, strict=True))
-        ]
-
-    def segments(self, lines: Sequence[str], encoded: Sequence[list[int]], which: Iterable[int]) -> Iterator[Segment]:
+    def segments(self, numbers: Iterable[int]) -> Iterator[Segment]:
         """The segments of the lines of these numbers: none of a blank line, several of a line that is split."""
-        for number in which:
-            for part, (_, pieces) in enumerate(self.parts(lines[number], encoded[number], number)):
+        for number in numbers:
+            for part, (_, pieces) in enumerate(self.parts(number)):
                 yield self.segment(number, pieces, part)
 
-    def parts(self, line: str, pieces: list[int], number: int) -> list[tuple[str, list[int]]]:
-        """The texts into which a line of these pieces is split, or the line itself, each with its pieces.
+    def parts(self, number: int) -> list[tuple[str, list[int]]]:
+        """The texts into which a line is split, or the line itself, each with its pieces; none of a blank line.
 
-        They stand in the line in this order; white space between them may be left out. A blank line has none.
+        They are in the order of the line; white space between them may be left out.
         """
+        line, pieces, task = self.lines[number], self.encoded[number], self.task(number)
         if not pieces:
             return []
-        texts = self._parts(line, len(pieces), self.task(number))
-        parts = self._tokenizer.encode_lines(texts) if len(texts) > 1 else [pieces]
-        return [(text, part) for text, part in zip(texts, parts, strict=True) if part]
-
-    def _parts(self, line: str, pieces: int, task: int | None) -> list[str]:
-        """The parts into which a line of this number of pieces is split, or the line itself."""
 
         def count(texts: Sequence[str]) -> list[int]:
-            return [len(each) for each in self._tokenizer.encode_lines(texts)]
+            return [len(text) for text in self._tokenizer.encode_lines(texts)]
 
         language, texts, usual = self._languages[task or 0], [line], self._usual(task)
         if usual is not None:
             room = usual.pieces - 1 - len(self._tags[:1])
-            texts = parted(line, language, count, most=usual.sentences, pieces=room)
-        if self.longest is None or (len(texts) == 1 and pieces <= self.longest):
-            return texts
-        return [part for text in texts for part in split(text, self.longest, count, language)]
+            texts = split_sentences(line, language, count, most=usual.sentences, pieces=room)
+        if self.longest is not None and (len(texts) > 1 or len(pieces) > self.longest):
+            texts = [part for text in texts for part in split_to_fit(text, self.longest, count, language)]
+        parts = self._tokenizer.encode_lines(texts) if len(texts) > 1 else [pieces]
+        return [(text, part) for text, part in zip(texts, parts, strict=True) if part]
 
-
-@dataclass(frozen=True)
-class Documents:
-    """The lines that belong together, and the amount of them that is translated at once."""
-
-    ids: Sequence[int] | Sequence[str]
-    """For each line, the id of its document; a new document begins where the id changes."""
-    pieces: int
-    """Source pieces that joined lines may have at most, breaks counted."""
-
-    def groups(self, source: Source, encoded: Sequence[list[int]]) -> Iterator[list[int]]:
+    def groups(self) -> list[list[int]]:
         """The numbers of the lines to translate together: groups of at least two neighbours in a document.
 
-        Lines without pieces, blank or split (`Source.whole`), are in no group. A group stays within the limits of the
-        documents and of the model.
+        Lines that are blank or split are in no group. A group stays within the limits of the documents and the model.
         """
-        budget = self.pieces if source.longest is None else min(self.pieces, source.longest)
-        real = (number for number, pieces in enumerate(encoded) if pieces)
-        # a document ends where the id changes, be it on a blank line alone
-        documents = list(accumulate(map(ne, self.ids, self.ids[1:]), initial=0))
-        for _, document in groupby(real, key=lambda number: (documents[number], source.task(number))):
-            group: list[int] = []
-            size = 0
+        if self._documents is None:
+            return []
+        budget, ids = self._documents.pieces, self._documents.ids
+        if self.longest is not None:
+            budget = min(budget, self.longest)
+        # a document also ends if the id changes on a blank line only
+        documents = list(accumulate(map(ne, ids, ids[1:]), initial=0))
+        unsplit = (number for number in range(len(self.lines)) if len(self.parts(number)) == 1)
+        groups: list[list[int]] = []
+        for _, document in groupby(unsplit, key=lambda number: (documents[number], self.task(number))):
+            size = budget  # the first line begins a group
             for number in document:
-                size += 1 + len(source.tag(number)) + len(encoded[number])
-                if group and size > budget:
-                    yield from _several(group)
-                    group = []
-                if not group:
-                    size = len(encoded[number])
-                group.append(number)
-            yield from _several(group)
+                size += 1 + len(self.tag(number)) + len(self.encoded[number])
+                if size > budget:
+                    groups.append([])
+                    size = len(self.encoded[number])
+                groups[-1].append(number)
+        return [group for group in groups if len(group) > 1]
 
-
-def join_lines(source: Source, encoded: Sequence[list[int]], group: Sequence[int]) -> Segment:
-    """The lines of a group as one segment, each with its tag, separated by breaks."""
-    pieces = list(encoded[group[0]])
-    for number in group[1:]:
-        pieces += [BREAK, *source.tag(number), *encoded[number]]
-    return source.segment(group[0], pieces)
+    def join_lines(self, group: Sequence[int]) -> Segment:
+        """The lines of a group as one segment, each with its tag, separated by breaks."""
+        pieces = list(self.encoded[group[0]])
+        for number in group[1:]:
+            pieces += [BREAK, *self.tag(number), *self.encoded[number]]
+        return self.segment(group[0], pieces)
 
 
 def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:
     """The text and the pieces, with EOS, of each line of a joint translation.
 
-    None where the translation does not separate into as many lines, or one of them is empty.
+    None if the translation does not consist of that number of lines, or if one of them is empty.
     """
     parts: list[list[int]] = [[]]
     for piece in pieces:
@@ -279,15 +304,15 @@ def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list
             parts.append([])
         elif piece != EOS:
             parts[-1].append(piece)
-    found = [(tokenizer.decode(part), (*part, EOS)) for part in parts]
-    return found if len(found) == lines and all(text.strip() for text, _ in found) else None
+    texts = [(tokenizer.decode(part), (*part, EOS)) for part in parts]
+    return texts if len(texts) == lines and all(text.strip() for text, _ in texts) else None
 
 
 def source_budget(prepared: Prepared) -> int | None:
     """The maximum number of source pieces of joined lines; None: no lines are joined.
 
     Training rows keep to the budget on both sides. In translation only the source is known, so the maximum is lower
-    where targets are longer on average, to keep translations about as long as in training. Of several directions the
+    if targets are longer on average, to keep translations about as long as in training. Of several directions, the
     one with the longest targets decides.
     """
     if prepared.settings.documents is None:
@@ -295,19 +320,10 @@ def source_budget(prepared: Prepared) -> int | None:
     pieces: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for corpus in prepared.record["sides"]["train"]["corpora"]:
         pieces[corpus["direction"]].update(corpus["pieces"])
-    ratio = min((each["source"] / each["target"] for each in pieces.values() if each["target"]), default=1.0)
+    ratio = min((counts["source"] / counts["target"] for counts in pieces.values() if counts["target"]), default=1.0)
     return max(1, int(prepared.settings.documents.pieces * min(1.0, ratio)))
 
 
 def ids_by_blank_lines(lines: Sequence[str]) -> list[int]:
-    """The document id of each line, where blank lines separate documents."""
-    ids, document = [], 0
-    for line in lines:
-        document += not line.strip()
-        ids.append(document)
-    return ids
-
-
-def _several(group: list[int]) -> Iterator[list[int]]:
-    if len(group) > 1:
-        yield group
+    """The document id of each line, if blank lines separate documents."""
+    return list(accumulate(int(not line.strip()) for line in lines))

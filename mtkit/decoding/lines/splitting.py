@@ -1,4 +1,4 @@
-"""Splitting of text that is longer than a model has learned to translate at once, or longer than its limit."""
+"""Splitting of text that is longer than a model has learned to translate at once, or than its limit."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,18 +16,18 @@ BOUNDARIES = (
     re.compile(rf"[,;:،؛]+{CLOSING}\s+|\s[–—-]\s+|[，、､；：]\s*"),  # clauses
     re.compile(r"\s+"),
 )
-"""Where to cut what is longer than a sentence, best first; each match belongs to the text before it."""
+"""Where to split a text that is too long, best first; each match belongs to the text before it."""
 
 
-def parted(text: str, language: str | None, count: Count, *, most: int | None, pieces: int) -> list[str]:
-    """The text, or if it is longer than usual, its sentences in the fewest parts of usual length, in order.
+def split_sentences(text: str, language: str | None, count: Count, *, most: int | None, pieces: int) -> list[str]:
+    """The text, or if it is longer than usual, parts of usual length with as many of its sentences as fit, in order.
 
     A text is longer than usual if it has more than `most` sentences (None: unknown) or more than `pieces` pieces. One
     training line in twenty has `most` sentences or more, so that the model has learned to translate all of them; one
     training line in a hundred has `pieces` pieces or more. A text is split only at ends of sentences; a single sentence
     of any length stays whole. A model trained on single sentences translates only one of several sentences.
 
-    In Thai and Lao a space ends a sentence, and stands within sentences too: only the number of pieces counts there.
+    In Thai and Lao a space may end a sentence or separate words, so only the number of pieces counts.
     """
     units = sentences(text, language)
     if listed(language) in ("th", "lo"):
@@ -38,11 +38,11 @@ def parted(text: str, language: str | None, count: Count, *, most: int | None, p
     return [part.strip() for part in _grouped(units, pieces, count, most)]
 
 
-def split(text: str, longest: int, count: Count, language: str | None = None) -> list[str]:
+def split_to_fit(text: str, longest: int, count: Count, language: str | None = None) -> list[str]:
     """The text in parts of at most `longest` pieces, in order, without blank ones.
 
-    It is split at ends of sentences, a sentence that is too long at its clauses, then at spaces, and at last between
-    characters. A single character with too many pieces is a part of its own.
+    It is split at ends of sentences, then at ends of clauses, at spaces, and finally between characters, as far as
+    necessary. A single character with too many pieces is a part.
     """
     text = text.strip()
     if count([text])[0] <= longest:

@@ -1,5 +1,6 @@
 """Lines of a document, translated together: N in, N out, whatever the model makes of the breaks."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +13,16 @@ from mtkit.decoding.lines.source import (
     Directions,
     Documents,
     Source,
+    SourceLines,
     TrainedOn,
     ids_by_blank_lines,
-    join_lines,
     source_budget,
     split_lines,
 )
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
-from mtkit.text.tokenizer import BREAK, EOS, Tokenizers
+from mtkit.text.tokenizer import BREAK, EOS, Tokenizer, Tokenizers
 from tests.decoding.echo import Echo
 from tests.decoding.trained import Trained, make_run, sentences
 
@@ -41,9 +42,23 @@ def tokenizers(trained: Trained) -> Tokenizers:
 
 def translated(model: Echo, tokenizers: Tokenizers, lines: list[str], documents: Documents) -> list[Translation]:
     seen: list[int] = []
-    found = translate_lines(ModelEngine(model, GREEDY), tokenizers, lines, documents=documents, on_progress=seen.append)
+    found = translate_lines(
+        ModelEngine(model, GREEDY), tokenizers, SourceLines(lines, documents=documents), on_progress=seen.append
+    )
     assert sum(seen) == len(lines)
     return [best for best, *_ in found]
+
+
+def documents_of(
+    lines: list[str],
+    ids: Sequence[int] | str,
+    budget: int,
+    tokenizer: Tokenizer,
+    directions: Directions | None = None,
+    *,
+    longest: int | None = None,
+) -> Source:
+    return Source(SourceLines(lines, directions, Documents(ids, budget)), tokenizer, longest)
 
 
 def test_blank_lines_part_documents() -> None:
@@ -64,34 +79,38 @@ def test_neighbours_are_joined_up_to_the_budget(
     tokenizers: Tokenizers, budget: int, longest: int | None, groups: list[list[int]]
 ) -> None:
     """Five pieces a line, a break between each two, and the end where the model's length counts."""
-    source = Source(tokenizers.source, longest, None)
-    encoded = [[9] * 5 if line.strip() else [] for line in LINES]
-    documents = Documents(ids_by_blank_lines(LINES), budget)
-    assert list(documents.groups(source, encoded)) == groups
+    source = documents_of(LINES, ids_by_blank_lines(LINES), budget, tokenizers.source, longest=longest)
+    source.encoded = [[9] * 5 if line.strip() else [] for line in LINES]
+    assert source.groups() == groups
     for group in groups:
-        segment = join_lines(source, encoded, group)
+        segment = source.join_lines(group)
         assert segment.pieces.count(BREAK) == len(group) - 1
         assert len(segment.pieces) == 6 * len(group)
         assert segment.line == group[0]
 
 
 def test_other_documents_and_other_directions_are_not_joined(tokenizers: Tokenizers) -> None:
-    encoded = [[9]] * 6
-    source = Source(tokenizers.source, None, Directions(["en-de", "en-fr"], [0, 0, 0, 1, 1, 1]))
-    assert list(Documents("aabbbc", 99).groups(source, encoded)) == [[0, 1], [3, 4]]
-    source = Source(tokenizers.source, None, None)
-    assert list(Documents("abaabb", 99).groups(source, [[9], [], [9], [9], [9], [9]])) == [[2, 3], [4, 5]]
+    directions = Directions(["en-de", "en-fr"], [0, 0, 0, 1, 1, 1])
+    source = documents_of(["a"] * 6, "aabbbc", 99, tokenizers.source, directions)
+    source.encoded = [[9]] * 6
+    assert source.groups() == [[0, 1], [3, 4]]
+    source = documents_of(["a"] * 6, "abaabb", 99, tokenizers.source)
+    source.encoded = [[9], [], [9], [9], [9], [9]]
+    assert source.groups() == [[2, 3], [4, 5]]
 
 
 def test_each_line_of_a_group_has_its_tag_as_it_has_alone(trained: Trained) -> None:
     tokenizer = trained.run.tokenizers.source
-    source = Source(tokenizer, 14, Directions(trained.run.directions, [1] * 6))
+    directions = Directions(trained.run.directions, [1] * 6)
+    source = documents_of(["a"] * 6, [1] * 6, 99, tokenizer, directions, longest=14)
+    source.encoded = [[9] * 5] * 6
     tag = tokenizer.tag(trained.run.directions[1])
-    assert join_lines(source, [[9] * 5] * 2, [0, 1]).pieces == [tag, *[9] * 5, BREAK, tag, *[9] * 5, EOS]
+    assert source.join_lines([0, 1]).pieces == [tag, *[9] * 5, BREAK, tag, *[9] * 5, EOS]
     # 14 pieces hold two lines, their tags, the break and the end
     for longest, groups in ((14, [[0, 1], [2, 3], [4, 5]]), (13, [])):
-        source = Source(tokenizer, longest, Directions(trained.run.directions, [1] * 6))
-        assert list(Documents([1] * 6, 99).groups(source, [[9] * 5] * 6)) == groups
+        source = documents_of(["a"] * 6, [1] * 6, 99, tokenizer, directions, longest=longest)
+        source.encoded = [[9] * 5] * 6
+        assert source.groups() == groups
 
 
 def test_a_line_of_more_sentences_than_usual_is_translated_in_parts_and_not_with_others(tokenizers: Tokenizers) -> None:
@@ -101,9 +120,7 @@ def test_a_line_of_more_sentences_than_usual_is_translated_in_parts_and_not_with
     found = translate_lines(
         ModelEngine(Echo(tokenizers.target.size), GREEDY),
         tokenizers,
-        lines,
-        documents=Documents([1] * 3, 99),
-        trained_on=TrainedOn([[known]]),
+        SourceLines(lines, documents=Documents([1] * 3, 99), trained_on=TrainedOn([[known]])),
     )
     assert [(best.text, best.parts, best.together) for best, *_ in found] == [
         (lines[0], 1, 2),
@@ -159,9 +176,7 @@ def test_a_trained_model_gives_every_line_something(trained: Trained) -> None:
         found = translate_lines(
             ModelEngine(model, settings),
             trained.run.tokenizers,
-            lines,
-            directions=ways,
-            documents=Documents([1] * 30, 20),
+            SourceLines(lines, directions=ways, documents=Documents([1] * 30, 20)),
         )
         assert len(found) == 30
         assert all("\n" not in best.text for best, *_ in found)
@@ -191,7 +206,9 @@ def test_several_translations_are_refused(tokenizers: Tokenizers) -> None:
     settings = DecodingSettings(beam=2, n_best=2)
     with pytest.raises(MtkitError, match="--sentences"):
         translate_lines(
-            ModelEngine(Echo(tokenizers.target.size), settings), tokenizers, ["a"], documents=Documents([1], 9)
+            ModelEngine(Echo(tokenizers.target.size), settings),
+            tokenizers,
+            SourceLines(["a"], documents=Documents([1], 9)),
         )
 
 
@@ -200,9 +217,9 @@ def test_validation_and_translation_join_the_same_lines(trained: Trained) -> Non
     assert side.documents is not None
     assert list(side.documents.ids) == trained.prepared.valid.documents.tolist()  # type: ignore[union-attr]
     assert side.documents.pieces == source_budget(trained.prepared)
-    assert side.how(GREEDY)["documents"] == side.documents
-    assert side.how(DecodingSettings(beam=2, n_best=2))["documents"] is None
-    assert side.how(GREEDY, joined=False)["documents"] is None
+    assert side.lines(GREEDY).documents == side.documents
+    assert side.lines(DecodingSettings(beam=2, n_best=2)).documents is None
+    assert side.lines(GREEDY, joined=False).documents is None
     part = side.sample(3)
     assert part.documents is not None
     assert list(part.documents.ids) == [side.documents.ids[0], side.documents.ids[1], side.documents.ids[7]]

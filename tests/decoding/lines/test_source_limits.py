@@ -11,7 +11,7 @@ from mtkit.data.lengths import MOST_SENTENCES, PERCENTILES, ROOM, Bin, Lengths, 
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine
-from mtkit.decoding.lines.source import TrainedOn, Usual
+from mtkit.decoding.lines.source import SourceLines, TrainedOn, Usual
 from mtkit.decoding.translate import translate_lines
 from mtkit.model.network import Logits
 from mtkit.recipe import DecodingSettings, make_recipe
@@ -142,15 +142,15 @@ def test_targets_six_times_as_long_as_their_sources_come_whole(sixfold: Prepared
     model = Ensemble(several) if models > 1 else several[0]  # type: ignore[arg-type]
     settings = DecodingSettings.model_validate({"method": method, "beam": 2})
 
-    def translated(trained_on: TrainedOn | None) -> list[str]:
+    def translated(trained_on: TrainedOn) -> list[str]:
         found = translate_lines(
-            ModelEngine(model, settings), tokenizers, list(side.source_text or ()), trained_on=trained_on
+            ModelEngine(model, settings), tokenizers, SourceLines(list(side.source_text or ()), trained_on=trained_on)
         )
         return [each[0].text for each in found]
 
     known = TrainedOn([list(lengths_of(sixfold, 1024).values())] * models)
     assert translated(known) == list(side.target_text)
-    assert translated(None) != list(side.target_text)  # cut, as by the rule of old runs
+    assert translated(TrainedOn()) != list(side.target_text)  # cut, as by the rule of old runs
 
 
 def test_ordinary_translations_run_no_longer_than_before(sixfold: Prepared) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mtkit.decoding.engines.model_engine import ModelEngine
 from mtkit.decoding.forced import log_probs_of_lines
-from mtkit.decoding.lines.source import Directions, Source
+from mtkit.decoding.lines.source import Directions, Source, SourceLines
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
@@ -36,7 +36,7 @@ def test_a_direction_must_be_chosen_among_several() -> None:
         Directions.alike(NAMES, None, 1)
     with pytest.raises(MtkitError, match="did you mean 'en-fr'"):
         Directions.alike(NAMES, "en-fi", 1)
-    with pytest.raises(MtkitError, match="it knows: en-de"):
+    with pytest.raises(MtkitError, match="it supports: en-de"):
         Directions.alike(["en-de"], "de-en", 1)
 
 
@@ -44,7 +44,7 @@ def test_directions_of_other_data_are_found_by_name() -> None:
     there = Directions(["en-fr", "en-es", "en-de"], [2, 0, 0])
     assert there.among(NAMES).tasks == [0, 1, 1]
     assert Directions(["fr-en"], [0]).among(["en-de"]).names == ["en-de"]  # nobody has said which language it is
-    with pytest.raises(MtkitError, match="direction en-es, and the run knows: en-de, en-fr"):
+    with pytest.raises(MtkitError, match="direction en-es, and the run supports: en-de, en-fr"):
         Directions(there.names, [1]).among(NAMES)
     with pytest.raises(MtkitError, match="en-fr"):
         there.among(["en-de"])
@@ -54,7 +54,9 @@ def test_the_tag_comes_first_and_the_task_beside(tokenizers: Tokenizers) -> None
     model = Echo(tokenizers.target.size, tags=1)
     lines = ["The dog.", "", "A cat.", "The dog."]
     directions = Directions(NAMES, [0, 0, 1, 1])
-    found = translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, lines, directions=directions)
+    found = translate_lines(
+        ModelEngine(model, DecodingSettings()), tokenizers, SourceLines(lines, directions=directions)
+    )
     assert [each[0].text for each in found] == lines
     tags = [tokenizers.source.tag(name) for name in NAMES]
     dog, cat = (tokenizers.source.encode(line) for line in ("The dog.", "A cat."))
@@ -66,17 +68,19 @@ def test_the_tag_comes_first_and_the_task_beside(tokenizers: Tokenizers) -> None
 def test_one_direction_of_which_the_tokenizer_has_no_tag_needs_none(tokenizers: Tokenizers) -> None:
     model = Echo(tokenizers.target.size)
     for directions in (None, Directions(["en-it"], [0])):
-        translate_lines(ModelEngine(model, DecodingSettings()), tokenizers, ["A cat."], directions=directions)
+        translate_lines(
+            ModelEngine(model, DecodingSettings()), tokenizers, SourceLines(["A cat."], directions=directions)
+        )
     assert model.seen == [([*tokenizers.source.encode("A cat."), EOS], None)] * 2
 
 
 def test_tag_and_end_fit_the_model(tokenizers: Tokenizers) -> None:
     for directions, room in ((None, 11), (Directions(NAMES, [1, 1]), 10)):
-        source = Source(tokenizers.source, 12, directions)
+        lines = ["The old dog sees a small house near the tree, and one bird. " * 3, ""]
+        source = Source(SourceLines(lines, directions), tokenizers.source, 12)
         assert source.longest == room
         assert len(source.segment(0, [9] * 30).pieces) == 12
-        lines = ["The old dog sees a small house near the tree, and one bird. " * 3, ""]
-        parts = list(source.segments(lines, source.encode(lines), range(2)))
+        parts = list(source.segments(range(2)))
         assert len(parts) > 1
         assert [segment.part for segment in parts] == list(range(len(parts)))
         assert max(len(segment.pieces) for segment in parts) <= 12
@@ -87,7 +91,7 @@ def test_directions_change_what_a_trained_model_gives_and_scores(run: Run) -> No
     ways = [Directions(run.directions, [task] * 8) for task in (0, 1)]
     mixed = Directions(run.directions, [0, 1] * 4)
     german, french, both = (
-        translate_lines(ModelEngine(model, DecodingSettings()), run.tokenizers, lines, directions=each)
+        translate_lines(ModelEngine(model, DecodingSettings()), run.tokenizers, SourceLines(lines, directions=each))
         for each in (*ways, mixed)
     )
     assert german != french
@@ -97,9 +101,8 @@ def test_directions_change_what_a_trained_model_gives_and_scores(run: Run) -> No
         log_probs_of_lines(
             ModelEngine(model, DecodingSettings(batch_tokens=200)),
             run.tokenizers,
-            lines,
+            SourceLines(lines, directions=each),
             sentences(8, 7),
-            directions=each,
         )
         for each in (mixed, ways[0])
     )
@@ -111,8 +114,7 @@ def test_the_longest_source_leaves_room(run: Run, tmp_path: Path) -> None:
     found = translate_lines(
         ModelEngine(run.load_model(), DecodingSettings(method="greedy")),
         run.tokenizers,
-        ["The house near the tree. " * 20],
-        directions=Directions(run.directions, [1]),
+        SourceLines(["The house near the tree. " * 20], directions=Directions(run.directions, [1])),
     )
     assert found[0][0].parts > 20 * 6 // LONGEST
 
@@ -126,7 +128,7 @@ def test_parts_are_joined_as_the_target_language_is_written(
     model = Echo(tokenizers.target.size, longest=max(len(tokenizers.source.encode(each)) for each in sentences) + 1)
     settings = DecodingSettings(method="greedy")
     ((found,),) = translate_lines(
-        ModelEngine(model, settings), tokenizers, [" ".join(sentences)], directions=directions
+        ModelEngine(model, settings), tokenizers, SourceLines([" ".join(sentences)], directions=directions)
     )
     assert found.parts == 2
     assert found.text == space.join(sentences)
