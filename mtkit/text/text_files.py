@@ -19,42 +19,39 @@ _BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
 
 LONGEST = 1 << 24
-"""Bytes of a line, at most: what has no ends of lines, as /dev/zero, would fill the memory."""
+"""Maximum bytes of a line: a file without line ends, as /dev/zero, would fill the memory."""
 
 _BLOCK = 1 << 18
-"""Bytes of a file that are decoded at once: many times as fast as line by line."""
+"""Bytes of a file that are decoded together, which is many times as fast as line by line."""
 
 
 @dataclass
 class Repairs:
-    """What was put right while text was read; the readers count here as they go."""
+    """Counts of the repairs that readers make while they read text."""
 
     carriage_returns: int = 0
     """Carriage returns dropped at the end of a line or of a field."""
     byte_order_marks: int = 0
     """Byte order marks dropped at the start of a file."""
     inner_newlines: int = 0
-    """Fields with a newline, which became a space, or was dropped at the end."""
+    """Fields with a newline, which was replaced by a space, or dropped at the end."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring lines of a file that is not packed."""
+    """Neighbouring lines of an uncompressed file: bytes from `begin` to before `end`, after `before` other lines."""
 
     begin: int
-    """Bytes before the first of them."""
     end: int
-    """Bytes of the file up to the end of the last of them."""
     before: int
-    """Lines before the first of them."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a UTF-8 text file, or of a gzipped one (.gz), read anew by each loop and never held together.
+    """The lines of a UTF-8 text file, or of a gzipped one (.gz); each loop reads the file again, as a stream.
 
-    Only "\\n" ends a line; a "\\r" before it, and a byte order mark at the start of the file, are dropped, and counted
-    in `repairs`.
+    Only "\\n" ends a line. A "\\r" before it and a byte order mark at the start of the file are dropped and counted in
+    `repairs`. With `span`, only these lines are read.
 
     Raises: DataError, while reading, naming the file and the line that is not UTF-8, or the damaged .gz file.
     """
@@ -62,25 +59,24 @@ class Lines:
     path: Path
     repairs: Repairs = field(default_factory=Repairs, compare=False)
     span: Span | None = None
-    """These lines alone; None: all."""
 
     def __iter__(self) -> Iterator[str]:
-        before = 0 if self.span is None else self.span.before
+        number = 1 if self.span is None else self.span.before + 1
         with open_file(self.path) as file:
             for block in self._blocks(file):
                 if len(block) > _BLOCK + LONGEST:
-                    raise _endless(str(self.path), before + 1 + block.count(b"\n"))
-                lines = _sound(block)
+                    raise _too_long(str(self.path), number + block.count(b"\n"))
+                lines = _decode_clean(block)
                 if lines is None:
-                    each = block.removesuffix(b"\n").split(b"\n")
-                    yield from decoded(each, str(self.path), self.repairs, first=before + 1)
-                    before += len(each)
+                    encoded = block.removesuffix(b"\n").split(b"\n")
+                    yield from decoded(encoded, str(self.path), self.repairs, first=number)
+                    number += len(encoded)
                 else:
                     yield from lines
-                    before += len(lines)
+                    number += len(lines)
 
     def _blocks(self, file: BinaryIO) -> Iterator[bytes]:
-        """The bytes of the lines, each block up to the end of a line, where that is not too long."""
+        """Yield the bytes in blocks that end with a line, unless that line is too long."""
         left = sys.maxsize
         if self.span is not None:
             file.seek(self.span.begin)
@@ -93,7 +89,7 @@ class Lines:
 
 
 def count_lines(path: Path) -> int:
-    """The lines of a plain file, by their ends alone. Raises: DataError where it cannot be read."""
+    """Count the lines of an uncompressed file without decoding it. Raises: DataError if it cannot be read."""
     with open_file(path) as file:
         lines, last = 0, b"\n"
         while block := file.read(_BUFFER):
@@ -101,19 +97,19 @@ def count_lines(path: Path) -> int:
         return lines + (last != b"\n")
 
 
-def span_of(path: Path, first: int, last: int) -> Span:
-    """The lines of a plain file from `first` to before `last`, counted from 0.
+def find_span(path: Path, first: int, last: int) -> Span:
+    """Return the lines of an uncompressed file from `first` to before `last`, counted from 0.
 
-    Ends of lines are counted from its start on. Raises: DataError where it cannot be read.
+    Line ends are counted from the start of the file. Raises: DataError if it cannot be read.
     """
     with open_file(path) as file:
-        begin = _behind(file, first)
+        begin = _size_of_lines(file, first)
         file.seek(begin)
-        return Span(begin, begin + _behind(file, last - first), first)
+        return Span(begin, begin + _size_of_lines(file, last - first), first)
 
 
 def next_line(file: BinaryIO, place: int) -> int:
-    """Where the first line begins that does not begin before `place`."""
+    """Return the offset of the first line that begins at `place` or after it."""
     if place == 0:
         return 0
     file.seek(place - 1)
@@ -122,8 +118,8 @@ def next_line(file: BinaryIO, place: int) -> int:
     return file.tell()
 
 
-def _behind(file: BinaryIO, lines: int) -> int:
-    """Bytes of the next so many lines; fewer where the file ends."""
+def _size_of_lines(file: BinaryIO, lines: int) -> int:
+    """Return the number of bytes of the next so many lines; of fewer if the file ends before."""
     size = 0
     while lines and (block := file.read(_BUFFER)):
         ends = block.count(b"\n")
@@ -134,16 +130,16 @@ def _behind(file: BinaryIO, lines: int) -> int:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a binary stream as they come; of one that is too long only so much that `decoded` refuses it."""
+    """Yield a binary stream's lines as they arrive, each cut after `LONGEST` + 1 bytes, which `decoded` rejects."""
     return iter(partial(stream.readline, LONGEST + 1), b"")
 
 
 def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *, first: int = 1) -> Iterator[str]:
-    """Lines of a file or stream called `name`, from line `first` on, as `Lines` gives them; its errors."""
+    """Decode the lines of a file or stream called `name`, from line `first` on; repairs and errors as `Lines`."""
     repairs = repairs or Repairs()
     for number, line in enumerate(lines, start=first):
         if len(line) > LONGEST:
-            raise _endless(name, number)
+            raise _too_long(name, number)
         text = line.removesuffix(b"\n")
         if text.endswith(b"\r"):
             text = text[:-1]
@@ -160,12 +156,12 @@ def decoded(lines: Iterable[bytes], name: str, repairs: Repairs | None = None, *
             ) from error
 
 
-def _endless(name: str, number: int) -> DataError:
+def _too_long(name: str, number: int) -> DataError:
     return DataError(f"{name}, line {number}: longer than {LONGEST:,} bytes; give text with one segment a line")
 
 
-def _sound(block: bytes) -> list[str] | None:
-    """The lines of a block that ends where a line does; None where there is anything to repair, or no UTF-8."""
+def _decode_clean(block: bytes) -> list[str] | None:
+    """Return the lines of a block that ends with a line; None if something must be repaired or is not UTF-8."""
     if b"\r" in block or block.startswith(_BOM):
         return None
     try:
@@ -176,13 +172,17 @@ def _sound(block: bytes) -> list[str] | None:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """The file at `path` as bytes, unpacked where its name ends in .gz.
+    """Open the file at `path` as bytes, decompressed if its name ends in .gz.
 
-    Raises: DataError where it is missing, a folder or unreadable; within the block, where a .gz file is damaged.
+    Raises: DataError if it is missing, a folder or unreadable; within the block, if a .gz file is damaged.
     """
     try:
         with path.open("rb") as file:
-            yield _unpacked(file) if path.suffix == ".gz" else file
+            if path.suffix == ".gz":
+                # a GzipFile finds line ends far more slowly than a buffer around it
+                yield cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER))
+            else:
+                yield file
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder, not a text file") from error
     except FileNotFoundError as error:
@@ -193,8 +193,3 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
         raise DataError(f"{path} is not a valid gzip file ({error}); fetch it again, or rename it") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _unpacked(file: BinaryIO) -> BinaryIO:
-    # a GzipFile finds the ends of lines by itself far more slowly than a buffer around it does
-    return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER))

@@ -18,7 +18,7 @@ from mtkit.text.corpora import (
     measure_corpus,
     measure_file,
     name_of,
-    parted_by_empty_lines,
+    number_documents,
     read_corpus,
 )
 from mtkit.text.text_files import Lines
@@ -225,7 +225,7 @@ def test_a_line_missing_in_a_real_corpus_is_found(source: str, target: str) -> N
 def test_a_pair_without_text_is_the_last_of_its_document() -> None:
     texts = [("a", "x"), ("", ""), ("b", ""), ("", "y"), ("", ""), ("", "")]
     pairs = [SegmentPair(line, *text) for line, text in enumerate(texts, start=1)]
-    parted = list(parted_by_empty_lines(pairs))
+    parted = list(number_documents(pairs))
     assert [pair.document for pair in parted] == [1, 1, 2, 2, 2, 3]
     assert [pair[:3] for pair in parted] == [pair[:3] for pair in pairs]
 
