@@ -24,10 +24,10 @@ def test_words_are_stretches_that_no_piece_reaches_across(tokenizer_of_either_ki
     texts = ["the strands sat on a mat", "", "今天我们去北京公园。今天天气很好"]
     rows = ragged(*map(tokenizer_of_either_kind.encode, texts))
     words = Words(tokenizer_of_either_kind)
-    found, counts = words.of(rows)
+    found, counts = words.split(rows)
     assert b"".join(found) == rows.flat.tobytes()
     assert counts[1] == 0
-    spelt = np.split(np.array([words.spelt(word) for word in found]), np.cumsum(counts)[:-1])
+    spelt = np.split(np.array([words.text(word) for word in found]), np.cumsum(counts)[:-1])
     for text, each in zip(texts, spelt, strict=True):
         assert "".join(each).replace("\u2581", " ").strip() == text
         borders = {one[-1] + other[0] for one, other in pairwise(each)}
@@ -39,8 +39,8 @@ def test_words_are_stretches_that_no_piece_reaches_across(tokenizer_of_either_ki
 def test_marks_unknown_pieces_and_bytes_are_words_that_stay(tokenizer_of_either_kind: Tokenizer) -> None:
     snowman = tokenizer_of_either_kind.encode("cats ☃ ran")
     words = Words(tokenizer_of_either_kind)
-    found, _ = words.of(ragged([BREAK, *snowman, UNK, *tokenizer_of_either_kind.encode("the")]))
-    staying = [np.frombuffer(word, dtype=np.int32).tolist() for word in found if words.stays(word)]
+    found, _ = words.split(ragged([BREAK, *snowman, UNK, *tokenizer_of_either_kind.encode("the")]))
+    staying = [np.frombuffer(word, dtype=np.int32).tolist() for word in found if words.is_fixed(word)]
     assert staying == [[BREAK], *([piece] for piece in snowman if tokenizer_of_either_kind.is_byte[piece]), [UNK]]
     assert len(staying) == 5
 
