@@ -1,8 +1,7 @@
-"""Control and invisible characters, which would become byte pieces of source text.
+"""Characters that text should not have, and the normalisation of source text.
 
-Signs that text was damaged or processed before: HTML entities, wrong decoding, control characters, subword marks.
-
-Normalisation of source text, in the way of the model that normalised the training text.
+Control and invisible characters would become byte pieces. HTML entities, wrong decoding, control characters and subword
+marks show that text was damaged or processed.
 """
 
 import re
@@ -14,20 +13,20 @@ from typing import Final
 import sentencepiece
 
 SPACES: Final = "\t\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029"
-"""Characters that separate words or lines; each becomes a space. This and the next are parts of a character class."""
+"""Characters that separate words or lines; each becomes a space. Like `DROPPED`, part of a character class."""
 
 DROPPED: Final = (
     "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f"  # controls
     "\u00ad\u200b\u2060-\u2064\ufeff\ufff9-\ufffb"  # soft hyphen, zero-width space, word joiner, byte order mark
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # marks of direction
 )
-"""Characters that have no shape and no width, the two joiners aside."""
+"""Characters without shape and width, except the two joiners."""
 
 _JOINING = (
     "\u0600-\u08ff\u0900-\u0dff\u1000-\u109f\u1780-\u17ff\u1800-\u18af"  # Arabic to Sinhala, Burmese, Khmer, Mongolian
     "\u2190-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff"  # emoji
 )
-"""Characters of the scripts that are spelt with joiners, as Persian and Sinhala, and emoji, which joiners combine."""
+"""Characters of scripts that are written with joiners, as Persian and Sinhala, and emoji, which joiners combine."""
 
 _INVISIBLE = re.compile(
     rf"([{SPACES}])|[{DROPPED}]|(?<![{_JOINING}])[\u200c\u200d]|[\u200c\u200d](?![^\s{SPACES}{DROPPED}])"
@@ -36,17 +35,16 @@ _INVISIBLE = re.compile(
 
 def each_visible() -> dict[str, str]:
     """Return the replacement by `visible` of each single character, a space or nothing, except for the joiners."""
-    return {
-        each: visible(each) for each in map(chr, range(0x10000)) if has_invisible(each) and each not in "\u200c\u200d"
-    }
+    characters = map(chr, range(0x10000))
+    return {char: visible(char) for char in characters if has_invisible(char) and char not in "\u200c\u200d"}
 
 
 def visible(text: str) -> str:
-    """Return the text without control and invisible characters; tabs and ends of lines or pages become spaces.
+    """Return the text without control and invisible characters; tabs, line ends and page ends become spaces.
 
-    A zero-width joiner or non-joiner stays within a word of a script that is spelt with them, and within emoji.
+    Zero-width joiners and non-joiners stay within words of scripts that are written with them, and within emoji.
     """
-    return _INVISIBLE.sub(lambda found: " " if found[1] else "", text)
+    return _INVISIBLE.sub(lambda match: " " if match[1] else "", text)
 
 
 def has_invisible(text: str) -> bool:
@@ -70,66 +68,67 @@ ODDITIES: dict[str, Callable[[str], bool]] = {
     "invisible": has_invisible,
     "subword_marks": lambda text: "@@" in text and _JOINT.search(text) is not None,
 }
-"""For each kind of oddity, whether text has it: one line, or several with "\\n" between them."""
+"""For each kind of oddity, a function that finds it in text: one line, or several with "\\n" between them."""
 
 
 _SIMPLE = (range(0x500), range(0x2010, 0x2028))
 """Characters of Latin, Greek and Cyrillic text, and its dashes and quotes.
 
-Rules of folding join a character with a combining one that follows, or rewrite it alone: where each character of these
-is kept and none is a combining one, the text of them is kept.
+Folding rules rewrite single characters, or join one with a following combining character. A text of these characters
+is therefore unchanged if each of them is unchanged and none is combining.
 """
 
 
 class Folding:
-    """Normalises source text before it is cut into pieces.
+    """Normalises source text before it is encoded, as the training text was normalised.
 
-    Control and invisible characters are dropped or become spaces (`mtkit.text.characters`). Then a sentencepiece
-    model that only normalises writes full-width characters, ligatures and their like as others that stand for them.
+    Control and invisible characters are dropped or become spaces. Then a sentencepiece model that only normalises
+    replaces full-width characters, ligatures and the like.
     """
 
     def __init__(self, rule: str | bytes) -> None:
-        """A rule by its name, as nfkc, or a model. Raises: RuntimeError or ValueError where it is neither."""
-        given = {"rule_name": rule} if isinstance(rule, str) else {"model_proto": rule}
+        """`rule`: a name, as nfkc, or a model. Raises: RuntimeError or ValueError if it is neither."""
+        source = {"rule_name": rule} if isinstance(rule, str) else {"model_proto": rule}
         self._normalizer = sentencepiece.SentencePieceNormalizer(
-            **given, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
+            **source, add_dummy_prefix=False, escape_whitespaces=False, remove_extra_whitespaces=False
         )
-        simple = [chr(each) for some in _SIMPLE for each in some if not unicodedata.combining(chr(each))]
-        kept = [each for each in simple if each == self(each)]
-        self._keeps_ascii = {chr(each) for each in range(32, 127)} <= {*kept}
-        self._others = re.compile(f"[^{re.escape(''.join(kept))}]")
+        simple = [chr(code) for codes in _SIMPLE for code in codes if not unicodedata.combining(chr(code))]
+        unchanged = [char for char in simple if char == self(char)]
+        self._keeps_ascii = {chr(code) for code in range(32, 127)} <= {*unchanged}
+        self._others = re.compile(f"[^{re.escape(''.join(unchanged))}]")
 
     @property
     def model(self) -> bytes:
-        """What another `Folding` is made of."""
+        """The sentencepiece model from which another `Folding` can be made."""
         proto: bytes = self._normalizer.serialized_model_proto()
         return proto
 
     @property
     def whole_model(self) -> bytes:
-        """A sentencepiece model that does all of it for other programs, U+0000 and joiners aside; made in seconds."""
-        return _with_invisible(self.model)
+        """A sentencepiece model that also handles invisible characters, except U+0000 and joiners; made in seconds."""
+        return _add_invisible(self.model)
 
     def __call__(self, text: str) -> str:
         folded: str = self._normalizer.normalize(visible(text))
         return folded
 
     def lines(self, texts: Sequence[str]) -> list[str]:
-        """Many texts, in less time than one by one."""
+        """Fold many texts, in less time than one by one."""
         doubtful = [
             not (self._keeps_ascii and text.isascii() and text.isprintable()) and self._others.search(text)
             for text in texts
         ]
-        others = [visible(text) for text, each in zip(texts, doubtful, strict=True) if each]
-        rest = iter(self._normalizer.normalize(others))
-        return [next(rest) if each else text for text, each in zip(texts, doubtful, strict=True)]
+        rest = iter(
+            self._normalizer.normalize([visible(text) for text, hit in zip(texts, doubtful, strict=True) if hit])
+        )
+        return [next(rest) if hit else text for text, hit in zip(texts, doubtful, strict=True)]
 
 
 @cache
-def _with_invisible(content: bytes) -> bytes:
-    """The model with rules for control and invisible characters too."""
+def _add_invisible(content: bytes) -> bytes:
+    """Add rules for control and invisible characters to a model."""
     rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=content).Decompile()) | each_visible()
     del rules["\0"]  # it would end the key
     sentencepiece.set_min_log_level(2)  # it reports the size of the map
-    made: bytes = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
-    return made
+    proto: bytes = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
+    return proto

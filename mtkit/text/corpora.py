@@ -1,4 +1,4 @@
-"""A corpus as a stream of segment pairs, in whatever files it lies: its documents, its facts, its misaligned lines."""
+"""A corpus as a stream of segment pairs, from any kind of file; its documents, facts and misaligned lines."""
 
 import hashlib
 import math

@@ -1,7 +1,7 @@
-"""What cutting, joining and scoring must know of languages: which have no spaces between words, and how BLEU cuts them.
+"""Properties of languages for splitting, joining and scoring: spaces between words, and BLEU's tokenizer.
 
-Languages come as users name them: zh, zh-CN, zh_Hant, cmn, zho_Hans, Chinese; case does not matter. Of one that is not
-listed, words have spaces between them.
+Languages may be named as users do: zh, zh-CN, zh_Hant, cmn, zho_Hans, Chinese; case does not matter. Languages that are
+not listed have spaces between words.
 """
 
 import re
@@ -19,7 +19,7 @@ _CODES = {
     "my": "my mya bur burmese",
 }
 _LANGUAGES = {code: language for language, codes in _CODES.items() for code in codes.split()}
-"""Codes of ISO 639-1 to -3 and English names by their language; the written forms of Chinese are one."""
+"""Languages by their codes of ISO 639-1 to -3 and English names; all written forms of Chinese are one language."""
 
 _TWO_LETTERS = (
     "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee "
@@ -33,7 +33,7 @@ _TWO_LETTERS = (
 
 _CODE = re.compile(r"([A-Za-z]{2})(?:[-_]([A-Za-z]{4}|[A-Za-z]{2}|[0-9]{3}))?|([a-z]{3})(?:_([A-Z][a-z]{3}))")
 _NO_LANGUAGE = frozenset({"gz", "txt", "tok", "raw", "clean", "lines"})
-"""Last parts of file names behind the language: train.en.txt.gz."""
+"""Last parts of file names that may follow the language: train.en.txt.gz."""
 
 _SCRIPTS = {
     "ja": re.compile("[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f]"),
@@ -45,26 +45,26 @@ _SCRIPTS = {
     "my": re.compile("[\u1000-\u109f]"),
     "el": re.compile("[\u0370-\u03ff\u1f00-\u1fff]"),
 }
-"""Letters that only one language has, or in the case of ideographs, that belong to Chinese if there is no kana."""
+"""Letters that only one language has; ideographs belong to Chinese if there is no kana."""
 
 _KANA = 0.05
-"""Least share of kana among ideographs and kana in Japanese."""
+"""Minimum share of kana among ideographs and kana in Japanese."""
 
 _LONG_WORD = 4.0
-"""Mean characters between spaces from which on a text without spaces between words is not cut into words."""
+"""Mean characters between spaces above which a text in a script without spaces is not split into words."""
 
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", "th": "char", "lo": "char", "km": "char", "my": "char"}
 _SPACED = frozenset({"ko"})
-"""Listed because of their tokenizer alone."""
+"""Languages with spaces, listed only for their tokenizer."""
 
 _SUBTAG = re.compile(r"[A-Z]{2}|[0-9]{3}|[A-Za-z]{4}")
-"""A region or a script, as they stand behind a language: CN, 419, Hant."""
+"""A region or a script after a language: CN, 419, Hant."""
 
 
 def languages_of(direction: str) -> tuple[str, str]:
-    """Source and target language of a direction: en and zh-cn of en-zh-cn, en-US and zh of en-US-zh.
+    """Split a direction into source and target language: en-zh-cn into en and zh-cn, en-US-zh into en-US and zh.
 
-    Behind the source a region in lower case is taken for the target; en-us is no source language to give a direction.
+    A lower-case region after the source counts as the target, so en-us cannot be a direction's source.
     """
     source, *rest = direction.split("-")
     while len(rest) > 1 and _SUBTAG.fullmatch(rest[0]):
@@ -73,27 +73,27 @@ def languages_of(direction: str) -> tuple[str, str]:
 
 
 def language_in(name: str) -> str | None:
-    """The language code that a file or column name ends in, as en of train.en.gz and translation.en; None if none.
+    """Return the language code at the end of a file or column name, as en of train.en.gz and translation.en, or None.
 
-    It is after the last dot, hyphen or underscore, or is the whole name: train.zh-CN, dev_de.txt, en.txt, jpn_Jpan.
+    It follows the last dot, hyphen or underscore, or is the name: train.zh-CN, dev_de.txt, en.txt, jpn_Jpan.
     """
     parts = PurePath(name).name.split(".")
     while len(parts) > 1 and parts[-1].lower() in _NO_LANGUAGE:
         parts.pop()
     for written in (parts[-1], re.split("[-_]", parts[-1])[-1]):
-        found = _CODE.fullmatch(written)
-        if found and found[1] and found[1].lower() in _TWO_LETTERS.split():
-            tag = found[2] or ""
-            return found[1].lower() + f"-{tag.title() if len(tag) == 4 else tag.upper()}" * bool(tag)
-        if found and found[3]:
+        code = _CODE.fullmatch(written)
+        if code and code[1] and code[1].lower() in _TWO_LETTERS.split():
+            tag = code[2] or ""
+            return code[1].lower() + f"-{tag.title() if len(tag) == 4 else tag.upper()}" * bool(tag)
+        if code and code[3]:
             return written
     return None
 
 
 def script_language(lines: Sequence[str]) -> str | None:
-    """Return the only language with the script of most letters in a text; None if several languages use that script."""
+    """Return the only language that uses the script of most letters; None if several languages use it."""
     text = "".join(lines)
-    letters = Counter({language: len(each.findall(text)) for language, each in _SCRIPTS.items()})
+    letters = Counter({language: len(letter.findall(text)) for language, letter in _SCRIPTS.items()})
     if letters["ja"] >= _KANA * (letters["ja"] + letters["zh"]) > 0:
         letters["ja"] += letters.pop("zh")
     language, most = letters.most_common(1)[0]
@@ -101,7 +101,7 @@ def script_language(lines: Sequence[str]) -> str | None:
 
 
 def lacks_spaces(lines: Sequence[str]) -> bool:
-    """Whether a text is in a script without spaces between words and has none there."""
+    """Return whether a text is in a script without spaces between words and has none between words."""
     if has_spaces(script_language(lines)):
         return False
     words = [word for line in lines for word in line.split()]
@@ -109,22 +109,22 @@ def lacks_spaces(lines: Sequence[str]) -> bool:
 
 
 def listed(language: str | None) -> str | None:
-    """The two letters of a language that this file lists, as zh of cmn_Hant; None for others, and for Latin letters."""
+    """Return the two-letter code of a listed language, as zh for cmn_Hant; None for others and for Latin script."""
     main, *subtags = re.split("[-_]", (language or "").strip().lower())
     return None if "latn" in subtags else _LANGUAGES.get(main)
 
 
 def has_spaces(language: str | None) -> bool:
-    """Whether there are spaces between words; None stands for a language that is not known."""
+    """Return whether the language has spaces between words; None is an unknown language."""
     known = listed(language)
     return known is None or known in _SPACED
 
 
 def seam(language: str | None) -> str:
-    """What stands between two sentences: a space, which ends those of Thai and Lao, nothing in Chinese and Japanese."""
+    """Return the text between two sentences: nothing in Chinese and Japanese, else a space (also in Thai and Lao)."""
     return "" if listed(language) in ("zh", "ja") else " "
 
 
 def bleu_tokenizer(language: str | None) -> str:
-    """sacrebleu's tokenizer for text in the language."""
+    """Return the name of sacrebleu's tokenizer for the language."""
     return _TOKENIZERS.get(listed(language) or "", "13a")

@@ -1,6 +1,6 @@
-"""Segment pairs as pieces, many in a few arrays, and the marks around them: tags in front, breaks behind.
+"""Segment pairs as pieces, in a few arrays, with tags before them and breaks after them.
 
-Numbers that look random and are a function of other numbers: SplitMix64 (Steele et al., OOPSLA 2014).
+Pseudorandom numbers as functions of keys: SplitMix64 (Steele et al., OOPSLA 2014).
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 
 class Ragged(NamedTuple):
-    """Sequences of pieces: all of them one behind the other, and how long each is."""
+    """Sequences of pieces: concatenated, with the length of each."""
 
     flat: np.ndarray
     """(sum of lengths,) int32."""
@@ -19,32 +19,32 @@ class Ragged(NamedTuple):
     """(rows,) int32."""
 
     def only(self, keep: np.ndarray) -> "Ragged":
-        """The rows that `keep`, (rows,) bool, is True for."""
+        """Return the rows for which `keep`, (rows,) bool, is True."""
         return Ragged(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep])
 
     def opened(self, marks: np.ndarray) -> "Ragged":
-        """Each row with its own mark, (rows,), in front."""
-        return self._with(np.cumsum(self.lengths) - self.lengths, marks)
+        """Return each row with its mark of `marks`, (rows,), before it."""
+        return self._insert(np.cumsum(self.lengths) - self.lengths, marks)
 
     def closed(self, mark: int) -> "Ragged":
-        """Each row with the same mark behind."""
-        return self._with(np.cumsum(self.lengths), mark)
+        """Return each row with the same mark after it."""
+        return self._insert(np.cumsum(self.lengths), mark)
 
-    def _with(self, places: np.ndarray, marks: np.ndarray | int) -> "Ragged":
+    def _insert(self, places: np.ndarray, marks: np.ndarray | int) -> "Ragged":
         flat = np.insert(self.flat, places, marks)
         return Ragged(flat.astype(np.int32, copy=False), self.lengths + np.int32(1))
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Segment pairs as pieces, and for each where it comes from."""
+    """Segment pairs as pieces, with the origin of each."""
 
     source: Ragged
     target: Ragged
     lines: np.ndarray
     """(n,) int64: line of the input."""
     documents: np.ndarray
-    """(n,) int64: running number of the document; segments of one stand together."""
+    """(n,) int64: number of the document; its segments are neighbours."""
     corpora: np.ndarray
     """(n,) int16."""
     tasks: np.ndarray
@@ -54,28 +54,28 @@ class Segments:
         return len(self.lines)
 
     def only(self, keep: np.ndarray) -> "Segments":
-        """Those that `keep`, (n,) bool, is True for."""
+        """Return the segments for which `keep`, (n,) bool, is True."""
         arrays = (self.lines, self.documents, self.corpora, self.tasks)
-        return Segments(self.source.only(keep), self.target.only(keep), *(each[keep] for each in arrays))
+        return Segments(self.source.only(keep), self.target.only(keep), *(array[keep] for array in arrays))
 
     def tagged(self, tags: np.ndarray) -> "Segments":
-        """With the tag of its direction before each source; `tags`: the piece of each direction."""
+        """Return them with the tag of its direction before each source; `tags`: the piece of each direction."""
         return replace(self, source=self.source.opened(tags[self.tasks]))
 
     def closed(self, mark: int) -> "Segments":
-        """With a mark behind each, on both sides."""
+        """Return them with a mark after each, on both sides."""
         return replace(self, source=self.source.closed(mark), target=self.target.closed(mark))
 
 
 def lists(rows: Ragged) -> pa.ListArray:
-    """The rows as an Arrow column of lists of int32."""
+    """Return the rows as an Arrow column of int32 lists."""
     offsets = np.zeros(len(rows.lengths) + 1, dtype=np.int32)
     np.cumsum(rows.lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.flat))
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """Each uint64 as another that looks random, one to one."""
+    """Map each uint64 to another that looks random, one to one."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -83,5 +83,5 @@ def mixed(values: np.ndarray) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray, number: int | np.ndarray) -> np.ndarray:
-    """The `number`-th draw of each uint64 key, a float64 from 0 to below 1."""
+    """Return the `number`-th draw of each uint64 key, a float64 from 0 to below 1."""
     return (mixed(keys + np.asarray(number, dtype=np.uint64)) >> np.uint64(11)) * 2.0**-53

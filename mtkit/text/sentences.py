@@ -1,7 +1,4 @@
-"""Abbreviations whose full stop does not end a sentence, by language; single letters need not be here.
-
-Where sentences end: by marks, and by what stands around them.
-"""
+"""Sentence splitting by marks and the text around them, with abbreviations by language."""
 
 import re
 from itertools import pairwise
@@ -37,17 +34,17 @@ ABBREVIATIONS = {
         "el": "κ κκ κα δρ καθ π.χ βλ αρ σελ",
     }.items()
 }
-"""Lower case, without the last full stop; those of "" are everywhere. A word is left out that as often ends a sentence
-as not, as etc."""
+"""Abbreviations whose full stop does not end a sentence: lower case, without the last full stop; "" is for all
+languages. Single letters are handled elsewhere. A word that as often ends a sentence as not, as etc, is left out."""
 
 BEFORE_NUMBERS = (
     "no nos nr núm num n.º nº art arts abb abs bd bl ch chap fig figs ex eq sec sect tab vol p pp pg pag pág s str kap "
     "teil ca rs jan feb mar apr jun jul aug sep sept oct okt nov dec dez № рис стр табл гл"
 )
-"""Words whose full stop does not end a sentence where a number follows, in any language: No. 5, Fig. 2, Jan. 1."""
+"""Words whose full stop does not end a sentence if a number follows, in any language: No. 5, Fig. 2, Jan. 1."""
 
 ORDINALS = "de da nb nn sv fi is et lv cs sk sl hr sr bs hu pl tr eu lb hsb"
-"""Languages that write a full stop behind ordinal numbers: am 3. Oktober, Friedrich II."""
+"""Languages that write a full stop after ordinal numbers: am 3. Oktober, Friedrich II."""
 
 _THREE_LETTERS = (
     "eng en deu de ger de fra fr fre fr spa es ita it por pt nld nl dut nl swe sv dan da nob nb nor nb fin fi pol pl "
@@ -63,7 +60,7 @@ CODES = dict(zip(_OTHERS[::2], _OTHERS[1::2], strict=True))
 
 
 _WIDE = "。！？｡।॥؟։።፧။។៕"
-"""Marks that end a sentence whether or not a space follows."""
+"""Marks that end a sentence even if no space follows."""
 
 _CLOSING = r"\"'”’»«›‹)\]}」』）】》〉〕］｝＂＇"
 _CONTINUES = _WIDE + ",;:.!?…۔．\u037e)\\]}%‰‱、，！？；：）」』】》〉〕］｝،؛"
@@ -95,15 +92,15 @@ _LONGEST_WORD = 20
 
 
 def sentences(text: str, language: str | None) -> list[str]:
-    """The sentences of a text, each with the spaces behind it; joined they are the text. None: a language not known.
+    """Split a text into sentences, each with its trailing spaces; joined they are the text. None: unknown language.
 
-    A sentence ends at . ! ? … and the marks of other scripts, closing quotes and brackets included. Behind marks of
-    Latin script there must be a space, and no lower-case letter, unless the text has no others. A full stop ends
-    nothing behind an abbreviation, initials, the number of a list's item, or an ordinal where those are written so.
+    A sentence ends at . ! ? … and the marks of other scripts, closing quotes and brackets included. A space must follow
+    marks of Latin script, and then no lower-case letter, unless the text has no other letters. A full stop ends no
+    sentence after an abbreviation, initials, the number of a list item, or an ordinal in languages that write them so.
     Each sentence has a letter, unless the text has none: symbols, numbers, HTML tags and emoticons between two marks
     belong to the sentence before them. Text in NFD and in NFC has the same sentences.
     """
-    if _MARKS.isdisjoint(text.rstrip(_AT_THE_END)):  # as of most segments: no mark but at its end
+    if _MARKS.isdisjoint(text.rstrip(_AT_THE_END)):  # most segments have a mark only at their end
         return [text] if text else []
     main = re.split("[-_]", (language or "").strip().lower())[0]
     code, lowercase = CODES.get(main, main), text.islower()
@@ -124,7 +121,7 @@ def sentences(text: str, language: str | None) -> list[str]:
 
 
 def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str, lowercase: bool) -> bool:
-    """Whether a sentence that begins at `begin` ends with a mark, and another one begins at `position`."""
+    """Return whether a sentence that begins at `begin` ends with a mark, and another one begins at `position`."""
     opened = _OPENED.match(text, position)
     following = text[opened.end() : opened.end() + 1] if opened is not None else ""
     quoted = bool(end["closing"]) and _HIRAGANA.match(following) is not None  # 「はい。」と言う
@@ -139,21 +136,21 @@ def _is_end(text: str, end: re.Match[str], position: int, begin: int, code: str,
         return False
     if following.islower() and not lowercase:
         return False
-    before = text[max(begin, end.start() - _LONGEST_WORD) : end.start()]
-    return end["mark"] != "." or bool(end["closing"]) or not _goes_on(before, following, code)
+    preceding = text[max(begin, end.start() - _LONGEST_WORD) : end.start()]
+    return end["mark"] != "." or bool(end["closing"]) or not _continues(preceding, following, code)
 
 
-def _goes_on(before: str, following: str, code: str) -> bool:
-    """Whether a full stop between these is an abbreviation's, or behind a number that ends no sentence."""
-    before = "".join(each for each in normalize("NFC", before) if not combining(each) and category(each) != "Cf")
-    words = before.split()
-    if not words or before[-1].isspace():
+def _continues(preceding: str, following: str, code: str) -> bool:
+    """Return whether a full stop between these belongs to an abbreviation, or to a number that ends no sentence."""
+    preceding = "".join(char for char in normalize("NFC", preceding) if not combining(char) and category(char) != "Cf")
+    words = preceding.split()
+    if not words or preceding[-1].isspace():
         return False
     word = words[-1].strip("\"'“‘„«»([{-–—")
     lower = word.lower()
     return (
         _INITIALS.fullmatch(word) is not None
-        or (word.isdigit() and word == before.strip())
+        or (word.isdigit() and word == preceding.strip())
         or (code in _ORDINALS and _ORDINAL.fullmatch(word) is not None)
         or lower in ABBREVIATIONS[""]
         or lower in ABBREVIATIONS.get(code, ())

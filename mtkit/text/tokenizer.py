@@ -1,4 +1,4 @@
-"""The tokenizer: a sentencepiece model trained on the training text, and what encodes and decodes with it."""
+"""The tokenizer: a sentencepiece model, trained on the training text, that encodes and decodes lines."""
 
 import io
 import re
@@ -22,67 +22,68 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 """The ids of padding, unknown, beginning and end in every model."""
 
 BREAK = 4
-"""The id of the piece between the segments of a document. No text is cut into it."""
+"""The id of the piece between the segments of a document. Encoding never produces it."""
 
 SPECIALS = ("< pad>", "< unk>", "< s>", "< /s>", "< break>")
-"""How PAD, UNK, BOS, EOS and BREAK are spelt: as no text can, since spaces are rewritten first."""
+"""The texts of PAD, UNK, BOS, EOS and BREAK. No text contains them, since spaces are rewritten first."""
 
 TAGS = ("< 2{}>", ">>{}<<")
-"""How the tag of a target language is spelt: mtkit's own, of the same manner, and that of OPUS-MT's models."""
+"""The text of a target language's tag: mtkit's, with a space like the specials, and OPUS-MT's."""
 
 _MULTIPLE = 8
-"""Vocabularies are a multiple of it: matrix products over the vocabulary run at full speed on tensor cores."""
+"""Vocabulary sizes are multiples of it, so that products over the vocabulary run at full speed on tensor cores."""
 
 _THREADS = 4
-"""Unigram training sums expected counts thread by thread, so another number of threads could give another model."""
+"""Threads of training. Unigram training sums expected counts per thread, so their number can change the model."""
 
 _COVERAGE = 0.9999
-"""Share of the text's characters that get a piece of their own; the rarest beyond it are written as bytes."""
+"""Share of the text's characters that have their own piece; the rarest are written as bytes."""
 
 _BYTES = 256
-"""Values of a byte; a vocabulary with a piece for each of them leaves nothing unknown."""
+"""Values of a byte; a vocabulary with a piece for each has no unknown text."""
 
 _SPACE = "\u2581"
-"""How sentencepiece writes a space."""
+"""sentencepiece's mark of a space."""
 
 _LONGEST_LINE = 1 << 24
-"""Bytes; sentencepiece leaves longer lines out of training (its default, 4,192, would drop most documents)."""
+"""Bytes; training ignores longer lines (sentencepiece's default, 4,192, would ignore most documents)."""
 
 
 class Tokenizer:
     """One sentencepiece model: text to pieces and back.
 
-    Text comes back as it was but for its spaces: a run of them becomes one, and those at the ends go. The character
-    U+2581, by which sentencepiece marks a space, comes back as a space. Models of earlier versions normalise besides.
+    Decoding restores the text except for spaces: a run becomes one space, and spaces at the ends are dropped. U+2581,
+    sentencepiece's mark of a space, becomes a space. Models of earlier mtkit versions also normalise.
     """
 
     def __init__(self, processor: Any, folding: Folding | None = None) -> None:
-        """`folding`: what is done to text before it is cut."""
+        """`folding` normalises text before it is encoded."""
         self._processor, self._folding = processor, folding
         self.size: int = processor.get_piece_size()
         """Pieces in the vocabulary, specials and bytes included; a multiple of 8."""
         self.is_byte = np.array([processor.is_byte(piece) for piece in range(self.size)])
-        """(size,) True for the pieces that stand for one byte of a character outside the vocabulary."""
+        """(size,) True for pieces of one byte of a character outside the vocabulary."""
         self.begins_word = np.array([self.piece(piece).startswith(_SPACE) for piece in range(self.size)])
-        """(size,) True for the pieces that begin with a space, as the first of each word does."""
+        """(size,) True for pieces that begin with a space: the first piece of each word."""
 
     @cached_property
     def bytes(self) -> np.ndarray:
-        """(size,) int64: the bytes of UTF-8 that each piece spells, without spaces; 0 of specials, tags and breaks."""
-        is_text = [
-            not (self._processor.is_control(each) or self._processor.is_unknown(each)) for each in range(self.size)
+        """(size,) int64: UTF-8 bytes of each piece's text, without spaces; 0 for specials, tags and breaks."""
+        special = (self._processor.is_control, self._processor.is_unknown)
+        sizes = [
+            0 if any(kind(piece) for kind in special) else len(self.piece(piece).replace(_SPACE, "").encode())
+            for piece in range(self.size)
         ]
-        spelt = [len(self.piece(each).replace(_SPACE, "").encode()) * is_text[each] for each in range(self.size)]
-        return np.where(self.is_byte, 1, spelt)
+        return np.where(self.is_byte, 1, sizes)
 
     @cached_property
     def _spells_all(self) -> bool:
-        """Whether the pieces of a text, joined, are the text but for its spaces and U+2581: nothing is rewritten."""
+        """Whether a text's joined pieces are the text except for its spaces and U+2581: nothing is rewritten."""
         return bool(self.is_byte.sum() == _BYTES) and keeps_text(self._processor.serialized_model_proto())
 
     @classmethod
     def load(cls, path: Path, folding: Folding | None = None) -> "Tokenizer":
-        """The tokenizer saved at `path`. Raises: DataError where there is none, or it is damaged or not mtkit's."""
+        """Load the tokenizer at `path`. Raises: DataError if it is missing, damaged or not mtkit's."""
         if not path.is_file():
             raise DataError(f"no tokenizer at {path}; run `mtkit prepare` first")
         try:
@@ -96,59 +97,56 @@ class Tokenizer:
 
     @property
     def processor(self) -> Any:
-        """The sentencepiece processor, for what only it can do."""
+        """The sentencepiece processor."""
         return self._processor
 
     def encode(self, text: str) -> list[int]:
-        """The pieces of any text, without beginning and end; no text gives a special."""
+        """Return the pieces of a text, without beginning and end; they are never special."""
         folded = text if self._folding is None else self._folding(text)
-        return self._named(self._processor.encode(folded), folded)
+        return self._resolve_unknown(self._processor.encode(folded), folded)
 
     def normal(self, text: str) -> str:
-        """The text as it is when it is cut into pieces: folded, and normalised by models of other versions."""
+        """Return the text that is cut into pieces: folded, and normalised by models of earlier versions."""
         text = text if self._folding is None else self._folding(text)
         normalised: str = self._processor.normalize(text)
         return normalised
 
     def cleans(self, text: str) -> bool:
-        """Whether control or invisible characters of the text are dropped or become spaces before it is cut."""
+        """Return whether folding removes or replaces control or invisible characters of the text."""
         return self._folding is not None and has_invisible(text)
 
     def encode_lines(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
-        """The pieces of each line, by all processors or by so many threads."""
+        """Return the pieces of each line, with that many threads (-1: one per processor core)."""
         folded = list(lines) if self._folding is None else self._folding.lines(lines)
-        found = self._processor.encode(folded, num_threads=threads)
-        if self.is_byte.sum() == _BYTES:  # what it could not cut is written as bytes
-            return list(found)
-        return [
-            self._named(pieces, line) if UNK in pieces else pieces for pieces, line in zip(found, folded, strict=True)
-        ]
+        encoded: list[list[int]] = self._processor.encode(folded, num_threads=threads)
+        if self.is_byte.sum() == _BYTES:  # characters without a piece are bytes
+            return list(encoded)
+        return [self._resolve_unknown(pieces, line) for pieces, line in zip(encoded, folded, strict=True)]
 
-    def _named(self, pieces: list[int], text: str) -> list[int]:
-        """The pieces with what the model could not cut under its own number, where the vocabulary has it nevertheless.
-
-        That of an imported model has: it serves two sentencepiece models.
-        """
+    def _resolve_unknown(self, pieces: list[int], text: str) -> list[int]:
+        """Replace unknown pieces whose text is in the vocabulary, as an imported one for two models may have it."""
         if UNK not in pieces:
             return pieces
-        spelt = self._processor.encode(text, out_type=str)
+        texts = self._processor.encode(text, out_type=str)
         number = self._processor.piece_to_id
-        return [number(each) if piece == UNK else piece for piece, each in zip(pieces, spelt, strict=True)]
+        return [number(spelling) if piece == UNK else piece for piece, spelling in zip(pieces, texts, strict=True)]
 
     def tag(self, direction: str) -> int:
-        """The piece that asks for the target language of a direction, as `en-fr`; it goes before the source.
+        """Return the tag of a direction's target language, as for `en-fr`; it precedes the source.
 
-        Raises: DataError where the model was made for a single direction, or for others.
+        Raises: DataError if the model was made for a single direction, or for others.
         """
         language = direction.partition("-")[2]
         for spelling in TAGS:
             piece: int = self._processor.piece_to_id(spelling.format(language))
             if piece != UNK and self._processor.is_control(piece):
                 return piece
-        raise DataError(f"this data has no direction {direction}: its tokenizer knows no target language {language}")
+        raise DataError(
+            f"this data has no direction {direction}: its tokenizer has no tag for the target language {language}"
+        )
 
     def tags(self, directions: Sequence[str]) -> list[int]:
-        """The tags of all directions; none where there is one and the model has no tag of its target language.
+        """Return the tags of all directions; none if there is one direction and the model has no tag for it.
 
         Raises: DataError as `tag`.
         """
@@ -156,50 +154,47 @@ class Tokenizer:
             with suppress(DataError):
                 return [self.tag(directions[0])]
             return []
-        return [self.tag(each) for each in directions]
+        return [self.tag(direction) for direction in directions]
 
     def piece(self, index: int) -> str:
-        """A piece as sentencepiece spells it, U+2581 for a space."""
+        """Return the text of a piece, with U+2581 for a space."""
         text: str = self._processor.id_to_piece(index)
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """One line of text from pieces: specials, tags and breaks go, bytes that are not UTF-8 become U+FFFD."""
+        """Return one line of text, without specials, tags and breaks; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(piece) for piece in ids if piece > EOS])
         return text.replace("\n", " ")
 
     def altered(self, lines: Sequence[str], pieces: Sequence[list[int]], threads: int = -1) -> list[bool]:
-        """Whether each line does not come back from its pieces, its spaces aside."""
+        """Return whether decoding each line's pieces gives another text, spaces aside."""
         doubtful = [row for row, line in enumerate(lines) if _SPACE in line or not self._spells_all]
-        back: list[str] = self._processor.decode([pieces[row] for row in doubtful], num_threads=threads)
-        changed = [False] * len(lines)
-        for row, other in zip(doubtful, back, strict=True):
-            line = lines[row]
-            changed[row] = line != other and " ".join(filter(None, line.split(" "))) != other
-        return changed
+        decoded: list[str] = self._processor.decode([pieces[row] for row in doubtful], num_threads=threads)
+        altered = [False] * len(lines)
+        for row, text in zip(doubtful, decoded, strict=True):
+            altered[row] = lines[row] != text and " ".join(filter(None, lines[row].split(" "))) != text
+        return altered
 
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of both sides; with a joint vocabulary they differ in that source text may be folded."""
+    """The tokenizers of both sides; with a joint vocabulary they differ only in the folding of source text."""
 
     source: Tokenizer
     target: Tokenizer
 
     @cached_property
     def joint(self) -> bool:
-        """Whether both sides share one vocabulary; their models may still be two, which cut text in two ways."""
-        one, other = self.source, self.target
-        return one.processor is other.processor or (
-            one.size == other.size and all(one.piece(each) == other.piece(each) for each in range(one.size))
+        """Whether both sides share one vocabulary; they may still have two models, which segment differently."""
+        source, target = self.source, self.target
+        return source.processor is target.processor or (
+            source.size == target.size
+            and all(source.piece(piece) == target.piece(piece) for piece in range(source.size))
         )
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizers":
-        """From a folder with joint.model, or source.model and target.model; the source is folded by its folding.model.
-
-        Raises: DataError.
-        """
+        """Load joint.model, or source.model and target.model, and the source's folding.model. Raises: DataError."""
         folding, path = None, folder / "folding.model"
         if path.is_file():
             try:
@@ -215,14 +210,13 @@ class Tokenizers:
 def train_tokenizer(
     path: Path, lines: Iterable[str], settings: TokenizerSettings, languages: Sequence[str] = ()
 ) -> Tokenizer:
-    """Train a sentencepiece model on `lines`, which may be gone through more than once, and write it to `path`.
+    """Train a sentencepiece model on `lines`, which may be iterated several times, and write it to `path`.
 
-    It has a tag for each of the target `languages`, in their order.
+    It has a tag for each target language of `languages`, in their order. The vocabulary size of the settings is rounded
+    down to a multiple of 8, or to the largest one that the text supports. The same lines and settings give the same
+    file, on any number of processors.
 
-    The vocabulary is the asked one rounded down to a multiple of 8, or the largest such that the text supports.
-    The same lines and settings give the same file, on any number of processors.
-
-    Raises: DataError where the vocabulary is too small for the text's characters, or the text for any vocabulary.
+    Raises: DataError if the vocabulary is too small for the text's characters, or the text for any vocabulary.
     """
     size = max(settings.vocabulary, _MULTIPLE) // _MULTIPLE * _MULTIPLE
     model, supported = _attempt(lines, settings, size, languages)
@@ -238,37 +232,36 @@ def train_tokenizer(
 
 
 def _reached(model: bytes, lines: Iterable[str]) -> int:
-    """The size that cuts `lines` as this BPE model does, without the merges behind the last one that they use.
+    """Return the vocabulary size without the merges after the last one that `lines` use.
 
-    Ids are in the order of the merges, the single characters behind them; a small corpus is in whole words long
-    before sentencepiece runs out of pairs to merge.
+    Ids are in the order of merges, single characters last. A small corpus consists of complete words long before
+    sentencepiece runs out of pairs to merge.
     """
     tokenizer = Tokenizer(sentencepiece.SentencePieceProcessor(model_proto=model))
     characters = sum(len(tokenizer.piece(index)) == 1 for index in range(tokenizer.size))
     merges = tokenizer.size - characters
     processor = tokenizer.processor
-    others = [processor.is_byte(piece) or processor.is_control(piece) for piece in range(merges)]
+    others = sum(processor.is_byte(piece) or processor.is_control(piece) for piece in range(merges))
     last = max((piece for line in lines for piece in tokenizer.encode(line) if piece < merges), default=0)
-    return -(-(max(last, sum(others)) + 1 + characters) // _MULTIPLE) * _MULTIPLE
+    return -(-(max(last, others) + 1 + characters) // _MULTIPLE) * _MULTIPLE
 
 
 def _attempt(
     lines: Iterable[str], settings: TokenizerSettings, size: int, languages: Sequence[str]
 ) -> tuple[bytes, int | None]:
-    """A model of `size` pieces; or no model and the size that sentencepiece says the text supports."""
+    """Train a model of `size` pieces; if the text supports fewer, return no model and their number."""
     model, failed = io.BytesIO(), list[BaseException]()
 
-    def given() -> Iterator[str]:
-        """The lines; what stops them, an error or Ctrl-C, is kept, for sentencepiece makes another of it."""
+    def watched_lines() -> Iterator[str]:
         try:
             yield from lines
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:  # sentencepiece would raise another error
             failed.append(error)
             raise
 
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=given(),
+            sentence_iterator=watched_lines(),
             model_writer=model,
             model_type=settings.kind,
             vocab_size=size,
@@ -279,7 +272,6 @@ def _attempt(
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            # names that no text can spell, since spaces are rewritten first: "<s>" in a text stays plain text
             pad_piece=SPECIALS[PAD],
             unk_piece=SPECIALS[UNK],
             bos_piece=SPECIALS[BOS],
@@ -292,28 +284,32 @@ def _attempt(
     except RuntimeError as error:
         if failed:
             raise failed[0] from None
-        reason = str(error)
-        if high := re.search(r"size too high .*<= (\d+)", reason):
+        if high := re.search(r"size too high .*<= (\d+)", str(error)):
             return b"", int(high[1])
-        low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason)
-        if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:  # it was lowered to what the text supports
-            raise DataError(
-                f"the training text is too small for a {settings.kind} vocabulary: it does not support the "
-                f"{low[1]} pieces that its characters alone need; give more text"
-            ) from error
-        if low:
-            least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
-            raise DataError(
-                f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for this text: its characters alone "
-                f"need {low[1]} pieces; choose {least} or more (--vocabulary)"
-            ) from error
-        if "isfinite" in reason:
-            longest = max((word for line in lines for word in line.split()), key=len)
-            raise DataError(
-                f"no {settings.kind} vocabulary can be made from the training text: it has a word of {len(longest):,} "
-                f"letters, {longest[:20]!r}..., too long to be scored; choose bpe (--tokenizer bpe), or break it up"
-            ) from error
-        nothing = any(each in reason for each in ("sentences_.empty()", "all_chars_count"))
-        detail = "no usable text" if nothing else reason.rsplit("] ", 1)[-1].strip() or reason.strip()
-        raise DataError(f"no {settings.kind} vocabulary can be made from the training text: {detail}") from error
+        raise _training_error(str(error), lines, settings, size) from error
     return model.getvalue(), None
+
+
+def _training_error(reason: str, lines: Iterable[str], settings: TokenizerSettings, size: int) -> DataError:
+    """Explain why sentencepiece could not train a model of `size` pieces."""
+    low = re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason)
+    if low and size < settings.vocabulary // _MULTIPLE * _MULTIPLE:  # the size was lowered to what the text supports
+        return DataError(
+            f"the training text is too small for a {settings.kind} vocabulary: it does not support the "
+            f"{low[1]} pieces that its characters alone need; give more text"
+        )
+    if low:
+        least = -(-int(low[1]) // _MULTIPLE) * _MULTIPLE
+        return DataError(
+            f"data.tokenizer.vocabulary = {settings.vocabulary} is too small for this text: its characters alone "
+            f"need {low[1]} pieces; choose {least} or more (--vocabulary)"
+        )
+    if "isfinite" in reason:
+        longest = max((word for line in lines for word in line.split()), key=len)
+        return DataError(
+            f"no {settings.kind} vocabulary can be made from the training text: it has a word of {len(longest):,} "
+            f"letters, {longest[:20]!r}..., too long to be scored; choose bpe (--tokenizer bpe), or break it up"
+        )
+    empty = any(text in reason for text in ("sentences_.empty()", "all_chars_count"))
+    detail = "no usable text" if empty else reason.rsplit("] ", 1)[-1].strip() or reason.strip()
+    return DataError(f"no {settings.kind} vocabulary can be made from the training text: {detail}")
