@@ -1,17 +1,18 @@
 """Axial attention: the sequence is folded into rows, and tokens attend along their row, then along their column.
 
 Paper: Ho, Kalchbrenner, Weissenborn and Salimans, "Axial Attention in Multidimensional Transformers", 2019, arXiv
-1912.12180, sections 3 and 4. Position i lies in row i // C and column i % C. Each pass has its own projections.
-In the decoder, axial_causal=shift is the paper's semi-parallel construction as one layer: whole rows and the columns
-above are read first, their result moves down by one row and is added to the tokens, and each token then reads its row
-up to itself, so that it sees all before it. axial_causal=quadrant reads the row and the column up to the own position,
-and is blind to later columns of earlier rows.
-Departures: one sequence axis is folded, where images have two. The paper's shift to the right is left out, because
-decoder inputs are already shifted. Row and column embeddings are left to the model's positions; relative positions
-count along each pass. `q_proj` and its like belong to the pass along rows, with axial_causal=shift to the last one,
-which alone has the merge and the regularizer.
+1912.12180, sections 3 and 4. Position i is in row i // C and column i % C. Each pass has its own projections. In the
+decoder, axial_causal=shift is the paper's semi-parallel construction as one layer: full rows and the columns above are
+read first, the result is shifted down by one row and added to the tokens, and each token then reads its row up to
+itself. So it sees all tokens before it. axial_causal=quadrant reads the row and the column up to the own position, and
+sees no later columns of earlier rows.
+Departures: one sequence axis is folded; images have two. The paper's shift to the right is left out, because decoder
+inputs are already shifted. Row and column embeddings are left to the model's positions; relative positions count along
+each pass. `q_proj`, `k_proj`, `v_proj` and `out_proj` belong to the pass along rows, or with axial_causal=shift to the
+last pass; only that pass has the merge and the regularizer.
 Cost: O(T (C + T / C)) for C columns: O(T sqrt T) for the default, which is close to the square root of the longest
-length. No T x T tensor. A step costs O(C + T / C): with axial_causal=shift O(C), and O(C (C + T / C)) where a row ends.
+length. No T x T tensor. A step costs O(C + T / C); with axial_causal=shift O(C), and O(C (C + T / C)) at the end of a
+row.
 """
 
 from dataclasses import replace
@@ -31,13 +32,10 @@ from mtkit.attention.slots import WITHOUT_SCORES
 
 
 class _LineAttention(HeadAttention):
-    """One pass of attention along lines, with projections and slots of its own; relative positions count along a line.
-
-    A mechanism derives from it for its own projections, and holds one for each further pass.
-    """
+    """One pass of attention along lines, with its own projections and slots; relative positions count along a line."""
 
     def along(self, x: Tensor, valid: Tensor | None, *, causal: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """The result for lines x (B, lines, L, D), in the same shape, and the regularizer's losses.
+        """Attend within lines x (B, lines, L, D); return the outputs in the same shape and the regularizer's losses.
 
         valid (B, lines, L), with padding at the end of each line.
         """
@@ -49,24 +47,24 @@ class _LineAttention(HeadAttention):
         return self.merge_heads(heads).view_as(x), self.losses(heads, v, None, real)
 
     def newest(self, tokens: Tensor, place: int) -> list[Tensor]:
-        """Queries, keys and values (B, N, heads, K) of tokens (B, N, D), each at this place of a line."""
+        """Return queries, keys and values (B, N, heads, K) of tokens (B, N, D), all at this place of a line."""
         here = torch.full((1,), place, device=tokens.device)
         rows = self.queries_keys_values(tokens.flatten(0, 1).unsqueeze(1), here)
         return [x.squeeze(2).unflatten(0, tokens.shape[:2]) for x in rows]
 
     def at_the_end(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The output (B, N, D) of the last tokens q (B, N, H, K) of lines of L tokens, (B, N, G, L, K)."""
+        """Return the output (B, N, D) of the last tokens q (B, N, H, K) of lines of L tokens, (B, N, G, L, K)."""
         heads, _ = attend_step(
             q, keys, values, scale=self.scale, positions=self.positions, query_position=keys.shape[3] - 1
         )
         return self.merge_heads(heads.transpose(1, 2))
 
     def naive_along(self, x: Tensor, line: Tensor, place: Tensor, causal: bool, valid: Tensor | None) -> Tensor:
-        """`along` from all pairs of an unfolded x (B, T, D), whose tokens lie in `line` (T,) at `place` (T,)."""
+        """`along` from all pairs of an unfolded x (B, T, D), whose tokens are in `line` (T,) at `place` (T,)."""
         q, k, v = self.queries_keys_values(x, place)
         visible = visible_pairs(line.unsqueeze(-1) == line, causal, valid)
-        where: dict[str, Any] = {"positions": self.positions, "query_position": place, "key_position": place}
-        heads, _ = weigh(scores_of(q, k, self.scale), q, v, scale=self.scale, visible=visible, **where)
+        by_place: dict[str, Any] = {"positions": self.positions, "query_position": place, "key_position": place}
+        heads, _ = weigh(scores_of(q, k, self.scale), q, v, scale=self.scale, visible=visible, **by_place)
         return self.merge_heads(heads)
 
 
@@ -77,9 +75,9 @@ CAUSAL = ("shift", "quadrant")
 class Axial(_LineAttention):
     """Attention along the rows and along the columns of a folded sequence.
 
-    axial_width: number of columns C. axial_combine: columns read what rows gave ("sequential"), or both read the tokens
-    and their results are added ("sum"). axial_causal: in the decoder role a token sees all before it ("shift"), or its
-    row and the columns up to its own ("quadrant").
+    axial_width: number of columns C. axial_combine: columns read the output of the rows ("sequential"), or both read
+    the tokens and their outputs are added ("sum"). axial_causal: in the decoder role a token sees all tokens before it
+    ("shift"), or its row and the columns up to its own ("quadrant").
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -105,9 +103,9 @@ class Axial(_LineAttention):
     ) -> None:
         super().__init__(site)
         self.width, self.sequential = root_of_length(axial_width, site), axial_combine == "sequential"
-        of_a_pass = replace(site, merge=None, regularizer=None)
-        self.column = _LineAttention(of_a_pass)
-        self.above = _LineAttention(of_a_pass) if site.causal and axial_causal == "shift" else None
+        pass_site = replace(site, merge=None, regularizer=None)
+        self.column = _LineAttention(pass_site)
+        self.above = _LineAttention(pass_site) if site.causal and axial_causal == "shift" else None
 
     def attend(self, inputs: Inputs) -> Attended:
         """Full attention in each row and in each column."""
@@ -117,11 +115,9 @@ class Axial(_LineAttention):
         rows = -(-length // width)
         fill = rows * width - length
         x = F.pad(query, (0, 0, 0, fill)).unflatten(1, (rows, width))
-        valid = (
-            query.new_ones(batch, length, dtype=torch.bool)
-            if inputs.query_valid is None and fill
-            else inputs.query_valid
-        )
+        valid = inputs.query_valid
+        if valid is None and fill:
+            valid = query.new_ones(batch, length, dtype=torch.bool)
         if valid is not None:
             valid = F.pad(valid, (0, fill)).unflatten(1, (rows, width))
         if self.above is None:
@@ -134,7 +130,7 @@ class Axial(_LineAttention):
     def _both(
         self, row: _LineAttention, x: Tensor, valid: Tensor | None, *, causal: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Rows and columns of x (B, R, C, D); columns are causal in the decoder."""
+        """Attend along rows and columns of x (B, R, C, D); columns are causal in the decoder."""
         along, losses = row.along(x, valid, causal=causal)
         above = (along if self.sequential else x).transpose(1, 2)
         real = None if valid is None else valid.transpose(1, 2)
@@ -143,19 +139,19 @@ class Axial(_LineAttention):
         return down if self.sequential else along + down, losses
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Empty caches: of the current row, and of all columns."""
+        """Return empty caches of the current row and of all columns."""
         return {"row": {"count": 0}, "column": {"count": 0}, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token reads its row, and with axial_causal=quadrant its column; the end of a row all columns."""
+        """Read the row and, with axial_causal=quadrant, the column; at the end of a row, read all columns."""
         query = inputs.query
         row, column = divmod(state["count"], self.width)
         state = {**state, "count": state["count"] + 1}
         token = query + state["above"][:, :, column] if self.above is not None and row else query
         q, k, v = self.newest(token, column)
         state["row"] = append(state["row"], window=self.width, keys=k, values=v, tokens=query.unsqueeze(2))
-        own = [written(state["row"], name, window=self.width)[:, :, :, : column + 1] for name in ("keys", "values")]
-        output = self.at_the_end(q, *own)
+        keys, values = (written(state["row"], name, window=self.width) for name in ("keys", "values"))
+        output = self.at_the_end(q, keys[:, :, :, : column + 1], values[:, :, :, : column + 1])
         if self.above is None:
             q, k, v = self.column.newest(output if self.sequential else query, row)
             state["column"] = append(state["column"], keys=k, values=v)
@@ -167,12 +163,12 @@ class Axial(_LineAttention):
         return Attended(output), state
 
     def _row_ends(self, above: _LineAttention, state: State, row: int) -> State:
-        """The state with the finished row in the cache of columns, and what it hands to the next, (B, N, C, D)."""
+        """Return the state with the finished row in the column cache, and its output for the next row, (B, N, C, D)."""
         x = written(state["row"], "tokens", window=self.width).squeeze(2)
         along, _ = above.along(x, None, causal=False)
         q, k, v = self.column.newest((along if self.sequential else x).flatten(1, 2), row)  # (B, N*C, heads, K)
-        rows = {name: each.unflatten(1, x.shape[1:3]).flatten(2, 3) for name, each in (("keys", k), ("values", v))}
-        state["column"] = append(state["column"], **rows)
+        k, v = (rows.unflatten(1, x.shape[1:3]).flatten(2, 3) for rows in (k, v))
+        state["column"] = append(state["column"], keys=k, values=v)
         keys, values = (
             written(state["column"], name).unflatten(2, (self.width, -1)).flatten(1, 2) for name in ("keys", "values")
         )
@@ -195,7 +191,7 @@ class Axial(_LineAttention):
         return Attended(self.naive_along(query + lower, row, column, causal, query_valid))
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Tells the slots of all passes."""
+        """Call the slots of all passes."""
         super().after_update(update, total_updates)
         for part in (self.column, self.above):
             if part is not None:

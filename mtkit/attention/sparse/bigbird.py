@@ -1,13 +1,13 @@
-"""BigBird: blocks of tokens see the blocks beside them, a few global ones, and a few drawn for each head.
+"""BigBird: blocks of tokens see their neighbouring blocks, a few global blocks, and a few blocks drawn for each head.
 
 Paper: Zaheer et al., "Big Bird: Transformers for Longer Sequences", 2020, arXiv 2007.14062, section 2 and appendix D.
-itc: the first and the last blocks of a segment are global: they see all tokens and are seen by all.
-etc: learned vectors ahead of the tokens are global, and read and are read through the tokens' projections.
-Departures: a block is drawn from those that are neither near nor global, so that each key counts once; what is drawn is
-a hash of seed, role, layer, head, block and slot. The last block is that of each segment, padding aside. Global vectors
-go from layer to layer with a residual, norms and a feed-forward of their own; the last layer of a run does not update
-them, because no layer reads them. In the decoder role (an extension) the first blocks alone are global, and blocks are
-drawn from the past; global vectors, which read all tokens, stay in the encoder.
+itc: the first and the last blocks of a segment are global: they see all tokens and are seen by all. etc: learned
+vectors before the tokens are global; they use the tokens' projections.
+Departures: blocks are drawn from those that are neither near nor global, so that each key counts once; a draw is a hash
+of seed, role, layer, head, block and slot. The last block is the last one of each segment, without padding. Global
+vectors go from layer to layer with their own residual, norms and feed-forward; the last layer of a run does not update
+them, because no layer reads them. In the decoder role (an extension) only the first blocks are global, and blocks are
+drawn from the past; global vectors, which read all tokens, are for the encoder only.
 Cost: O(T b (w + g + r)) for w, g and r blocks of b. A step reads the keys of as many blocks, and keeps all tokens.
 """
 
@@ -34,11 +34,11 @@ FORMS = ("itc", "etc")
 class BigBird(PatternAttention):
     """Attention over neighbouring, global and drawn blocks.
 
-    block_size: tokens per block. bigbird_window: blocks seen around a token, its own included, an odd number; in the
-    decoder role those up to its own. bigbird_global: global blocks, in the encoder one half at either end, the odd one
-    first. bigbird_random: blocks drawn for each block and head. bigbird_form: the global blocks are the segment's own
-    ("itc") or learned vectors beside it ("etc"), bigbird_global times block_size of them. No block is larger, and there
-    are no more of each kind, than the longest segment has.
+    block_size: tokens per block. bigbird_window: number of blocks seen around a token, its own included, an odd number;
+    in the decoder role the blocks up to its own. bigbird_global: number of global blocks, in the encoder half of them
+    at each end; an odd one is at the start. bigbird_random: number of blocks drawn for each block and head.
+    bigbird_form: the global blocks are the segment's own ("itc") or learned vectors ("etc"), bigbird_global times
+    block_size of them. Block size and numbers of blocks are limited by the longest segment.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -94,7 +94,7 @@ class BigBird(PatternAttention):
             self.node_update = NodeUpdate(site.d_model)
 
     def _pattern(self, lengths: Tensor | None) -> Pattern:
-        """What a token sees in segments of these lengths; None: in the past."""
+        """Return the pattern for segments of these lengths; None: the past, for the decoder."""
         pattern: Pattern = Blocks(self.size, self.side, 0 if lengths is None else self.side)
         if self.first:
             pattern = pattern | Columns(self.first * self.size)
@@ -110,25 +110,25 @@ class BigBird(PatternAttention):
         return RandomBlocks(self.count, self.site.heads, self.key, self.size, near, self.first, self.last, lengths)
 
     def groups_of(self, lengths: Tensor) -> Sequence[PatternGroup]:
-        """With the last blocks of each segment, and blocks drawn from it; in the decoder role from the past alone."""
+        """Global and drawn blocks depend on the length of each segment; in the decoder role only on the past."""
         return self.groups if self.site.causal else by_head([self._pattern(lengths)] * self.site.heads)
 
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over the pattern's keys, in blocks; carries global vectors (B, n, D).
 
-        Weights are those of tokens: what global vectors take is missing from their sums.
+        Weights are those of tokens for tokens: rows sum to less than 1 by the weights of global vectors.
         """
         query_valid = inputs.query_valid
         if not self.nodes:
             return super().attend(inputs)
-        tokens, valid = self._beside_nodes(inputs.query, query_valid, inputs.carry)
+        tokens, valid = self._with_nodes(inputs.query, query_valid, inputs.carry)
         q, k, v = self.queries_keys_values(tokens)
         heads, weights = self.attended(q, k, v, valid=valid, need_weights=inputs.need_weights)
         read = self.weights_to_regularize(q, k, valid) if self.regularizes_weights else (None, None)
         n = self.nodes
-        weights, weighed, visible = (None if each is None else each[..., n:, n:] for each in (weights, *read))
+        weights, weighed, visible = (None if x is None else x[..., n:, n:] for x in (weights, *read))
         losses = self.losses(heads[:, :, n:], v[:, :, n:], weighed, query_valid, visible=visible)
-        return self._parted(tokens, heads, weights=weights, losses=losses)
+        return self._split_nodes(tokens, heads, weights=weights, losses=losses)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
@@ -136,12 +136,12 @@ class BigBird(PatternAttention):
         query = inputs.query
         if not self.nodes:
             return super().naive(query, query_valid=inputs.query_valid)
-        tokens, valid = self._beside_nodes(query, inputs.query_valid, inputs.carry)
+        tokens, valid = self._with_nodes(query, inputs.query_valid, inputs.carry)
         q, k, v = self.queries_keys_values(tokens)
-        return self._parted(tokens, dense_attend(q, k, v, self._visible(q, k, valid), self.scale)[0])
+        return self._split_nodes(tokens, dense_attend(q, k, v, self._visible(q, k, valid), self.scale)[0])
 
-    def _beside_nodes(self, query: Tensor, valid: Tensor | None, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The global vectors and the tokens behind them (B, n + T, D), and which of them are real."""
+    def _with_nodes(self, query: Tensor, valid: Tensor | None, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the global vectors followed by the tokens, (B, n + T, D), and their mask."""
         if self.site.layer == 0:
             carry = self.first_nodes.expand(len(query), -1, -1)
         if carry is None:
@@ -149,8 +149,8 @@ class BigBird(PatternAttention):
         tokens = torch.cat([carry.type_as(query), query], dim=1)
         return tokens, None if valid is None else F.pad(valid, (self.nodes, 0), value=True)
 
-    def _parted(self, tokens: Tensor, heads: Tensor, **further: Any) -> Attended:
-        """The tokens' output, and the global vectors after their residual, norms and feed-forward."""
+    def _split_nodes(self, tokens: Tensor, heads: Tensor, **further: Any) -> Attended:
+        """Return the tokens' output; carries the global vectors after residual, norms and feed-forward."""
         output, n = self.merge_heads(heads), self.nodes
         above = self.node_update(tokens[:, :n], output[:, :n]) if self.updates else None
         return Attended(output[:, n:], carry=above, **further)

@@ -1,14 +1,14 @@
 """BP-Transformer: k spans per level and side, twice as long at each level, represent all positions around a token.
 
-Paper: Ye, Guo, Gan, Qiu and Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning", 2019,
-arXiv 1911.04070, section 3.
-A span is a node of its own: it reads the tokens it covers, while tokens read themselves and the spans of the layer
-below (`_binary_partition` says which). Spans start as zeros and are carried from layer to layer, with residual, norm
-and feed-forward. A vector for each (level, side, slot) is added to the keys, one table for all heads.
-Departures: spans share the tokens' projections, but have norms and a feed-forward of their own, norms behind the
-residual as in the paper. The last layer of a run leaves them as they are, for nobody reads them. All that a span reads
-has one label, which cancels in its softmax and is not computed. Spans rebuilt in each layer (bp_memory "local") are an
-extension: there tokens read what the spans have read in the same layer.
+Paper: Ye, Guo, Gan, Qiu and Zhang, "BP-Transformer: Modelling Long-Range Context via Binary Partitioning", 2019, arXiv
+1911.04070, section 3.
+A span is a node: it reads the tokens it covers. Tokens read themselves and the spans of the layer below
+(`_binary_partition` defines which). Spans start as zeros and are carried from layer to layer, with residual, norm and
+feed-forward. A vector for each (level, side, slot) is added to the keys, one table for all heads.
+Departures: spans share the tokens' projections, but have their own norms and feed-forward; norms follow the residual as
+in the paper. The last layer of a run does not update spans, because nothing reads them. Everything that a span reads
+has the same label, which cancels in its softmax and is not computed. Spans that are rebuilt in each layer (bp_memory
+"local") are an extension: tokens then read what the spans have read in the same layer.
 Cost: O(T k log(T / k)) for tokens and O(T log T) for spans. A step reads O(k log t) keys; the spans that end with it
 cost O(log t) amortised, O(t) at worst.
 """
@@ -51,16 +51,15 @@ from mtkit.device import to_device
 
 MEMORIES = ("carry", "local")
 TOGETHER = 4
-"""Levels whose spans read a chunk of tokens in one product: one pass over the tokens in place of one for each level,
-with scores for all pairs of a span and a token of the chunk."""
+"""Levels whose spans read a chunk of tokens in one product: tokens are read once, not once per level."""
 
 
 class Bp(HeadAttention):
     """Softmax attention over a binary partition: near tokens one by one, far ones by spans.
 
-    bp_k: nodes per level and side. bp_labels: whether keys have a vector for their level, side and slot.
-    bp_clip: the level from which labels are alike. bp_memory: spans are carried from layer to layer ("carry") or
-    rebuilt in each by a learned query ("local").
+    bp_k: nodes per level and side. bp_labels: whether keys have a vector for their level, side and slot. bp_clip: the
+    level from which all labels are the same. bp_memory: spans are carried from layer to layer ("carry") or rebuilt in
+    each by a learned query ("local").
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -89,20 +88,20 @@ class Bp(HeadAttention):
         if self.updates:
             self.span_update = NodeUpdate(site.d_model)
         if not self.carries:
-            self.span_query = nn.Parameter(torch.zeros(site.d_model))  # a span starts as the mean of its tokens
+            self.span_query = nn.Parameter(torch.zeros(site.d_model))  # so that a span starts as the mean of its tokens
 
     def attend(self, inputs: Inputs) -> Attended:
-        """The tokens' outputs; carries the spans (B, spans, D), level by level."""
+        """Return the tokens' outputs; carries the spans (B, spans, D), level by level."""
         return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=False)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same, token by token and span by span, over the lists that the walks give."""
+        """The same, token by token and span by span, over the nodes of the walks."""
         return self._attended(inputs.query, inputs.query_valid, inputs.carry, literal=True)
 
     def _attended(self, query: Tensor, query_valid: Tensor | None, carry: Tensor | None, literal: bool) -> Attended:
         levels = self._levels(query.shape[1])
-        # in the decoder nothing before a real token is padding
+        # in the decoder no padding precedes a real token
         valid = None if self.site.causal else query_valid
         read_spans = self._literal_span_rows if literal else self._span_rows
         read_tokens = self._literal_token_rows if literal else self._token_rows
@@ -120,27 +119,27 @@ class Bp(HeadAttention):
         return Attended(self.merge_heads(heads), carry=above, losses=self.losses(heads, values, None, query_valid))
 
     def _levels(self, length: int) -> list[int]:
-        """Spans of each level from 1; in the decoder, without those that the end cuts."""
+        """Return the number of spans of each level from 1; in the decoder, without spans that the end cuts."""
         highest = top(length, self.k, causal=self.site.causal)
-        return [count(length, level, whole=self.site.causal) for level in range(1, highest + 1)]
+        return [count(length, level, complete=self.site.causal) for level in range(1, highest + 1)]
 
     def _from_below(self, carry: Tensor | None, query: Tensor, *shape: int) -> Tensor:
-        """The spans (*shape, D) as they enter this layer: zero in the first."""
+        """Return the spans (*shape, D) as they enter this layer: zero in the first."""
         if self.site.layer and carry is not None:
             return carry
         return query.new_zeros(*shape, query.shape[-1])
 
     def _keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, K), those of grouped heads repeated."""
+        """Return keys and values (B, H, S, K), repeated for grouped heads."""
         k, v = self.keys_values(x)
         heads = self.site.heads
         return expand_heads(k, heads), expand_heads(v, heads)
 
     def _span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-        """What the spans q (B, H, spans, K) read from the tokens they cover, (B, H, spans, V)."""
+        """Return what the spans q (B, H, spans, K) read from the tokens they cover, (B, H, spans, V)."""
         levels, length = self._levels(k.shape[2]), k.shape[2]
         valid, rows = _all_real(k) if valid is None else valid, [q.new_zeros(*q.shape[:2], 0, v.shape[3])]
-        own = q.split(levels, dim=2)
+        by_level = q.split(levels, dim=2)
         for low in range(0, len(levels), TOGETHER):
             high = min(low + TOGETHER, len(levels))  # levels low + 1 to high, in chunks of 2^high tokens
             chunks = -(-length >> high)
@@ -148,7 +147,7 @@ class Bp(HeadAttention):
             keys, values = (F.pad(x, (0, 0, 0, rest)).unflatten(2, (chunks, -1)) for x in (k, v))
             real = F.pad(valid, (0, rest)).view(len(valid), 1, chunks, 1, -1)
             counts = [chunks << (high - level) for level in range(low + 1, high + 1)]
-            padded = [F.pad(x, (0, 0, 0, n - x.shape[2])) for x, n in zip(own[low:high], counts, strict=True)]
+            padded = [F.pad(x, (0, 0, 0, n - x.shape[2])) for x, n in zip(by_level[low:high], counts, strict=True)]
             queries = torch.cat([x.unflatten(2, (chunks, -1)) for x in padded], 3)  # (B, H, chunks, spans, K)
             read = _read_chunks(queries, keys, values, real & _covered(low, high, q.device), self.scale, self.dropout)
             parts = read.split([n // chunks for n in counts], 3)
@@ -156,27 +155,26 @@ class Bp(HeadAttention):
         return torch.cat(rows, dim=2)
 
     def _token_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
-        """What the tokens q (B, H, T, K) read from k and v (B, H, T + spans, K), in one softmax."""
+        """Return what the tokens q (B, H, T, K) read from k and v (B, H, T + spans, K), in one softmax."""
         length = q.shape[2]
         lists = token_lists(length, self.k, self.clip, self.site.causal, q.device)
-        count = labels_of(self.k, self.clip)  # the lists have labels in any case
+        count = labels_of(self.k, self.clip)  # the lists always have labels
         vectors = q.new_zeros(count, q.shape[3]) if self.labels is None else self.labels
         by_label = LabelScores(vectors.unsqueeze(0), vectors.new_zeros(1, count))
         missing = None
         if valid is not None:  # nodes without a real token
             missing = torch.cat([~valid[:, :: 1 << level] for level in range(len(self._levels(length)) + 1)], dim=1)
-        keeps = False  # the keys and values of spans take memory enough
         return attend_listed(
-            q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout, keeps=keeps
+            q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout, keeps=False
         )
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty cache for tokens and spans, in the order in which they end."""
+        """Return an empty cache for tokens and spans, in the order in which they end."""
         cache = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
         return {**cache, "tokens": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token reads its walk; carries the spans that end with it, (B, N, spans, D), the shortest first."""
+        """Read the nodes of the walk; carries the spans that end with the token, (B, N, spans, D), shortest first."""
         query = inputs.query
         t = state["tokens"]
         q, k, v = self._step_rows(query.unsqueeze(2))
@@ -194,7 +192,7 @@ class Bp(HeadAttention):
         return Attended(output, carry=above), state
 
     def _end_spans(self, query: Tensor, state: State, carry: Tensor | None) -> tuple[Tensor | None, State]:
-        """The spans that end with the newest token, for the layer above, and the cache with their keys and values."""
+        """Return the ended spans for the layer above, and the cache with their keys and values."""
         ending = finished(state["tokens"] - 1)
         if not ending:
             return None, state
@@ -208,7 +206,7 @@ class Bp(HeadAttention):
         return above, state
 
     def _step_read(self, spans: Tensor, state: State) -> Tensor:
-        """What spans (B, N, spans, D), the i-th of 2^(i + 1) tokens, read from the last tokens."""
+        """Return what spans (B, N, spans, D), the i-th of 2^(i + 1) tokens, read from the last tokens."""
         q = self.projection.queries(self.q_proj(spans.flatten(0, 1))).unflatten(0, spans.shape[:2])
         end, most = state["tokens"], spans.shape[2]
         keys, values = self._picked(state, [finishing_order(0, token) for token in range(end - (1 << most), end)])
@@ -220,14 +218,14 @@ class Bp(HeadAttention):
         return self.merge_heads(torch.stack(rows, 3).flatten(0, 1)).unflatten(0, spans.shape[:2])
 
     def _picked(self, state: State, nodes: list[int]) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, N, G, nodes, K) from the cache."""
+        """Return keys and values (B, N, G, nodes, K) of these nodes from the cache."""
         index = to_device(torch.tensor(nodes), state["keys"].device)
         return state["keys"].index_select(3, index), state["values"].index_select(3, index)
 
     def _step_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, N, H, S, K) of x (B, N, S, D)."""
+        """Return queries, keys and values (B, N, H, S, K) of x (B, N, S, D)."""
         flat = x.flatten(0, 1)
-        q, k, v = (each.unflatten(0, x.shape[:2]) for each in (self.queries(flat), *self.keys_values(flat)))
+        q, k, v = (rows.unflatten(0, x.shape[:2]) for rows in (self.queries(flat), *self.keys_values(flat)))
         return q, k, v
 
     def _literal_span_rows(self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
@@ -258,31 +256,27 @@ class Bp(HeadAttention):
                 nodes = [i, *(sum(sizes[: edge.level]) + edge.place for edge, _ in edges)]
                 keys = k[segment, :, nodes]
                 if self.labels is not None:
-                    keys = (
-                        keys
-                        + self.labels[
-                            [0, *(label_of(e.walked, e.slot, right, self.k, self.clip) for e, right in edges)]
-                        ]
-                    )
+                    labels = [0, *(label_of(e.walked, e.slot, right, self.k, self.clip) for e, right in edges)]
+                    keys = keys + self.labels[labels]
                 weights = ((keys * q[segment, :, i, None]).sum(-1) * self.scale).softmax(-1)
                 rows[segment, :, i] = (weights.unsqueeze(-1) * v[segment, :, nodes]).sum(1)
         return rows
 
 
 def _read_chunks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, dropout: float) -> Tensor:
-    """What spans q (B, H, chunks, R, K) read from the tokens of their chunk, k and v (B, H, chunks, L, K).
+    """Return what spans q (B, H, chunks, R, K) read from the tokens of their chunk, k and v (B, H, chunks, L, K).
 
-    seen (B or 1, 1, chunks, R, L); what sees nothing reads zero.
+    seen is (B or 1, 1, chunks, R, L). A span that sees nothing gets zero.
     """
     some = seen.any(-1, keepdim=True)
-    mask = seen | ~some  # some kernels give NaN for a row without any key
+    mask = seen | ~some  # some kernels return NaN for a row without keys
     mask = mask.flatten(0, 1) if len(mask) == 1 else mask.expand(-1, q.shape[1], -1, -1, -1).flatten(0, 1)
     rows = fused_attention(*(x.flatten(0, 1) for x in (q, k, v)), mask=mask, scale=scale, dropout=dropout)
     return rows.unflatten(0, q.shape[:2]) * some
 
 
 def _covered(low: int, high: int, device: torch.device) -> Tensor:
-    """Which of 2^high tokens the spans of levels low + 1 to high cover, (spans, tokens)."""
+    """Return which of 2^high tokens the spans of levels low + 1 to high cover, (spans, tokens)."""
     token = torch.arange(1 << high, device=device)
     spans = [torch.arange(1 << (high - level), device=device) for level in range(low + 1, high + 1)]
     levels = enumerate(spans, start=low + 1)
@@ -290,5 +284,5 @@ def _covered(low: int, high: int, device: torch.device) -> Tensor:
 
 
 def _all_real(x: Tensor) -> Tensor:
-    """(1, T) of (B, H, T, K)."""
+    """Return a mask (1, T) of only real tokens for x (B, H, T, K)."""
     return x.new_ones(1, x.shape[2], dtype=torch.bool)

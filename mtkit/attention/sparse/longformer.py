@@ -1,9 +1,9 @@
-"""Longformer: a sliding window, optionally dilated, and a few global tokens with projections of their own.
+"""Longformer: a sliding window, optionally dilated, and a few global tokens with their own projections.
 
 Paper: Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer", 2020, arXiv 2004.05150, section 3.1.
-Departures: the first tokens are global (the paper chooses them by task); the window is given as a radius on each side.
-In the decoder role global tokens are an extension (the paper's autoregressive model has none): every set of keys is cut
-at the query's own position. In the cross role the paper's LED keeps full attention.
+Departures: the first tokens are global (the paper chooses them by task); the option is the radius on each side. In the
+decoder role global tokens are an extension (the paper's autoregressive model has none): every set of keys ends at the
+query's own position. In the cross role the paper's LED keeps full attention.
 Cost: O(T (r + g)). A step costs O(r + g), at any position, and keeps r d + 1 + g tokens for dilation d.
 """
 
@@ -29,8 +29,8 @@ class Longformer(PatternAttention):
     """Sliding-window attention with global tokens.
 
     window_radius: steps seen on each side, one number or one per layer. dilation: positions per step, one number or one
-    per layer. global_tokens: number of first tokens that see all and are seen by all. global_separate_proj: whether
-    global tokens have projections of their own for queries, keys and values.
+    per layer. global_tokens: number of first tokens that see all tokens and are seen by all. global_separate_proj:
+    whether global tokens have their own projections for queries, keys and values.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -79,7 +79,7 @@ class Longformer(PatternAttention):
                 self.add_module(f"global_{name}", copy)
 
     def sees(self, i: Tensor, j: Tensor, lengths: Tensor) -> Tensor:
-        """The pattern, and all keys for global queries, also if these have projections of their own."""
+        """The pattern, and all keys for global queries, also if these have their own projections."""
         return super().sees(i, j, lengths) | (i < self.globals)
 
     def attend(self, inputs: Inputs) -> Attended:
@@ -100,15 +100,15 @@ class Longformer(PatternAttention):
         return Attended(self.merge_heads(heads), weights=weights, losses=losses)
 
     def _with_first(self, first: Tensor, weights: Tensor) -> Tensor:
-        """The weights (B, H, T, T) with those of the global queries (B, H, g, T or g) in their rows."""
-        rest = weights.shape[3] - first.shape[3]  # in the decoder role they see only one another
+        """Replace the global queries' rows of weights (B, H, T, T) by their weights (B, H, g, T or g)."""
+        rest = weights.shape[3] - first.shape[3]  # in the decoder role they see only each other
         return torch.cat([F.pad(first, (0, rest)), weights[:, :, self.globals :]], dim=2)
 
     def _global_rows(self, query: Tensor, valid: Tensor | None, need_weights: bool) -> tuple[Tensor, Tensor | None]:
-        """What the global queries see, (B, H, g, V), and their weights if asked for."""
+        """Return the global queries' outputs (B, H, g, V), and their weights if needed."""
         rows = query[:, : self.globals]
-        if self._carries:
-            return self._carried_rows(rows, query, valid, need_weights)
+        if self._maps_queries:
+            return self._mapped_rows(rows, query, valid, need_weights)
         q, k, v = self._global_heads(rows, rows if self.site.causal else query)
         return attend(
             q,
@@ -123,26 +123,27 @@ class Longformer(PatternAttention):
         )
 
     @property
-    def _carries(self) -> bool:
-        """Whether carrying the queries to the tokens takes less than projecting the tokens, by maps that are linear."""
+    def _maps_queries(self) -> bool:
+        """Whether mapping the queries to the tokens is cheaper than projecting the tokens; the maps must be linear."""
         few = not self.site.causal and self.globals * self.site.heads < self.site.d_model
-        linear = all(isinstance(each, nn.Linear) for each in (self.global_k_proj, self.global_v_proj))
+        linear = all(isinstance(proj, nn.Linear) for proj in (self.global_k_proj, self.global_v_proj))
         return few and linear and self.positions is None
 
-    def _carried_rows(
+    def _mapped_rows(
         self, rows: Tensor, tokens: Tensor, valid: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The same, with q . (W x) = (W^T q) . x: a few queries are carried to the tokens, not all tokens to the heads.
+        """The same by q . (W x) = (W^T q) . x: a few queries are mapped to the tokens' width, not all tokens to the
+        heads.
 
-        The bias of the keys cancels in the softmax; that of the values is added to their mean, out of dropout's reach.
+        The bias of the keys cancels in the softmax. The bias of the values is added to their mean, without dropout.
         """
         p, batch = self.projection, len(tokens)
-        # the segments' queries are the rows of one product, so that no weight is copied for each segment
+        # all segments' queries are rows of one product, so that no weight is copied per segment
         q = p.queries(self.global_q_proj(rows).flatten(0, 1).unsqueeze(0))  # (1, H, B*g, K)
         q = scores_of(q, p.keys(self.global_k_proj.weight.T.unsqueeze(0)), 1.0)  # (1, H, B*g, D)
         q = q.squeeze(0).unflatten(1, (batch, -1)).transpose(0, 1).flatten(1, 2).unsqueeze(1)  # (B, 1, H*g, D)
         x = tokens.unsqueeze(1)
-        # with the weights written out: the fused kernel is slow for few queries
+        # need_weights avoids the fused kernel, which is slow for few queries
         read, weights = attend(q, x, x, scale=self.scale, valid=valid, dropout=self.dropout, need_weights=True)
         read = read.squeeze(1).unflatten(1, (self.site.heads, -1)).transpose(0, 1).flatten(1, 2)  # (H, B*g, D)
         heads = weighted(read.unsqueeze(0), p.values(self.global_v_proj.weight.T.unsqueeze(0)))  # (1, H, B*g, V)
@@ -150,28 +151,28 @@ class Longformer(PatternAttention):
         bias = p.values(self.global_v_proj.bias.view(1, 1, -1))
         bias = bias.repeat_interleave(self.site.heads // bias.shape[1], 1)  # (1, H, 1, V)
         heads = heads + (bias if valid is None else bias * valid.any(1).view(-1, 1, 1, 1))
-        return heads, weights.squeeze(1).unflatten(
-            1, (self.site.heads, -1)
-        ) if weights is not None and need_weights else None
+        if weights is None or not need_weights:
+            return heads, None
+        return heads, weights.squeeze(1).unflatten(1, (self.site.heads, -1))
 
     def _global_heads(
         self, rows: Tensor, tokens: Tensor, position: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the rows, keys and values of the tokens, by the second projections."""
+        """Return queries of the rows, and keys and values of the tokens, by the second projections."""
         p = self.projection
         q = self._rotated(p.queries(self.global_q_proj(rows)), position)
         k = self._rotated(p.keys(self.global_k_proj(tokens)), position)
         return q, k, p.values(self.global_v_proj(tokens))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty ring, and as many places for the global tokens' second keys and values."""
+        """Return the window's empty caches, and a cache for the global tokens' second keys and values."""
         state, _ = super().begin(inputs)
         if self.separate:
             state["global"] = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
         return state, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token sees its window and the global tokens before it; as a global token, all of these."""
+        """Read the window and the global tokens before it; a global token reads all tokens before it."""
         query = inputs.query
         second, t = state.get("global"), state["count"]
         heads, weights, state = self.heads_of_step(query, state, inputs.need_weights)
@@ -195,7 +196,7 @@ class Longformer(PatternAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same through all pairs of positions and a mask, for the local and for the global projections."""
+        """The same from all pairs under a mask, for the local and for the global projections."""
         query = inputs.query
         if not self.separate:
             return super().naive(query, query_valid=inputs.query_valid)
@@ -206,10 +207,10 @@ class Longformer(PatternAttention):
             for q, k, v in (local, self._global_heads(query, query))
         ]
         (heads, weights), (rows, row_weights) = outputs
-        whole = (torch.arange(query.shape[1], device=query.device) < self.globals).unsqueeze(-1)
-        return Attended(self.merge_heads(rows.where(whole, heads)), weights=row_weights.where(whole, weights))
+        is_global = (torch.arange(query.shape[1], device=query.device) < self.globals).unsqueeze(-1)
+        return Attended(self.merge_heads(rows.where(is_global, heads)), weights=row_weights.where(is_global, weights))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full`, for the local and for the global tokens."""
+        """Copy the projections of `full` for local and global tokens."""
         super().adopt(full_state)
         self.adopt_copies(full_state, {f"global_{name}": name for name in PROJECTIONS if self.separate})

@@ -46,7 +46,7 @@ def test_lists_hold_what_the_walks_take_and_their_labels(k: int, clip: int, caus
     for length in (*LENGTHS, 7 * BLOCK + 5):
         lists = token_lists(length, k, clip, causal, torch.device("cpu"))
         levels = range(top(length, k, causal=causal) + 1)
-        first = [sum(count(length, below, whole=causal) for below in range(level)) for level in levels]
+        first = [sum(count(length, below, complete=causal) for below in range(level)) for level in levels]
         rows = lists.labels.flatten(0, 1)[:length]
         assert int(rows.max()) <= labels_of(k, clip)
         for i, row in enumerate(rows):
