@@ -111,7 +111,7 @@ def test_a_segment_of_padding_gives_zero_before_out_proj(tokens: int) -> None:
     attention, valid = make(global_tokens=tokens), torch.arange(12) < torch.tensor([[0], [12]])
     for bias in (attention.v_proj.bias, attention.global_v_proj.bias):
         bias.fill_(1.0)
-    assert attention._carries is (tokens == 1)
+    assert attention._maps_queries is (tokens == 1)
     output = attention(torch.randn(2, 12, 16), query_valid=valid).output
     torch.testing.assert_close(output[0], attention.out_proj.bias.expand(12, 16))
     assert (output[1] - attention.out_proj.bias).abs().max() > 0.1
