@@ -161,10 +161,10 @@ def test_an_unknown_checkpoint_lists_those_there(run: Path) -> None:
 def test_weights_of_another_model_are_refused(weights: dict[str, torch.Tensor], name: str) -> None:
     with pytest.raises(RunError, match=name):
         load_weights(nn.Linear(3, 2), weights, Path("there"))
-    with pytest.raises(RunError, match=r"weight is \(2, 2\) there and \(2, 3\)"):
+    with pytest.raises(RunError, match=r"weight is \(2, 2\) in the file and \(2, 3\)"):
         load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 2)}, Path("there"))
     for dtype in (torch.complex64, torch.int64):
-        with pytest.raises(RunError, match=f"weight is {dtype} there and torch.float32 by the recipe"):
+        with pytest.raises(RunError, match=f"weight is {dtype} in the file and torch.float32 in the recipe"):
             load_weights(nn.Linear(3, 2, bias=False), {"weight": torch.zeros(2, 3, dtype=dtype)}, Path("there"))
 
 

@@ -1,7 +1,7 @@
-"""The model card: README.md of an exported model, with what it was trained on, its settings, its scores and its use."""
+"""Model card, the README.md of an exported model: its use, training data, settings, scores and commands."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from mtkit.data.lengths import ROOM
@@ -25,8 +25,8 @@ model = {model}.from_pretrained("FOLDER")
 tokenizer = MarianTokenizer.from_pretrained("FOLDER")
 batch = tokenizer(["{prefix}..."], return_tensors="pt", padding=True)
 length = batch["input_ids"].shape[1]
-found = model.generate(**batch, max_length={limit} + 1)
-print(tokenizer.batch_decode(found, skip_special_tokens=True))""",
+output = model.generate(**batch, max_length={limit} + 1)
+print(tokenizer.batch_decode(output, skip_special_tokens=True))""",
     "ctranslate2": """import ctranslate2
 import sentencepiece
 
@@ -38,7 +38,7 @@ target = sentencepiece.SentencePieceProcessor(model_file="FOLDER/target.spm")
 def translate(line):
     tokens = {prefix}source.encode(line, out_type=str)
     length = len(tokens) + 1
-    found = translator.translate_batch(
+    results = translator.translate_batch(
         [tokens],
 {search}
         max_decoding_length={limit} - 1,
@@ -48,39 +48,41 @@ def translate(line):
         disable_unk=True,
         suppress_sequences=[["<s>"], ["<blank>"]],
     )
-    return target.decode([piece for piece in found[0].hypotheses[0] if piece != "</s>"])
+    return target.decode([piece for piece in results[0].hypotheses[0] if piece != "</s>"])
 
 
 print(translate("..."))""",
 }
-"""Python code by library that translates with the run's decoding settings. `length` counts the end of the source."""
+"""{format: Python code that translates with the run's decoding settings}. `length` includes the end of the source."""
 
 
 def card(run: Run, checkpoint: str, to: str, compared: str, tag: str | None, caution: str) -> str:
-    """The text of README.md; `compared` says how its tokens were compared, `tag` is what goes before each source.
+    """Return the text of README.md.
 
-    `caution` follows the lines that use it.
+    `to` is the format, `compared` the result of the token comparison, `tag` the piece before each source if there is
+    one, and `caution` a warning about the use.
     """
-    languages = list(dict.fromkeys(each for way in run.directions for each in languages_of(way)))
-    library = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}[to]
-    search = _search(run) if to == "ctranslate2" else ""
-    use = USES[to].format(
-        model=CLASSES[run.recipe.model.norm][1], prefix=_prefix(to, tag), limit=_limit(run), search=search
-    )
+    languages = dict.fromkeys(language for direction in run.directions for language in languages_of(direction))
+    library, prefix, search = "transformers", f"{tag} " if tag else "", ""
+    if to == "ctranslate2":
+        library, prefix, search = "ctranslate2", f'["{tag}"] + ' if tag else "", _search(run)
+    model = CLASSES[run.recipe.model.norm][1]
+    use = USES[to].format(model=model, prefix=prefix, limit=_limit(run), search=search)
+    warning = f"{caution[0].upper()}{caution[1:]}.\n\n" if caution else ""
     parts = [
-        "---\nlanguage:\n" + "".join(f"- {each}\n" for each in languages),
+        "---\nlanguage:\n" + _bullets(languages),
         *(f"base_model: {name}\n" for name in _base_models(run)),
         f"library_name: {library}\npipeline_tag: translation\ntags:\n- translation\n- mtkit\n---\n\n",
         f"# Translation {', '.join(run.directions)}\n\n",
         f"{_made(run)}, exported by mtkit {__version__} from the checkpoint {checkpoint}: {compared}.\n\n",
         f"## Use\n\n```python\n{use}\n```\n\n",
-        caution and _sentence(caution),
+        warning,
         f"## Data\n\n{_bullets(_data(run))}\n",
         f"## Settings\n\n{markdown([('setting', 'value'), *_settings(run)], left=(0, 1))}\n\n",
         _scores(run, checkpoint),
     ]
     if commands := run.about.get("commands"):
-        parts.append("## Commands\n\n```bash\n" + "".join(f"{each}\n" for each in commands) + "```\n")
+        parts.append("## Commands\n\n```bash\n" + "".join(f"{command}\n" for command in commands) + "```\n")
     return "".join(parts)
 
 
@@ -93,8 +95,8 @@ def _made(run: Run) -> str:
 
 
 def _base_models(run: Run) -> list[str]:
-    """The model on the hub that the run was made of, directly or by training; no other one has a slash in its name."""
-    imported = [imported_from(run), *(each["imported_from"] for each in origins(run))]
+    """Return the model on the hub from which the run was made or trained; only hub models have a slash in the name."""
+    imported = [imported_from(run), *(origin["imported_from"] for origin in origins(run))]
     return [name for name in imported if name is not None and "/" in name][:1]
 
 
@@ -103,18 +105,8 @@ def _origin(origin: Origin) -> str:
     return f"the run {origin['run']}" + (f" (imported from {imported})" if imported else "")
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}.\n\n"
-
-
-def _prefix(to: str, tag: str | None) -> str:
-    if tag is None:
-        return ""
-    return f"{tag} " if to == "huggingface" else f'["{tag}"] + '
-
-
 def _limit(run: Run) -> str:
-    """Python code for the maximum number of target pieces, the end counted, given the `length` of the source.
+    """Return Python code for the maximum number of target pieces, including the end, given the source `length`.
 
     mtkit's limit depends on the ratios of training pairs with a similar source length; the card has the largest ratio.
     """
@@ -122,63 +114,59 @@ def _limit(run: Run) -> str:
     if most is not None:
         return str(min(most, longest))
     bins = run.lengths[0].bins if run.lengths else ()
-    ratio = math.ceil(100 * max((each.highest for each in bins), default=0.0)) / 100
+    ratio = math.ceil(100 * max((lengths.highest for lengths in bins), default=0.0)) / 100
     least = "2 * length + 20" if ratio <= 2 else f"max(2 * length + 20, int({ratio} * length) + {ROOM + 1})"
     return f"min({least}, {longest})"
 
 
 def _search(run: Run) -> str:
-    """CTranslate2's arguments for the run's decoding settings, one per line."""
+    """Return CTranslate2's arguments for the run's decoding settings, one per line."""
     from mtkit.decoding.engines.ctranslate2_engine import LEAST_PENALTY
 
     chosen = run.recipe.decoding
-    given: dict[str, Any] = {"beam_size": chosen.beam if chosen.method == "beam" else 1}
+    arguments: dict[str, Any] = {"beam_size": chosen.beam if chosen.method == "beam" else 1}
     if chosen.method == "beam":
-        given |= {
-            "length_penalty": chosen.length_penalty or LEAST_PENALTY,
-            "coverage_penalty": chosen.coverage_penalty,
-        }
+        arguments["length_penalty"] = chosen.length_penalty or LEAST_PENALTY
+        arguments["coverage_penalty"] = chosen.coverage_penalty
     if chosen.method == "sample":
-        given |= {
-            "sampling_topk": chosen.top_k,
-            "sampling_topp": chosen.top_p,
-            "sampling_temperature": chosen.temperature,
-        }
-    given["no_repeat_ngram_size"] = chosen.no_repeat_ngram
-    return "\n".join(f"        {name}={value}," for name, value in given.items())
+        arguments["sampling_topk"] = chosen.top_k
+        arguments["sampling_topp"] = chosen.top_p
+        arguments["sampling_temperature"] = chosen.temperature
+    arguments["no_repeat_ngram_size"] = chosen.no_repeat_ngram
+    return "\n".join(f"        {name}={value}," for name, value in arguments.items())
 
 
 def _data(run: Run) -> list[str]:
     if imported_from(run):
         return [f"mtkit does not know the training data of {imported_from(run)}"]
-    earlier = [f"{_origin(each)} before: {text}" for each in origins(run) for text in each["data"]]
-    return [*(trained_on(run) or ["the run does not say"]), *earlier]
+    earlier = [f"{_origin(origin)} before: {text}" for origin in origins(run) for text in origin["data"]]
+    return [*(trained_on(run) or ["not recorded"]), *earlier]
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
     """Return the settings that had an effect."""
     recipe = run.recipe
     parts = {"model", "attention", "decoding"} | (set() if imported_from(run) else {"training"})
-    found = recipe.model_dump(mode="json", include=parts)
-    without = {
+    sections = recipe.model_dump(mode="json", include=parts)
+    without_effect = {
         "model": {"cell", "form"} if recipe.model.architecture != "rnn" else set(),
-        # the run that it names is told above, and its folder is of this machine
+        # init_from is a folder of this machine; the card names the run above
         "training": {"init_from"} | ({"muon_rate"} if recipe.training.optimizer != "muon" else set()),
         "decoding": {name for method, names in ONLY_WITH.items() if method != recipe.decoding.method for name in names},
         "attention": set[str](),
     }
-    if "training" in found and "precision" in run.about:
-        found["training"]["precision"] = run.about["precision"]
+    if "training" in sections and "precision" in run.about:
+        sections["training"]["precision"] = run.about["precision"]
     return [
         (f"{part}.{key}", str(value))
-        for part, its in found.items()
-        for key, value in its.items()
-        if value and key not in without[part]
+        for part, values in sections.items()
+        for key, value in values.items()
+        if value and key not in without_effect[part]
     ]
 
 
 def _scores(run: Run, checkpoint: str) -> str:
-    """Scores of the sides that this checkpoint alone has translated."""
+    """Return the scores of the sides that this checkpoint has translated without other runs."""
     try:
         sides = run_sides([run], ())
     except MtkitError:
@@ -187,7 +175,7 @@ def _scores(run: Run, checkpoint: str) -> str:
     for name, files in sides.items():
         record = run.folder / "translations" / f"{name}.json"
         about = read_stored(record, dict[str, Any], "translate again", error=RunError)
-        if about.get("checkpoint") != checkpoint:  # another one's, or an ensemble's
+        if about.get("checkpoint") != checkpoint:  # another checkpoint's, or an ensemble's
             continue
         scored = score_side(
             name,
@@ -197,7 +185,7 @@ def _scores(run: Run, checkpoint: str) -> str:
             tokenize=settings.tokenize,
             lowercase=settings.lowercase,
         )
-        rows += [_row(name, each) for each in scored.overall.scores[0]]
+        rows += [_row(name, score) for score in scored.overall.scores[0]]
     heads = ("side", "metric", "score", "95% interval", "signature")
     return f"## Scores\n\n{markdown([heads, *rows], left=(0, 1, 3, 4))}\n\n" if rows else ""
 
@@ -207,5 +195,5 @@ def _row(side: str, score: Score) -> tuple[str, ...]:
     return side, score.name, f"{score.value:.2f}", interval, f"`{score.signature}`"
 
 
-def _bullets(lines: Sequence[str]) -> str:
-    return "".join(f"- {each}\n" for each in lines)
+def _bullets(lines: Iterable[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)

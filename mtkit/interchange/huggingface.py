@@ -1,13 +1,11 @@
-"""Converts a run's vocabularies to other libraries' spelling, and its sentencepiece models to theirs.
-
-A run as a folder of Hugging Face's: Marian's class where norms stand behind the layers, Pegasus's where before.
+"""Export of a run as Hugging Face's Marian model (model.norm post) or Pegasus model (model.norm pre).
 
 config.json, generation_config.json     the model and its search
-model.safetensors                       the weights; the tables of positions are mtkit's own, which both classes load
+model.safetensors                       the weights, including mtkit's tables of positions, which both classes load
 source.spm, target.spm, vocab.json,     the tokenizer, of the class MarianTokenizer; target_vocab.json for separate
 target_vocab.json, tokenizer_config.json  vocabularies
 
-Pieces keep their numbers; the special ones are spelt as Marian spells them.
+Pieces keep their ids; special pieces get Marian's spelling.
 """
 
 from collections.abc import Sequence
@@ -43,18 +41,18 @@ def spelled(tokenizer: Tokenizer, marks: dict[int, str]) -> list[str]:
 
     Raises: MtkitError if two pieces would have the same spelling.
     """
-    pieces = [marks.get(each, tokenizer.piece(each)) for each in range(tokenizer.size)]
+    pieces = [marks.get(number, tokenizer.piece(number)) for number in range(tokenizer.size)]
     if marks is HUGGINGFACE:
         opening, closing = TAGS[0].split("{}")
         pieces = [
-            TAGS[1].format(each.removeprefix(opening).removesuffix(closing))
-            if each.startswith(opening) and each not in SPECIALS
-            else each
-            for each in pieces
+            TAGS[1].format(piece.removeprefix(opening).removesuffix(closing))
+            if piece.startswith(opening) and piece not in SPECIALS
+            else piece
+            for piece in pieces
         ]
     if len(set(pieces)) < len(pieces):
-        twice = next(each for place, each in enumerate(pieces) if each in pieces[:place])
-        raise MtkitError(f"the vocabulary has a piece of text {twice}, which stands for a mark in that format")
+        twice = next(piece for place, piece in enumerate(pieces) if piece in pieces[:place])
+        raise MtkitError(f"the vocabulary has a piece of text {twice}, which is a special piece in that format")
     return pieces
 
 
@@ -63,14 +61,13 @@ def models(run: Run) -> dict[str, bytes]:
 
     Raises: MtkitError if the run has a folding and its source model also has normalisation rules.
     """
-    source, target = (
-        each.processor.serialized_model_proto() for each in (run.tokenizers.source, run.tokenizers.target)
-    )
+    source = run.tokenizers.source.processor.serialized_model_proto()
+    target = run.tokenizers.target.processor.serialized_model_proto()
     folding = run.folder / "tokenizer" / "folding.model"
     if folding.is_file() and (charsmap := charsmap_of(Folding(folding.read_bytes()).whole_model)):
         model = ModelFile.read(source)
         if model.charsmap:
-            raise MtkitError(f"{run.folder} folds its source text by two rules, and a sentencepiece model holds one")
+            raise MtkitError(f"{run.folder} folds its source text by two rules, but a sentencepiece model has only one")
         source = model.with_charsmap(charsmap).written()
     return {"source.spm": source, "target.spm": target}
 
@@ -82,11 +79,11 @@ def tag_of(run: Run, pieces: Sequence[str]) -> str | None:
 
 
 CLASSES = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForConditionalGeneration")}
-"""The model type and class for each place of the norms."""
+"""{model.norm: (Hugging Face's model type, its class)}."""
 
 
 def check(recipe: Recipe) -> None:
-    """Raises: MtkitError naming what neither class holds."""
+    """Raises: MtkitError for a part of the model that neither class supports."""
     model, part = recipe.model, unlike_plain(recipe, besides=GROUPED)
     if part is not None:
         raise MtkitError(f"Hugging Face's Marian and Pegasus have no {part}")
@@ -94,7 +91,7 @@ def check(recipe: Recipe) -> None:
         raise MtkitError("Hugging Face's Marian and Pegasus have no model.activation swiglu")
     if model.norm == "pre" and model.tie != "all":
         raise MtkitError(
-            f"model.norm pre is Hugging Face's Pegasus, which has no model.tie {model.tie}: it shares one table"
+            f"model.norm pre needs Hugging Face's Pegasus, which has no model.tie {model.tie}: it shares one table"
         )
 
 
@@ -137,12 +134,12 @@ def write(run: Run, model: Network, folder: Path) -> None:
 
 
 def caution(recipe: Recipe) -> str:
-    """What a model loses where transformers trains it on, for people; empty where it loses nothing."""
+    """Return a warning of what a model loses if transformers trains it further; empty if it loses nothing."""
     if recipe.model.norm == "pre" or recipe.model.positions == "sinusoidal-halves":
         return ""
     return (
-        "transformers does not save the positions of a MarianMTModel, so a copy that it saves again has other ones; "
-        "a model that is to be trained on there needs model.positions: sinusoidal-halves"
+        "transformers does not save the positions of a MarianMTModel, so a copy that it saves again has other "
+        "positions; to train the model there, set model.positions: sinusoidal-halves"
     )
 
 
@@ -168,34 +165,30 @@ def _search(run: Run) -> dict[str, Any]:
 
 
 def _tensors(recipe: Recipe, model: Network, weights: Weights) -> dict[str, Tensor]:
-    """All weights under their names. One that is tied stands under one name."""
-    own = model.state_dict()
-    found = {name: _of_all_heads(own[each], each, weights) for each, name in layer_names(recipe.model)}
+    """Return all weights under Hugging Face's names; a tied weight has one name."""
+    ours = model.state_dict()
+    tensors = {theirs: _of_all_heads(ours[name], name, weights) for name, theirs in layer_names(recipe.model)}
     if recipe.model.tie == "all":
-        found[SHARED] = weights.tokens("encoder")
+        tensors[SHARED] = weights.tokens("encoder")
     else:
-        found |= {name: weights.tokens(side) for side, name in TABLES.items()}
+        tensors |= {name: weights.tokens(side) for side, name in TABLES.items()}
     if recipe.model.tie == "none":
-        found[OUTPUT] = weights.output
+        tensors[OUTPUT] = weights.output
     bias = weights.output_bias
-    found[BIAS] = (torch.zeros(len(weights.output)) if bias is None else bias).view(1, -1)
-    found |= {name: weights.positions(side) for side, name in POSITIONS.items()}
-    return {name: each.detach().float().cpu().clone().contiguous() for name, each in found.items()}
+    tensors[BIAS] = (torch.zeros(len(weights.output)) if bias is None else bias).view(1, -1)
+    tensors |= {name: weights.positions(side) for side, name in POSITIONS.items()}
+    return {name: tensor.detach().float().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def _of_all_heads(weight: Tensor, name: str, weights: Weights) -> Tensor:
-    """A weight; keys and values that several heads read are repeated for each of them."""
+    """Return a weight; keys and values that several heads share are repeated for each head."""
     place, *_ = name.rpartition(".")
     attention, _, part = place.rpartition(".")
     if part not in ("k_proj", "v_proj"):
         return weight
     projection: Projection = weights.projection(attention)
-    group = projection.heads // projection.key_heads
-    return (
-        weight
-        if group == 1
-        else weight.unflatten(0, (projection.key_heads, -1)).repeat_interleave(group, 0).flatten(0, 1)
-    )
+    by_head = weight.unflatten(0, (projection.key_heads, -1))
+    return by_head.repeat_interleave(projection.heads // projection.key_heads, 0).flatten(0, 1)
 
 
 def _write_tokenizer(run: Run, folder: Path) -> None:
@@ -218,7 +211,7 @@ def _write_tokenizer(run: Run, folder: Path) -> None:
             "unk_token": HUGGINGFACE[UNK],
             "bos_token": HUGGINGFACE[BOS],
             "eos_token": HUGGINGFACE[EOS],
-            "split_special_tokens": True,  # </s> in a text is text
+            "split_special_tokens": True,  # </s> in text is ordinary text
             "clean_up_tokenization_spaces": False,
             "model_max_length": run.recipe.model.max_length,
         },

@@ -1,8 +1,9 @@
-"""Runs made of models that were trained elsewhere: Hugging Face's Marian, as OPUS-MT and its children have it."""
+"""Import of Hugging Face's Marian models: OPUS-MT, and models that were fine-tuned from it."""
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,17 @@ from mtkit.interchange.marian import (
     MARKS,
     Configuration,
     Numbering,
+    converted_weights,
     decoding_settings,
+    excluded_rows,
     is_tag,
     model_settings,
     number,
-    own_weights,
     positions_of,
     read_configuration,
     read_generation,
     renumbered,
-    unheeded,
-    without_probability,
+    unsupported_search,
 )
 from mtkit.model.build import build_model
 from mtkit.recipe import Recipe, make_recipe
@@ -43,9 +44,21 @@ from mtkit.version import __version__
 FILES = ["*.json", "*.safetensors", "*.spm"]
 """File patterns that are downloaded: no pickles, and no code."""
 
+VOCABULARY = dict[str, int]
+"""Content of vocab.json: {piece: id}."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that was made from another library's model."""
+
+    run: Run
+    notes: list[str]
+    """Differences from that library's translations, for people."""
+
 
 def find_folder(place: str) -> Path:
-    """Return the local folder `place`, or else download the model of that name, as Helsinki-NLP/opus-mt-en-de.
+    """Return the local folder `place`, or else download the model of that name, e.g. Helsinki-NLP/opus-mt-en-de.
 
     Raises: MtkitError if neither exists; RunError for a model without safetensors, with the command that converts it.
     """
@@ -63,27 +76,14 @@ def find_folder(place: str) -> Path:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MtkitError(f"no folder {place}, and it cannot be downloaded from the hub ({reason})") from error
     if not any(folder.glob("*.safetensors")):
-        own = place.rpartition("/")[2]
-        convert = "; ".join(f"{each}.from_pretrained('{place}').save_pretrained('{own}')" for each in "MT")
+        copy = place.rpartition("/")[2]
+        convert = "; ".join(f"{name}.from_pretrained('{place}').save_pretrained('{copy}')" for name in "MT")
         raise RunError(
             f"{place} has no weights as safetensors; a pickle can run code when loaded. Convert it with transformers: "
             f'python -c "from transformers import MarianMTModel as M, MarianTokenizer as T; {convert}", '
-            f"then import {own}"
+            f"then import {copy}"
         )
     return folder
-
-
-VOCABULARY = dict[str, int]
-"""Content of vocab.json: the id of each piece."""
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A run that was made of another library's model."""
-
-    run: Run
-    notes: list[str]
-    """What translates otherwise than there, for people."""
 
 
 def import_marian(
@@ -95,87 +95,90 @@ def import_marian(
     named: str | None = None,
     command: Sequence[str] = (),
 ) -> Imported:
-    """Make the run folder `into` of the Marian model in `folder`.
+    """Make the run folder `into` from the Marian model in `folder`.
 
-    It translates as Hugging Face's class does in float32. The languages are those that tokenizer_config.json names,
-    unless given. `command` is recorded, and `named`, the model's name on the hub, if it was downloaded from there.
+    It translates as Hugging Face's class does in float32. The languages default to those in tokenizer_config.json.
+    run.json records `command`, and `named`, the model's name on the hub, if it was downloaded from there.
 
-    Raises: RunError or DataError, naming the file and what in it mtkit cannot hold; nothing is then written.
+    Raises: RunError or DataError for a file or setting that mtkit does not support; nothing is then written.
     """
     if into.exists():
         raise RunError(f"{into} exists; choose another --name, or remove it")
-    found, generation = read_configuration(folder), read_generation(folder)
-    theirs = _weights(folder)  # before the rest: a pickle is said first
-    _check_sizes(found, theirs, folder / "config.json")
-    sides = _sides(folder, found)
-    languages = _languages(folder, source_language, target_language)
+    config, generation = read_configuration(folder), read_generation(folder)
+    theirs = _weights(folder)
+    _check_sizes(config, theirs, folder / "config.json")
+    sides = _sides(folder, config)
+    source, target = _languages(folder, source_language, target_language)
     tags = sides.source.languages
+    with _located(folder):
+        positions = positions_of(theirs)
     recipe = make_recipe(
         {
             "data": {
-                "source_language": languages[0],
-                "target_language": tags[0] if len(tags) > 1 else languages[1],
+                "source_language": source,
+                "target_language": tags[0] if len(tags) > 1 else target,
                 "tokenizer": sides.settings,
             },
-            "model": {**model_settings(found), "positions": _positions(theirs, folder)},
-            "decoding": decoding_settings(generation, found["max_position_embeddings"]),
+            "model": {**model_settings(config), "positions": positions},
+            "decoding": decoding_settings(generation, config["max_position_embeddings"]),
         },
         origin=str(folder / "config.json"),
     )
+    excluded = excluded_rows(generation)
+    with _located(folder):
+        weights = converted_weights(theirs, recipe.model, sides.source, sides.target, excluded)
     sizes = {"source": len(sides.source.rows), "target": len(sides.target.rows)}
-    try:
-        without = without_probability(generation)
-        weights = own_weights(theirs, recipe.model, sides.source, sides.target, without)
-    except RunError as error:
-        raise RunError(f"{folder}: {error}") from error
     model = build_model(recipe, source_vocabulary=sizes["source"], target_vocabulary=sizes["target"])
     load_weights(model, weights, folder)
-    directions = [f"{languages[0]}-{each}" for each in tags] if len(tags) > 1 else recipe.data.directions
-    about: dict[str, Any] = {
+    about = {
         "format": FORMAT,
         "mtkit": __version__,
         "torch": torch.__version__,
         "imported_from": named or str(folder.resolve()),
-        "directions": directions,
+        "directions": [f"{source}-{tag}" for tag in tags] if len(tags) > 1 else recipe.data.directions,
         "document_pieces": None,
         "init_from": None,
         "vocabularies": sizes,
         "commands": [shlex.join(command)] if command else [],
     }
     _write(into, recipe, about, sides.models, model.state_dict())
-    never = {found["pad_token_id"], sides.target.rows[UNK]}
-    others = unheeded(generation, {row for row in (*without, *never) if row is not None})
-    notes = [f"{folder} searches with {each}, which mtkit's search does not follow" for each in others]
-    if whole := _added_tokens(folder):
-        notes.append(f"{folder} adds {', '.join(whole)} to its tokenizer, which mtkit cuts like other text")
+    never = {*excluded, config["pad_token_id"]} | {row for row in (sides.target.rows[UNK],) if row is not None}
+    ignored = unsupported_search(generation, never)
+    notes = [f"{folder} searches with {setting}, which mtkit's search does not follow" for setting in ignored]
+    if added := _added_tokens(folder):
+        notes.append(f"{folder} adds {', '.join(added)} to its tokenizer, which mtkit cuts like other text")
     return Imported(Run(into), notes)
 
 
-def _check_sizes(found: Configuration, theirs: dict[str, Tensor], path: Path) -> None:
-    """Raises: RunError for a size that no weight has, before anything of that size is made."""
-    largest = max((max(each.shape, default=1) for each in theirs.values()), default=1)
+@contextmanager
+def _located(path: Path) -> Iterator[None]:
+    """Put the path before the message of a RunError, DataError or ValueError; the last becomes a DataError."""
+    try:
+        yield
+    except RunError as error:
+        raise RunError(f"{path}: {error}") from error
+    except (DataError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _check_sizes(config: Configuration, theirs: dict[str, Tensor], path: Path) -> None:
+    """Raises: RunError for a size that no weight has, before anything of that size is allocated."""
+    largest = max((max(tensor.shape, default=1) for tensor in theirs.values()), default=1)
     sizes = {
-        "vocab_size": found["vocab_size"],
-        "decoder_vocab_size": found.get("decoder_vocab_size") or 0,
-        "d_model": found["d_model"],
-        "encoder_ffn_dim": found["encoder_ffn_dim"],
-        "decoder_ffn_dim": found["decoder_ffn_dim"],
+        "vocab_size": config["vocab_size"],
+        "decoder_vocab_size": config.get("decoder_vocab_size") or 0,
+        "d_model": config["d_model"],
+        "encoder_ffn_dim": config["encoder_ffn_dim"],
+        "decoder_ffn_dim": config["decoder_ffn_dim"],
     }
     for key, size in sizes.items():
         if size > largest:
             raise RunError(f"{path}: {key} = {size:,}, and the weights have at most {largest:,} rows or columns")
 
 
-def _positions(theirs: dict[str, Tensor], folder: Path) -> str:
-    try:
-        return positions_of(theirs)
-    except RunError as error:
-        raise RunError(f"{folder}: {error}") from error
-
-
 @dataclass(frozen=True)
 class _Sides:
-    """The vocabularies of both sides, and the tokenizers by file name."""
+    """The vocabularies of both sides, and the tokenizers' {file name: content}."""
 
     source: Numbering
     target: Numbering
@@ -184,27 +187,25 @@ class _Sides:
     """The recipe's `data.tokenizer`."""
 
 
-def _sides(folder: Path, found: Configuration) -> _Sides:
-    """Raises: DataError naming the file where pieces, ids and models do not go together."""
+def _sides(folder: Path, config: Configuration) -> _Sides:
+    """Read both vocabularies. Raises: DataError with the file if pieces, ids and models do not match."""
     paths = {side: folder / f"{side}.spm" for side in ("source", "target")}
     models = {side: _model(path) for side, path in paths.items()}
-    # a folder may hold a target_vocab.json that is not in use
-    separate = _said(folder).get("separate_vocabs") is True
-    size = found["vocab_size"]
-    ids = {"pad": found["pad_token_id"], "eos": found["eos_token_id"], "start": found["decoder_start_token_id"]}
+    # a folder may have a target_vocab.json that is not used
+    separate = _tokenizer_config(folder).get("separate_vocabs") is True
+    size = config["vocab_size"]
+    ids = {"pad": config["pad_token_id"], "eos": config["eos_token_id"], "start": config["decoder_start_token_id"]}
     if separate:
-        size_of_target = found.get("decoder_vocab_size") or size
-        # no source begins with a mark: what stands for it there is any row
+        target_size = config.get("decoder_vocab_size") or size
+        # no source begins with a start mark, so its row does not matter
         source = _numbered(folder / "vocab.json", [models["source"]], size=size, **{**ids, "start": ids["pad"]})
-        target = _numbered(folder / "target_vocab.json", [models["target"]], size=size_of_target, **ids)
+        target = _numbered(folder / "target_vocab.json", [models["target"]], size=target_size, **ids)
     else:
         source = target = _numbered(folder / "vocab.json", list(models.values()), size=size, **ids)
     written = {}
     for (side, model), numbering in zip(models.items(), (source, target), strict=True):
-        try:
+        with _located(paths[side]):
             written[f"{side}.model"] = renumbered(model, numbering.pieces, numbering.marks).written()
-        except ValueError as error:
-            raise DataError(f"{paths[side]}: {error}") from error
     if written["source.model"] == written["target.model"]:
         written = {"joint.model": written["source.model"]}
     kinds = {model.kind for model in models.values()}
@@ -214,7 +215,7 @@ def _sides(folder: Path, found: Configuration) -> _Sides:
         "kind": kinds.pop(),
         "joint": not separate,
         "vocabulary": max(len(source.rows), len(target.rows)),
-        "normalization": "identity",  # theirs is part of the sentencepiece models
+        "normalization": "identity",  # the sentencepiece models include Marian's normalisation
         "byte_fallback": all(model.byte_fallback for model in models.values()),
     }
     return _Sides(source, target, written, settings)
@@ -222,10 +223,8 @@ def _sides(folder: Path, found: Configuration) -> _Sides:
 
 def _numbered(path: Path, models: Sequence[ModelFile], **ids: int) -> Numbering:
     vocabulary = read_stored(path, VOCABULARY, "give the folder of a Marian model", error=DataError)
-    try:
+    with _located(path):
         return number(vocabulary, models, **ids)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def _model(path: Path) -> ModelFile:
@@ -238,53 +237,53 @@ def _model(path: Path) -> ModelFile:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the folder's safetensors files. Raises: RunError where there are none but a pickle."""
+    """Read all safetensors files of the folder. Raises: RunError if it has none, with the conversion of a pickle."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        pickles = sorted(each.name for each in folder.glob("*") if each.suffix in PICKLES)
+        pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
         if pickles:
             convert = f"M.from_pretrained('{folder}').save_pretrained('{folder}')"
             raise RunError(
                 f"{folder} holds its weights as the pickle {pickles[0]}, which can run code when loaded; convert it "
                 f'with transformers: python -c "from transformers import MarianMTModel as M; {convert}"'
             )
-        raise RunError(f"{folder} holds no weights: no .safetensors file")
+        raise RunError(f"{folder} has no weights: no .safetensors file")
     return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
 
 
-def _said(folder: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json; nothing where there is none, as Hugging Face takes its defaults then."""
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Read tokenizer_config.json; {} if it is missing, because Hugging Face then uses its defaults."""
     path = folder / "tokenizer_config.json"
     return read_stored(path, dict[str, Any], "mend it or remove it", error=DataError) if path.exists() else {}
 
 
 def _added_tokens(folder: Path) -> list[str]:
-    """Tokens that a fine-tuned model's tokenizer never cuts, but for the special ones and language tags."""
+    """List the tokens that a fine-tuned model's tokenizer never splits, except special tokens and language tags."""
     path = folder / "added_tokens.json"
     listed = read_stored(path, VOCABULARY, "mend it or remove it", error=DataError) if path.exists() else {}
-    said = _said(folder).get("added_tokens_decoder")
-    entries = said.values() if isinstance(said, dict) else ()
-    contents = [str(each.get("content")) for each in entries if isinstance(each, dict) and "content" in each]
-    return [each for each in dict.fromkeys([*listed, *contents]) if each not in MARKS.values() and not is_tag(each)]
+    decoder = _tokenizer_config(folder).get("added_tokens_decoder")
+    entries = decoder.values() if isinstance(decoder, dict) else ()
+    contents = [str(entry.get("content")) for entry in entries if isinstance(entry, dict) and "content" in entry]
+    tokens = dict.fromkeys([*listed, *contents])
+    return [token for token in tokens if token not in MARKS.values() and not is_tag(token)]
 
 
 def _languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str]:
-    """Raises: MtkitError where neither the caller nor tokenizer_config.json names them."""
-    path = folder / "tokenizer_config.json"
-    said = _said(folder)
-    found = source or said.get("source_lang"), target or said.get("target_lang")
-    for language, name in zip(found, ("source", "target"), strict=True):
+    """Return both languages. Raises: MtkitError if neither the caller nor tokenizer_config.json names one."""
+    config = _tokenizer_config(folder)
+    languages = source or config.get("source_lang"), target or config.get("target_lang")
+    for language, name in zip(languages, ("source", "target"), strict=True):
         if not language or not isinstance(language, str):
-            raise MtkitError(f"{path} does not say the {name} language; give --{name}-language, as in en or de")
-    return str(found[0]), str(found[1])
+            path = folder / "tokenizer_config.json"
+            raise MtkitError(f"{path} does not name the {name} language; give --{name}-language, as in en or de")
+    return str(languages[0]), str(languages[1])
 
 
 def _write(
     folder: Path, recipe: Recipe, about: dict[str, Any], models: dict[str, bytes], weights: dict[str, Tensor]
 ) -> None:
     with writing(folder) as temporary:
-        temporary.mkdir()
-        (temporary / "tokenizer").mkdir()
+        (temporary / "tokenizer").mkdir(parents=True)
         for name, content in models.items():
             (temporary / "tokenizer" / name).write_bytes(content)
         path = temporary / "checkpoints" / "update-00000000"

@@ -24,7 +24,7 @@ from mtkit.text.model_file import ModelFile, ModelPiece, PieceType
 from mtkit.text.tokenizer import BOS, BREAK, EOS, PAD, SPECIALS, UNK
 
 ACTIVATIONS = {"swish": "swish", "silu": "swish", "relu": "relu", "gelu": "gelu"}
-"""mtkit's names of Hugging Face's activations."""
+"""{Hugging Face's name: mtkit's name}."""
 
 FIXED: dict[str, tuple[Any, Any]] = {
     "scale_embedding": (True, False),
@@ -34,7 +34,7 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "encoder_layerdrop": (0, 0),
     "decoder_layerdrop": (0, 0),
 }
-"""What a setting must be, and what it is where the configuration does not say: Hugging Face's own default."""
+"""{setting of config.json: (the only value that mtkit supports, Hugging Face's default)}."""
 
 SEARCH: dict[str, Any] = {
     "num_beam_groups": 1,
@@ -44,12 +44,12 @@ SEARCH: dict[str, Any] = {
     "do_sample": False,
     "diversity_penalty": 0.0,
 }
-"""Settings of Hugging Face's search that mtkit's has not, with the value at which they do nothing."""
+"""{setting of Hugging Face's search that mtkit lacks: the value that disables it}."""
 
 
 @stored
 class Configuration(TypedDict):
-    """config.json, as far as mtkit reads it."""
+    """The keys of config.json that mtkit reads."""
 
     model_type: str
     vocab_size: Count
@@ -76,7 +76,7 @@ class Configuration(TypedDict):
 
 @stored
 class Generation(TypedDict):
-    """generation_config.json, as far as mtkit reads it; the settings may stand in config.json too."""
+    """The keys of generation_config.json, or of config.json in its place, that mtkit reads."""
 
     num_beams: NotRequired[Count | None]
     length_penalty: NotRequired[float | None]
@@ -88,119 +88,125 @@ class Generation(TypedDict):
 
 
 def read_configuration(folder: Path) -> Configuration:
-    """config.json. Raises: RunError where it is missing or damaged, or has a setting that mtkit's model lacks."""
+    """Read config.json. Raises: RunError if it is missing or damaged, or has a value that mtkit does not support."""
     path = folder / "config.json"
     if path.exists():
         check_regular(folder)
-    found = read_stored(path, Configuration, "give the folder of a Marian model", error=RunError)
-    if found["model_type"] not in ("marian", "pegasus"):
-        raise RunError(f"{path}: model_type = {found['model_type']}: mtkit imports marian and pegasus")
-    if found["activation_function"] not in ACTIVATIONS:
-        raise RunError(
-            f"{path}: activation_function = {found['activation_function']}: mtkit's model has {', '.join(ACTIVATIONS)}"
-        )
+    config = read_stored(path, Configuration, "give the folder of a Marian model", error=RunError)
+    if config["model_type"] not in ("marian", "pegasus"):
+        raise RunError(f"{path}: model_type = {config['model_type']}: mtkit imports marian and pegasus")
+    if (activation := config["activation_function"]) not in ACTIVATIONS:
+        raise RunError(f"{path}: activation_function = {activation}: mtkit's model supports {', '.join(ACTIVATIONS)}")
     for key, (needed, default) in FIXED.items():
-        value = found.get(key, default)
+        value = config.get(key, default)
         if value != needed:
-            raise RunError(f"{path}: {key} = {value}: mtkit's model has {needed} alone")
-    for one, other in (
-        ("encoder_attention_heads", "decoder_attention_heads"),
-        ("encoder_ffn_dim", "decoder_ffn_dim"),
-    ):
-        if found.get(one) != found.get(other):
+            raise RunError(f"{path}: {key} = {value}: mtkit's model supports only {needed}")
+    sides = config["encoder_attention_heads"], config["decoder_attention_heads"]
+    widths = config["encoder_ffn_dim"], config["decoder_ffn_dim"]
+    for key, (encoder, decoder) in (("attention_heads", sides), ("ffn_dim", widths)):
+        if encoder != decoder:
             raise RunError(
-                f"{path}: {one} = {found.get(one)} and {other} = {found.get(other)}: mtkit's model has one number"
+                f"{path}: encoder_{key} = {encoder} and decoder_{key} = {decoder}: mtkit's model has one number"
             )
-    return found
+    return config
 
 
 def read_generation(folder: Path) -> Generation:
-    """generation_config.json, or what config.json says instead. Raises: RunError where it is damaged."""
+    """Read generation_config.json, or config.json if it is missing. Raises: RunError if the file is damaged."""
     path = folder / "generation_config.json"
     path = path if path.exists() else folder / "config.json"
     return read_stored(path, Generation, "mend it or remove it", error=RunError)
 
 
-def model_settings(found: Configuration) -> dict[str, Any]:
-    """The recipe's `model` for a configuration; positions are what the weights say (`positions_of`)."""
-    pre = found["model_type"] == "pegasus" or found.get("normalize_before", False)
-    shared, tied = found.get("share_encoder_decoder_embeddings", True), found.get("tie_word_embeddings", True)
+def model_settings(config: Configuration) -> dict[str, Any]:
+    """Return the recipe's `model` section, without `positions` (`positions_of`)."""
+    pre = config["model_type"] == "pegasus" or config.get("normalize_before", False)
+    shared, tied = config.get("share_encoder_decoder_embeddings", True), config.get("tie_word_embeddings", True)
     return {
-        "d_model": found["d_model"],
-        "heads": found["encoder_attention_heads"],
-        "feed_forward": found["encoder_ffn_dim"],
-        "encoder_layers": found["encoder_layers"],
-        "decoder_layers": found["decoder_layers"],
+        "d_model": config["d_model"],
+        "heads": config["encoder_attention_heads"],
+        "feed_forward": config["encoder_ffn_dim"],
+        "encoder_layers": config["encoder_layers"],
+        "decoder_layers": config["decoder_layers"],
         "norm": "pre" if pre else "post",
-        "activation": ACTIVATIONS[found["activation_function"]],
+        "activation": ACTIVATIONS[config["activation_function"]],
         "tie": ("all" if shared else "decoder") if tied else "none",
         "output_bias": True,
-        "dropout": found.get("dropout", 0.1),
-        "attention_dropout": found.get("attention_dropout", 0.0),
-        "activation_dropout": found.get("activation_dropout", 0.0),
-        "max_length": found["max_position_embeddings"],
+        "dropout": config.get("dropout", 0.1),
+        "attention_dropout": config.get("attention_dropout", 0.0),
+        "activation_dropout": config.get("activation_dropout", 0.0),
+        "max_length": config["max_position_embeddings"],
     }
 
 
-def decoding_settings(found: Generation, longest: int) -> dict[str, Any]:
-    """The recipe's `decoding`; a translation has at most the pieces that Hugging Face's search allows."""
-    beam, most = found.get("num_beams") or 1, found.get("max_length")
-    penalty = found.get("length_penalty")
+def decoding_settings(generation: Generation, longest: int) -> dict[str, Any]:
+    """Return the recipe's `decoding` section, with Hugging Face's maximum length, by default `longest`."""
+    beam, penalty = generation.get("num_beams") or 1, generation.get("length_penalty")
     return {
         "method": "beam" if beam > 1 else "greedy",
         **({"beam": min(beam, MOST_HYPOTHESES)} if beam > 1 else {}),
         "length_penalty": 1.0 if penalty is None else penalty,
-        "no_repeat_ngram": found.get("no_repeat_ngram_size") or 0,
-        "max_pieces": max((most or longest) - 1, 1),  # their limit counts the start mark
+        "no_repeat_ngram": generation.get("no_repeat_ngram_size") or 0,
+        "max_pieces": max((generation.get("max_length") or longest) - 1, 1),  # their limit counts the start mark
     }
 
 
-def without_probability(found: Generation) -> set[int]:
-    """Pieces, by their rows, that Hugging Face's search takes out before it normalises what is left."""
-    return {word[0] for word in found.get("bad_words_ids") or [] if len(word) == 1 and found.get("renormalize_logits")}
+def excluded_rows(generation: Generation) -> set[int]:
+    """Return the rows of pieces that Hugging Face's search excludes before it normalises the probabilities again."""
+    if not generation.get("renormalize_logits"):
+        return set()
+    return {word[0] for word in generation.get("bad_words_ids") or [] if len(word) == 1}
 
 
-def unheeded(found: Mapping[str, Any], never: Set[int]) -> list[str]:
-    """Settings of Hugging Face's search that mtkit's does not follow, as key = value; it gives no piece of `never`."""
-    given = ((key, found.get(key), nothing) for key, nothing in SEARCH.items())
-    others = [f"{key} = {value}" for key, value, nothing in given if value not in (None, nothing)]
-    words = [word for word in found.get("bad_words_ids") or [] if len(word) != 1 or word[0] not in never]
+def unsupported_search(generation: Mapping[str, Any], never: Set[int]) -> list[str]:
+    """List the settings of Hugging Face's search that mtkit ignores, as "key = value".
+
+    mtkit's search never predicts the rows `never`.
+    """
+    others = [f"{key} = {generation[key]}" for key, off in SEARCH.items() if generation.get(key) not in (None, off)]
+    words = [word for word in generation.get("bad_words_ids") or [] if len(word) != 1 or word[0] not in never]
     others += [f"bad_words_ids = {words}"] if words else []
-    if found.get("renormalize_logits") and found.get("no_repeat_ngram_size"):
+    if generation.get("renormalize_logits") and generation.get("no_repeat_ngram_size"):
         others.append("renormalize_logits = True with no_repeat_ngram_size")
-    early = found.get("early_stopping") or False
-    sooner = (found.get("num_beams") or 1) > 1 and early is not True
-    return [*others, f"early_stopping = {early}"] if sooner else others
+    early = generation.get("early_stopping") or False
+    if (generation.get("num_beams") or 1) > 1 and early is not True:
+        others.append(f"early_stopping = {early}")
+    return others
 
 
 FIRST = len(SPECIALS)
-"""The number of the first piece of the vocabulary."""
+"""Id of the first piece after the special ones."""
 
-NEVER_CUT = {"unigram": PieceType.UNUSED, "bpe": PieceType.CONTROL}
-"""What pieces are that the model itself does not know. In BPE any other type would take part in merges."""
+MARKS = {PAD: "<pad>", UNK: "<unk>", EOS: "</s>"}
+"""Marian's spelling of the special pieces."""
+
+NEVER = -100.0
+"""Output bias of a piece that Marian's model lacks: its probability is 0 in float32."""
+
+UNUSED_TYPE = {"unigram": PieceType.UNUSED, "bpe": PieceType.CONTROL}
+"""Type of vocabulary pieces that the sentencepiece model lacks. In BPE, any other type would change the merges."""
 
 
 def ordinary(model: ModelFile) -> dict[str, ModelPiece]:
-    """The pieces that text can be cut into, by their spelling."""
+    """Return the pieces that occur in segmented text, by their spelling."""
     text = (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.BYTE)
-    return {each.text: each for each in model.pieces if each.type in text}
+    return {piece.text: piece for piece in model.pieces if piece.type in text}
 
 
 def renumbered(model: ModelFile, vocabulary: Sequence[str], marks: Sequence[str] = ()) -> ModelFile:
-    """The model with mtkit's special pieces, then the vocabulary in its order.
+    """Return the model with mtkit's special pieces first, then the vocabulary in its order. It segments text as before.
 
-    It cuts text as before. The vocabulary has all `ordinary` pieces of the model; into its others text is never cut,
-    and `marks` among them are decoded as nothing.
+    The vocabulary has all `ordinary` pieces of the model; its other pieces never occur in segmented text, and `marks`
+    among them are decoded as the empty string.
 
-    Raises: ValueError where a piece is missing, comes twice or is one of the special ones, and for a model of another
-    kind than unigram and bpe.
+    Raises: ValueError if a piece is missing, repeated or special, and if the model is neither unigram nor bpe.
     """
-    if model.kind not in NEVER_CUT:
+    if model.kind not in UNUSED_TYPE:
         raise ValueError(f"it cuts text by the algorithm {model.kind}, not unigram or bpe")
-    known, silent, other = ordinary(model), set(marks), NEVER_CUT[model.kind]
+    known, silent, other = ordinary(model), set(marks), UNUSED_TYPE[model.kind]
     every = [*SPECIALS, *vocabulary]
     if len(set(every)) < len(every) or "" in every:
-        twice = next(each for place, each in enumerate(every) if not each or each in every[:place])
+        twice = next(piece for place, piece in enumerate(every) if not piece or piece in every[:place])
         raise ValueError(f"the piece {twice!r} is empty or comes twice")
     if missing := known.keys() - set(every):
         raise ValueError(f"its piece {min(missing)!r} is not in the vocabulary")
@@ -212,13 +218,6 @@ def renumbered(model: ModelFile, vocabulary: Sequence[str], marks: Sequence[str]
     return model.with_specials((*specials, *others))
 
 
-MARKS = {PAD: "<pad>", UNK: "<unk>", EOS: "</s>"}
-"""Spelling of the special pieces in Marian."""
-
-NEVER = -100.0
-"""Output bias of a piece that Marian's model lacks: its probability is 0 in float32."""
-
-
 @dataclass(frozen=True)
 class Numbering:
     """Pieces of one side, numbered by mtkit's ids."""
@@ -228,17 +227,17 @@ class Numbering:
     rows: tuple[int | None, ...]
     """Row of Marian's weights for each id; None if Marian has none."""
     added: frozenset[int]
-    """Ids without a row of their own: the model never predicts them."""
+    """Ids that share a row with another id, or have none: the model never predicts them."""
 
     @property
     def languages(self) -> list[str]:
-        """Target languages that a source can select by its first piece, as fra for >>fra<<."""
-        return [each[2:-2] for each in self.pieces if is_tag(each)]
+        """Target languages that the first piece of a source can select, e.g. fra for >>fra<<."""
+        return [piece[2:-2] for piece in self.pieces if is_tag(piece)]
 
     @property
     def marks(self) -> list[str]:
         """Pieces that are not text: tags, and rows without a name."""
-        return [each for each in self.pieces if is_tag(each) or each.startswith("< ")]
+        return [piece for piece in self.pieces if is_tag(piece) or piece.startswith("< ")]
 
     def embeddings(self, weight: Tensor) -> Tensor:
         """Reorder Marian's rows (V', D) to mtkit's (V, D), zeros for missing rows. Raises: RunError for another V'."""
@@ -247,17 +246,22 @@ class Numbering:
         index = [len(weight) if row is None else row for row in self.rows]
         return torch.cat([weight, zeros])[index]
 
-    def biases(self, bias: Tensor, without: Set[int] = frozenset()) -> Tensor:
-        """Reorder Marian's logit biases (V',) to mtkit's (V,): `NEVER` for rows in `without` and ids in `added`."""
+    def biases(self, bias: Tensor, excluded: Set[int] = frozenset()) -> Tensor:
+        """Reorder Marian's logit biases (V',) to mtkit's (V,): `NEVER` for rows in `excluded` and ids in `added`."""
         self._check(len(bias), "biases")
-        found = bias[[row or 0 for row in self.rows]].clone()
-        found[[number for number, row in enumerate(self.rows) if number in self.added or row in without]] = NEVER
-        return found
+        reordered = bias[[row or 0 for row in self.rows]].clone()
+        never = [number for number, row in enumerate(self.rows) if number in self.added or row in excluded]
+        reordered[never] = NEVER
+        return reordered
 
-    def _check(self, there: int, what: str) -> None:
-        rows = max(row for row in self.rows if row is not None) + 1
-        if there != rows:
-            raise RunError(f"the weights have {there:,} {what}, and config.json says {rows:,}")
+    @property
+    def count(self) -> int:
+        """Number of rows of Marian's weights."""
+        return max(row for row in self.rows if row is not None) + 1
+
+    def _check(self, count: int, what: str) -> None:
+        if count != self.count:
+            raise RunError(f"the weights have {count:,} {what}, but config.json has {self.count:,}")
 
 
 def is_tag(piece: str) -> bool:
@@ -283,7 +287,7 @@ def number(
     if beyond := [row for row in (pad, eos, start) if not 0 <= row < size]:
         raise DataError(f"the id {beyond[0]} of a special piece is outside the {size:,} rows of the weights")
     if vocabulary.get(MARKS[EOS], eos) != eos:
-        raise DataError(f"{MARKS[EOS]} has the id {vocabulary[MARKS[EOS]]}, and eos_token_id is {eos}")
+        raise DataError(f"{MARKS[EOS]} has the id {vocabulary[MARKS[EOS]]}, but eos_token_id is {eos}")
     special = {PAD: pad, UNK: unknown, EOS: eos, BOS: start, BREAK: vocabulary.get(SPECIALS[BREAK])}
     taken: dict[int | None, int] = {}
     for mark, row in special.items():  # the first mark with a row owns it
@@ -293,20 +297,18 @@ def number(
     others = [row for row in range(size) if row not in taken]
     pieces = [names.get(row, f"< {row}>") for row in others]
     known = {*pieces, *(names[row] for row in taken if row in names)}
-    more = [
-        piece for piece in dict.fromkeys(each for model in models for each in ordinary(model)) if piece not in known
-    ]
+    of_models = dict.fromkeys(piece for model in models for piece in ordinary(model))
+    more = [piece for piece in of_models if piece not in known]
     added |= set(range(FIRST + len(pieces), FIRST + len(pieces) + len(more)))
     return Numbering((*pieces, *more), (*rows, *others, *[unknown] * len(more)), frozenset(added))
 
 
 OUTPUT, BIAS, SHARED = "lm_head.weight", "final_logits_bias", "model.shared.weight"
-
 TABLES = {side: f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")}
-KINDS = ("sinusoidal-halves", "sinusoidal")
-"""What a table of positions may be, as the recipe names it: the first is Hugging Face's own."""
-
 POSITIONS = {side: f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
+
+KINDS = ("sinusoidal-halves", "sinusoidal")
+"""Supported tables of positions, as the recipe names them; the first is Hugging Face's default."""
 
 _PARTS = {
     "attention": "self_attn",
@@ -327,64 +329,64 @@ _OF_BOTH = ("feed_forward.inner", "feed_forward.outer", "feed_forward_residual.n
 
 
 def layer_names(settings: ModelSettings) -> Iterator[tuple[str, str]]:
-    """mtkit's name and Hugging Face's of each weight that belongs to no vocabulary."""
+    """Yield (mtkit's name, Hugging Face's name) of each weight except embeddings, positions and output."""
     for side, layers in (("encoder", settings.encoder_layers), ("decoder", settings.decoder_layers)):
-        for number in range(layers):
+        for layer in range(layers):
             for part in (*_OF_SIDE[side], *_OF_BOTH):
                 projections = ("q_proj.", "k_proj.", "v_proj.", "out_proj.") if part.endswith("attention") else ("",)
-                for name in (f"{each}{kind}" for each in projections for kind in ("weight", "bias")):
-                    yield f"{side}.{number}.{part}.{name}", f"model.{side}.layers.{number}.{_PARTS[part]}.{name}"
+                for name in (f"{projection}{kind}" for projection in projections for kind in ("weight", "bias")):
+                    yield f"{side}.{layer}.{part}.{name}", f"model.{side}.layers.{layer}.{_PARTS[part]}.{name}"
         if settings.norm == "pre":
             for kind in ("weight", "bias"):
                 yield f"{side}_norm.{kind}", f"model.{side}.layer_norm.{kind}"
 
 
-def own_weights(
+def converted_weights(
     theirs: Mapping[str, Tensor],
     settings: ModelSettings,
     source: Numbering,
     target: Numbering,
-    without: Set[int] = frozenset(),
+    excluded: Set[int] = frozenset(),
 ) -> dict[str, Tensor]:
-    """Hugging Face's weights under mtkit's names, in float32, the vocabulary with mtkit's numbers.
+    """Return Hugging Face's weights under mtkit's names, in float32, with mtkit's order of pieces.
 
-    Rows `without` probability are target pieces that the search never gives.
+    The search never predicts target pieces of the rows `excluded`.
 
-    Raises: RunError for a weight that is missing, and for one that mtkit's model has no place for.
+    Raises: RunError for a missing weight, and for a weight that mtkit's model lacks.
     """
-    names, used = dict(layer_names(settings)), set[str]()
+    used = set[str]()
 
-    def take(*known: str) -> Tensor:
-        """The first of these weights that is there: libraries write tied ones under one of their names."""
-        used.update(known)
-        found = next((theirs[name] for name in known if name in theirs), None)
-        if found is None:
-            raise RunError(f"the weight {known[0]} is missing")
-        return found.float()
+    def take(*names: str) -> Tensor:
+        """Return the first of these weights that exists: libraries save tied weights under one of their names."""
+        used.update(names)
+        weight = next((theirs[name] for name in names if name in theirs), None)
+        if weight is None:
+            raise RunError(f"the weight {names[0]} is missing")
+        return weight.float()
 
-    found = {own: take(name) for own, name in names.items()}
+    weights = {ours: take(name) for ours, name in layer_names(settings)}
     if settings.tie == "all":
         table = source.embeddings(take(SHARED, OUTPUT, *TABLES.values()))
-        found |= dict.fromkeys(("source_embedding.tokens.weight", "target_embedding.tokens.weight"), table)
+        weights |= dict.fromkeys(("source_embedding.tokens.weight", "target_embedding.tokens.weight"), table)
     else:
         tied = (OUTPUT,) if settings.tie == "decoder" else ()
         shared = () if settings.tie == "decoder" else (SHARED,)
-        found["source_embedding.tokens.weight"] = source.embeddings(take(TABLES["encoder"], *shared))
-        found["target_embedding.tokens.weight"] = target.embeddings(take(TABLES["decoder"], *tied, *shared))
+        weights["source_embedding.tokens.weight"] = source.embeddings(take(TABLES["encoder"], *shared))
+        weights["target_embedding.tokens.weight"] = target.embeddings(take(TABLES["decoder"], *tied, *shared))
         if settings.tie == "none":
-            found["output.weight"] = target.embeddings(take(OUTPUT))
+            weights["output.weight"] = target.embeddings(take(OUTPUT))
     used.update({BIAS, *POSITIONS.values()})
-    rows = max(row for row in target.rows if row is not None) + 1
-    found["output_bias"] = target.biases(theirs.get(BIAS, torch.zeros(rows)).float().flatten(), without)
+    bias = theirs.get(BIAS, torch.zeros(target.count))
+    weights["output_bias"] = target.biases(bias.float().flatten(), excluded)
     if others := sorted(theirs.keys() - used):
         raise RunError(f"mtkit's model has no place for the weight {others[0]}")
-    return found
+    return weights
 
 
 def positions_of(theirs: Mapping[str, Tensor]) -> str:
-    """The recipe's `model.positions` for the tables among the weights; Hugging Face's own where there are none.
+    """Return the recipe's `model.positions` for the tables among the weights; without any, Hugging Face's default.
 
-    Raises: RunError where a table is neither kind of sines and cosines.
+    Raises: RunError if a table does not have the sines and cosines of a supported kind.
     """
     kinds = {_kind(name, theirs[name]) for name in POSITIONS.values() if name in theirs} or {KINDS[0]}
     if len(kinds) > 1:
@@ -394,8 +396,7 @@ def positions_of(theirs: Mapping[str, Tensor]) -> str:
 
 def _kind(name: str, table: Tensor) -> str:
     for kind in KINDS:
-        if torch.allclose(
-            table.float(), Sinusoidal(table.shape[0], table.shape[1], kind).table, atol=2e-3
-        ):  # what float16 rounds off
+        sines = Sinusoidal(table.shape[0], table.shape[1], kind).table
+        if torch.allclose(table.float(), sines, atol=2e-3):  # the rounding of float16
             return kind
-    raise RunError(f"the weight {name} is another table than sines and cosines")
+    raise RunError(f"the weight {name} is not a table of sines and cosines")

@@ -1,4 +1,4 @@
-"""Writing files so that a kill or a full disk never leaves half of one."""
+"""Atomic files: a kill or a full disk never leaves a part of one."""
 
 import errno
 import gzip
@@ -32,12 +32,12 @@ FILES_OF_RUNS = {
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """The path of a file or folder that mtkit keeps at `names` below `folder`, which may itself be a link.
+    """Return the path of a file or folder of mtkit at `names` below `folder`, which may itself be a link.
 
-    All code that writes or removes files in a folder gets their paths here. Such a folder may come from anybody, so a
-    link in it could point to any file of the user.
+    All code that writes or removes files in a folder calls this. The folder may come from another person, so a link in
+    it could point to any file of the user.
 
-    Raises: MtkitError if one of the paths on the way is a link, or a name is not the name of a file.
+    Raises: MtkitError if a path below `folder` is a link, or a name is not a file name.
     """
     path = folder
     for name in names:
@@ -53,23 +53,23 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
-    """Check, before long work, that files which a user named can be written and that they replace no needed file.
+    """Check, before long work, that output files named by a user can be written and replace no file that is needed.
 
-    An output must not be one of the `inputs`, another output, or a file that mtkit keeps in a run, in prepared data, or
-    beside an output that is not complete yet. Links are followed. Devices and pipes pass.
+    An output must not be an input, another output, a file that mtkit keeps in a run or in prepared data, or an
+    unfinished file of another output. Links are followed. Devices and pipes are valid outputs.
 
-    Raises: MtkitError for such an output, for a folder, and for a place that cannot be written.
+    Raises: MtkitError for such an output, for a folder, and for a path that cannot be written.
     """
     written: dict[Path, Path] = {}
     for output in outputs:
         if is_device(output):
             continue
-        _check_kept(output)
+        _check_not_kept(output)
         check_writable(output)
         place = Path(os.path.realpath(output))
         for path in (place, *map(place.with_name, (f"{place.name}{end}" for end in UNFINISHED))):
             if path in written:
-                raise MtkitError(f"{output} cannot hold two outputs; give each a file of its own")
+                raise MtkitError(f"{output} cannot hold two outputs; give each output its own file")
             written[path] = output
     for path in inputs:
         for place, output in written.items():
@@ -78,24 +78,24 @@ def check_outputs(outputs: Sequence[Path], inputs: Iterable[Path] = ()) -> None:
 
 
 UNFINISHED = (".partial", ".partial.jsonl", ".partial.lock")
-"""Ends of the names of files that are kept beside an output until it is complete: its text, its record and its lock."""
+"""Suffixes of an unfinished output's files: its text, its record and its lock."""
 
 
 def is_device(path: Path) -> bool:
-    """Whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
+    """Return whether the path is a device or a pipe, which no file may replace; /dev/stdout always counts as one."""
     descriptor = str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd")
     return path.exists() and (descriptor or not (path.is_file() or path.is_dir()))
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path, for a file or a folder, that replaces `path` when the block ends well.
+    """Yield a temporary path, for a file or a folder, that replaces `path` if the block raises no error.
 
-    The new content is on the disk before it takes its place; when the block fails, nothing of it stays. An existing
-    folder at `path` is replaced whole; a link stays one, so paths in a folder come from `inside`. Content for a device
-    or a pipe is copied there. What processes that were killed here left is removed.
+    The content is synced to disk before it replaces the old content; after an error, it is removed. An existing folder
+    is replaced as a unit. The target of a link is replaced, so paths in a folder come from `inside`. Content for a
+    device or a pipe is copied there. Temporary files of killed processes are removed.
 
-    Raises: MtkitError where the disk is full or the place cannot be written.
+    Raises: MtkitError if the disk is full or the path cannot be written.
     """
     place = Path(os.path.realpath(path))
     try:
@@ -107,48 +107,48 @@ def writing(path: Path) -> Iterator[Path]:
             return
         place.parent.mkdir(parents=True, exist_ok=True)
         _clear_after_kills(place)
-        with _own_folder(place) as own:
-            temporary = own / place.name
+        with _locked_folder(place) as folder_of_temporary:
+            temporary = folder_of_temporary / place.name
             yield temporary
             for file in sorted(temporary.rglob("*")) if temporary.is_dir() else [temporary]:
                 if file.is_file():
-                    _to_disk(file)
+                    _sync(file)
             if place.is_dir() and temporary.is_dir():
-                place.rename(own / f"{place.name}.replaced")
+                place.rename(folder_of_temporary / f"{place.name}.replaced")
                 temporary.rename(place)
             else:
                 temporary.replace(place)
-            _to_disk(place.parent)
+            _sync(place.parent)
     except BrokenPipeError:
-        raise  # the block's, whose reader has left: nothing is wrong with this file
+        raise  # raised in the block, not for this file
     except IsADirectoryError as error:
         raise MtkitError(f"{path} is a folder; give the name of a file to write") from error
     except OSError as error:
         raise MtkitError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another place"
-        ) from (error)
+        ) from error
 
 
 def check_writable(path: Path) -> None:
-    """Tries the place of a file that long work will write, and leaves nothing there.
+    """Check, before long work, that a file can be written; nothing is left there.
 
-    Raises: MtkitError for a folder, and where the place cannot be written.
+    Raises: MtkitError for a folder, and for a path that cannot be written.
     """
     if path.is_dir():
         raise MtkitError(f"{path} is a folder; give the name of a file to write")
     place = Path(os.path.realpath(path))
     try:
-        there = next(each for each in place.parents if each.exists())
-        with _own_folder(there / place.name):
+        existing = next(folder for folder in place.parents if folder.exists())
+        with _locked_folder(existing / place.name):
             pass
     except OSError as error:
         raise MtkitError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
 def check_regular(folder: Path) -> None:
-    """Check that all files in a folder are regular: a reader could wait for a pipe or a device without end.
+    """Check that all files in a folder are regular: reading a pipe or a device could block forever.
 
-    Raises: MtkitError that names the first file that is not regular.
+    Raises: MtkitError for the first file that is not regular.
     """
     for place, _, names in os.walk(folder):
         for name in names:
@@ -158,31 +158,31 @@ def check_regular(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all; in gzip format if the name ends in .gz."""
+    """Write UTF-8 text atomically, in gzip format if the name ends in .gz."""
     with writing(path) as temporary:
         temporary.write_bytes(packed(path, text.encode()))
 
 
 def packed(path: Path, content: bytes) -> bytes:
-    """The content, or part of it, as the file at `path` holds it: if the name ends in .gz, a member of a gzip file."""
+    """Return the bytes of a part of a file: if the name ends in .gz, a gzip member, else the content itself."""
     return gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
 
 
 def finish(partial: Path, path: Path) -> None:
-    """Give a complete file, which is on the disk, its final name. Raises: OSError."""
+    """Rename a complete, synced file to its final name. Raises: OSError."""
     partial.replace(path)
-    _to_disk(path.parent)
+    _sync(path.parent)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON for people and programs, whole or not at all."""
+    """Write indented JSON atomically."""
     write_text(path, json_text(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
-    """Write a safetensors file that those may read who may read the other files here.
+    """Write a safetensors file with the default permissions of new files.
 
-    Raises: OSError where the disk is full or the place cannot be written, as other files do.
+    Raises: OSError if the disk is full or the path cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -193,11 +193,11 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> None:
         save_file(dict(tensors), path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    path.chmod(mode)  # save_file replaces the file by one that its owner alone may read
+    path.chmod(mode)  # save_file makes a file that only its owner may read
 
 
 def json_text(content: Any, **style: Any) -> str:
-    """The content as JSON, which has no NaN and no infinities: such a number is null. `style` is that of json.dumps."""
+    """Format JSON; NaN and infinities, which JSON lacks, become null. `style` has options of json.dumps."""
     return json.dumps(_finite(content), allow_nan=False, default=str, **style)
 
 
@@ -205,38 +205,38 @@ def _finite(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: _finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(each) for each in content]
+        return [_finite(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def locked(path: Path, held: str) -> Iterator[None]:
-    """Keep the lock file `path` to this process inside the block, and remove it then.
+    """Hold the lock file `path` in the block, and remove it afterwards.
 
-    A file system over a network that has no locks is used without them.
+    On a network file system without locks, nothing is locked.
 
-    Raises: MtkitError with the message `held` where another process has it; OSError where it cannot be written.
+    Raises: MtkitError with the message `held` if another process has the lock; OSError if it cannot be written.
     """
     inside(path.parent, path.name)
     with suppress(FileNotFoundError):
-        found = path.stat()
-        if found.st_size or not stat.S_ISREG(found.st_mode):
-            raise MtkitError(f"{path} is no lock of mtkit, which would remove it; move it away")
+        status = path.stat()
+        if status.st_size or not stat.S_ISREG(status.st_mode):
+            raise MtkitError(f"{path} is not a lock of mtkit, which would remove it; move it away")
     with ExitStack() as stack:
         if not _acquired(FileLock(path), stack):
             raise MtkitError(held)
-        stack.callback(path.unlink, missing_ok=True)  # before its release: who waits for it sees that it is gone
+        stack.callback(path.unlink, missing_ok=True)  # before the release, so that a waiting process sees it
         yield
 
 
 def clear(left: Path, path: Path) -> None:
-    """Remove the folder `left` of a process that is gone and was writing `path`; put back what it had moved away."""
+    """Remove the temporary folder `left` of a dead process that was writing `path`, and restore what it had moved."""
     replaced = left / f"{path.name}.replaced"
     if replaced.exists() and not path.exists():
         replaced.rename(path)
@@ -244,8 +244,8 @@ def clear(left: Path, path: Path) -> None:
 
 
 @contextmanager
-def _own_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` that this block alone has, locked, so that others can tell that it is at work."""
+def _locked_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `path`, locked so that other processes do not remove it."""
     with ExitStack() as stack:
         while True:
             folder = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
@@ -253,23 +253,23 @@ def _own_folder(path: Path) -> Iterator[Path]:
             with suppress(FileNotFoundError):
                 if _acquired(_lock_of(folder, path), stack):
                     break
-            # another process took it for a leftover before it was locked
+            # another process removed the folder before it was locked
         stack.callback(clear, folder, path)
         yield folder
 
 
 def _clear_after_kills(path: Path) -> None:
-    """Remove what processes that are gone left of writing `path`: a folder that nobody has locked."""
+    """Remove the temporary folders of dead processes that were writing `path`: folders without a held lock."""
     for left in path.parent.iterdir():
         if not is_left_of(left, path):
             continue
-        with ExitStack() as stack, suppress(FileNotFoundError):  # it was not left, and is done
+        with ExitStack() as stack, suppress(FileNotFoundError):  # a live process has just finished
             if _acquired(_lock_of(left, path), stack, without=False):
                 clear(left, path)
 
 
 def is_left_of(left: Path, path: Path) -> bool:
-    """Whether `left` is the folder of a process that writes or wrote `path`: by its name and lock; it may be empty."""
+    """Return whether `left` is the temporary folder of a process that writes or wrote `path`; it may be empty."""
     named = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", left.name)
     if not named or left.is_symlink() or not left.is_dir():
         return False
@@ -279,15 +279,16 @@ def is_left_of(left: Path, path: Path) -> bool:
     return False
 
 
-def _check_kept(output: Path) -> None:
+def _check_not_kept(output: Path) -> None:
     """Raises: MtkitError for a file that only mtkit writes, in a run or in prepared data."""
     place = Path(os.path.realpath(output))
     for folder in place.parents:
         top, *below = place.relative_to(folder).parts
-        kept = (folder / "prepared.json").is_file() or ((folder / "run.json").is_file() and top in FILES_OF_RUNS)
-        if (folder / "run.json").is_file() and top == "translations" and below:
-            kept = any(f"{below[0]}.".startswith(f"{side.stem}.") for side in (folder / top).glob("*.json"))
-        if kept:
+        is_run = (folder / "run.json").is_file()
+        is_kept = (folder / "prepared.json").is_file() or (is_run and top in FILES_OF_RUNS)
+        if is_run and top == "translations" and below:
+            is_kept = any(f"{below[0]}.".startswith(f"{side.stem}.") for side in (folder / top).glob("*.json"))
+        if is_kept:
             raise MtkitError(f"{output} is a file that mtkit keeps in {folder}; give the output another name")
 
 
@@ -296,7 +297,7 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
     try:
         return one.samefile(other)
-    except OSError:  # one is missing
+    except OSError:  # one of them does not exist
         return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -305,9 +306,9 @@ def _lock_of(folder: Path, path: Path) -> FileLock:
 
 
 def _acquired(lock: FileLock, stack: ExitStack, *, without: bool = True) -> bool:
-    """Acquire the lock until the stack ends; False where another process has it.
+    """Acquire the lock until the stack closes; return False if another process has it.
 
-    `without` is the answer of a file system without locks. Raises: OSError where the lock file cannot be written.
+    `without` is the result on file systems without locks. Raises: OSError if the lock file cannot be written.
     """
     try:
         lock.acquire(blocking=False)
@@ -321,7 +322,7 @@ def _acquired(lock: FileLock, stack: ExitStack, *, without: bool = True) -> bool
     return True
 
 
-def _to_disk(path: Path) -> None:
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

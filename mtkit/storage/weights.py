@@ -1,4 +1,4 @@
-"""Weights in files: read from safetensors and checked, never from a pickle, and put into a model."""
+"""Weights: reading safetensors files with checksums, and loading them into a model. Pickles are refused."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,29 +17,30 @@ PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
 def load_weights(model: "nn.Module", weights: "Mapping[str, Tensor]", origin: Path) -> None:
-    """Put weights into a model of the same shape. Raises: RunError, naming a weight, where it is another model's."""
-    own = model.state_dict()
-    for name in sorted(own.keys() ^ weights.keys()):
-        raise RunError(f"{origin} holds another model: {name} is in {'it' if name in weights else 'the recipe'} alone")
+    """Load weights into a model. Raises: RunError, naming a weight, if names, shapes or types do not match."""
+    state = model.state_dict()
+    for name in sorted(state.keys() ^ weights.keys()):
+        where = "the file" if name in weights else "the recipe's model"
+        raise RunError(f"{origin} holds another model: only {where} has {name}")
     for name, value in weights.items():
-        if own[name].shape != value.shape:
-            shapes = f"{tuple(value.shape)} there and {tuple(own[name].shape)} by the recipe"
+        if state[name].shape != value.shape:
+            shapes = f"{tuple(value.shape)} in the file and {tuple(state[name].shape)} in the recipe's model"
             raise RunError(f"{origin} holds another model: {name} is {shapes}")
-        if value.is_complex() or value.is_floating_point() != own[name].is_floating_point():
-            types = f"{value.dtype} there and {own[name].dtype} by the recipe"
+        if value.is_complex() or value.is_floating_point() != state[name].is_floating_point():
+            types = f"{value.dtype} in the file and {state[name].dtype} in the recipe's model"
             raise RunError(f"{origin} holds another model: {name} is {types}")
     model.load_state_dict(dict(weights))
 
 
 @stored
 class Checksums(TypedDict):
-    """Content of a checkpoint's state.json, as far as it concerns whether the checkpoint's files are damaged."""
+    """The checksums in a checkpoint's state.json."""
 
     sha256: dict[str, str]
 
 
 def check_sum(file: Path, advice: str) -> bool:
-    """Compare a file of a checkpoint with its checksum in state.json; False if there is no state.json.
+    """Compare a file of a checkpoint with its checksum in state.json. Return False if there is no state.json.
 
     Raises: RunError, which ends with `advice`, for a file that was altered or has no checksum.
     """
@@ -53,10 +54,9 @@ def check_sum(file: Path, advice: str) -> bool:
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """The tensors of a safetensors file.
+    """Read a safetensors file.
 
-    Raises: RunError for a missing, unreadable, truncated or foreign file, and for anything that could run code when
-    loaded.
+    Raises: RunError for a missing, unreadable, truncated or other file, and for a pickle, which could run code.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -64,15 +64,15 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     if path.suffix in PICKLES:
         raise RunError(f"{path} is a pickle, which can run code when loaded; mtkit reads only .safetensors")
     if not path.exists():
-        pickles = [each.name for each in path.parent.glob("*") if each.suffix in PICKLES]
+        pickles = [file.name for file in path.parent.glob("*") if file.suffix in PICKLES]
         if pickles:
             raise RunError(
-                f"{path.parent} holds the pickle {pickles[0]} in place of {path.name}: a pickle can run code when "
+                f"{path.parent} holds the pickle {pickles[0]} instead of {path.name}: a pickle can run code when "
                 "loaded, so mtkit reads only .safetensors; save the weights as safetensors"
             )
         raise RunError(f"{path} is missing; choose another --checkpoint or train again")
     try:
-        path.open("rb").close()  # load_file calls a file missing that it may not open
+        path.open("rb").close()  # load_file reports a file without read permission as missing
         return load_file(path)
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}; make it readable and try again") from error

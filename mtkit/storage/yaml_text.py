@@ -1,7 +1,7 @@
-"""YAML as recipes are written in: the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/, section 10.3).
+"""YAML by the core schema of version 1.2 (https://yaml.org/spec/1.2.2/, section 10.3), with limits for foreign files.
 
-PyYAML goes by version 1.1, where `no` is false, `012` is ten, `12:30` is 750 and `1e-3` a string. Here only true and
-false are booleans, `012` is twelve and `1e-3` a number. Of version 1.1 stays `<<`, which merges mappings.
+PyYAML follows version 1.1, in which `no` is false, `012` is ten, `12:30` is 750 and `1e-3` a string. Here only true and
+false are booleans, `012` is twelve and `1e-3` a number. `<<`, which merges mappings, is kept from version 1.1.
 """
 
 import re
@@ -13,10 +13,10 @@ from yaml.constructor import ConstructorError
 from yaml.events import AliasEvent
 
 DEEPEST = 50
-"""Lists and mappings in each other, at most."""
+"""Maximum depth of nested lists and mappings."""
 
 MOST = 100_000
-"""Values in one text, at most, those counted again that an alias repeats."""
+"""Maximum number of values in a text; values that an alias repeats count each time."""
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -30,16 +30,16 @@ _WORDS = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "merge": (r"<<", "<"),
 }
-"""What a plain word may be, and what it begins with then; any other is a string."""
+"""{type: (pattern of its plain words, their first characters)}. Every other plain word is a string."""
 
 
 def load_yaml(text: str) -> Any:
-    """What stands in YAML text. Raises: yaml.YAMLError, also for equal keys and for what no recipe needs."""
+    """Parse YAML text. Raises: yaml.YAMLError, also for repeated keys, values over a limit, and unsupported tags."""
     return yaml.load(text, _Loader)
 
 
 def dump_yaml(content: Any) -> str:
-    """YAML text that comes back as it was, by version 1.1 too."""
+    """Format YAML text that parsers of versions 1.1 and 1.2 read alike."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -51,63 +51,63 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._depth = self._values = 0
         self._sizes: dict[yaml.Node, int] = {}
-        """Values in each node that is whole, itself counted."""
+        """Number of values in each complete node, including itself."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
-        """A node and what it holds, counted."""
+        """Parse a node, and count its depth and values."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        mark, before = event.start_mark, self._values
+        mark, values = event.start_mark, self._values
         self._depth += 1
         if self._depth > DEEPEST + 1:
-            raise ComposerError(problem=f"more than {DEEPEST} lists in each other", problem_mark=mark)
+            raise ComposerError(problem=f"more than {DEEPEST} nested lists or mappings", problem_mark=mark)
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, AliasEvent) and node not in self._sizes:
-            raise ComposerError(problem="an alias of what it stands in", problem_mark=mark)
+            raise ComposerError(problem="an alias inside its own anchor", problem_mark=mark)
         self._values += self._sizes.get(node, 1)
         if self._values > MOST:
             raise ComposerError(problem=f"more than {MOST:,} values", problem_mark=mark)
-        self._sizes[node] = self._values - before
+        self._sizes[node] = self._values - values
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping with each key once."""
+        """Parse a mapping, and refuse repeated keys."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
             word = (key.tag, str(key.value))
             mark: Any = key.start_mark
             if word in lines:
-                problem = f"'{key.value}' stands here and in line {lines[word]}; keep one of them"
+                problem = f"'{key.value}' is repeated from line {lines[word]}; keep one of them"
                 raise ComposerError(problem=problem, problem_mark=mark)
             lines[word] = mark.line + 1
         return node
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """An integer or a float."""
+        """Convert an integer or a float."""
         word = str(self.construct_scalar(node)).lower()
         try:
             if node.tag == f"{_TAG}float":
                 return float(word.replace(".inf", "inf").replace(".nan", "nan"))
             number = int(word, {"0o": 8, "0x": 16}.get(word[:2], 10))
-            str(number)  # which is refused for thousands of digits
+            str(number)  # raises for thousands of digits
         except ValueError as error:
-            raise ConstructorError(problem=f"{word[:20]!r} is no number", problem_mark=node.start_mark) from error
+            raise ConstructorError(problem=f"{word[:20]!r} is not a number", problem_mark=node.start_mark) from error
         return number
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
-        """A string that names of files and UTF-8 can hold, which what an escape writes may not."""
+        """Convert a string; escapes can write characters that UTF-8 and file names do not have."""
         text = str(self.construct_scalar(node))
         try:
-            sound = b"\0" not in text.encode()
+            is_text = b"\0" not in text.encode()
         except UnicodeEncodeError:
-            sound = False
-        if not sound:
-            raise ConstructorError(problem=f"{text[:20]!a} is no text", problem_mark=node.start_mark)
+            is_text = False
+        if not is_text:
+            raise ConstructorError(problem=f"{text[:20]!a} is not text", problem_mark=node.start_mark)
         return text
 
     def construct_boolean(self, node: yaml.ScalarNode) -> bool:
-        """True or false."""
+        """Convert true or false."""
         word = str(self.construct_scalar(node)).lower()
         if word not in ("true", "false"):
             raise ConstructorError(problem=f"{word[:20]!r} is not true or false", problem_mark=node.start_mark)
@@ -119,7 +119,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _kind, (_pattern, _first) in _WORDS.items():
-    for _class in (_Loader, _Dumper):  # what is a number by either version is quoted where it is meant as a string
+    for _class in (_Loader, _Dumper):  # the dumper also has 1.1's patterns, and quotes strings that match either
         _class.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 for _kind, _constructor in {
     "bool": _Loader.construct_boolean,

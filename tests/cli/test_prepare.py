@@ -96,7 +96,7 @@ def test_own_text_and_options_arrive(tmp_path: Path) -> None:
     [
         (("--train", "none.en", "none.de", "--valid", "none.en", "none.de"), "no file none.en"),
         (("--train", "a", "b"), "give --valid SRC TGT (data.valid in a recipe)"),
-        (("--train", "a", "b", "--valid", "a", "b", "--seed", "3"), "belong to the built-in corpus"),
+        (("--train", "a", "b", "--valid", "a", "b", "--seed", "3"), "apply to the built-in corpus"),
         (("--tokenizer", "words"), "data.tokenizer.kind"),
         (("--vocabulary", "0"), "data.tokenizer.vocabulary"),
         (("--workers", "0"), "--workers 0"),
@@ -119,7 +119,7 @@ def test_options_of_the_built_in_corpus_are_refused_beside_text_of_a_recipe(tmp_
     for option in ("--seed", "--sentences"):
         done = run(tmp_path, "--recipe", "own.yaml", option, "3")
         assert done.returncode == 2
-        assert "belong to the built-in corpus; leave them out, or take another recipe than own.yaml" in done.stderr
+        assert "or use a recipe without training text; own.yaml has some" in done.stderr
 
 
 def test_what_to_type_next_is_quoted(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_plain_words_are_what_they_look_like(written: Path) -> None:
 
 def test_an_equal_key_is_named_with_both_lines(written: Path) -> None:
     written.write_text("seed: 1\ntraining:\n  ema: 0.5\nseed: 2\n")
-    with pytest.raises(RecipeError, match=r"mine\.yaml, line 4: .*'seed' stands here and in line 1") as raised:
+    with pytest.raises(RecipeError, match=r"mine\.yaml, line 4: .*'seed' is repeated from line 1") as raised:
         load_recipe(written)
     assert "\n" not in str(raised.value)
 

@@ -136,7 +136,7 @@ def _killed_while_writing(path: Path, begin: str) -> None:
     lines = f"""
         import os, signal
         from pathlib import Path
-        from mtkit import files
+        from mtkit.storage import files
 
         path = Path({str(path)!r})
         with files.writing(path) as temporary:
@@ -292,7 +292,7 @@ def test_an_output_that_is_a_file_of_a_run_is_refused(tmp_path: Path, record: st
 
 def test_a_lock_that_is_a_file_of_the_user_stays(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("words")
-    with pytest.raises(MtkitError, match="is no lock of mtkit"), locked(tmp_path / "lock", "held"):
+    with pytest.raises(MtkitError, match="is not a lock of mtkit"), locked(tmp_path / "lock", "held"):
         pass
     assert (tmp_path / "lock").read_text() == "words"
 
