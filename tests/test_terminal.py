@@ -1,11 +1,12 @@
-"""Whether there is a terminal, whatever standard error is."""
+"""Tables, and whether somebody watches the terminal."""
 
 import io
 import sys
+import unicodedata
 
 import pytest
 
-from mtkit.terminal import watched
+from mtkit.terminal import aligned, markdown, shortened, watched
 
 
 class Terminal(io.StringIO):
@@ -21,3 +22,41 @@ def test_a_terminal_is_watched_and_nothing_else_is(monkeypatch: pytest.MonkeyPat
     for stderr in (Terminal(), io.StringIO(), closed, object(), None):
         monkeypatch.setattr(sys, "stderr", stderr)
         assert watched() is isinstance(stderr, Terminal)
+
+
+ROWS = [("name", "pieces", "note"), ("full", "1,234", "plain"), ("  part", "5", "")]
+
+
+def test_columns_stand_below_their_heads() -> None:
+    assert aligned(ROWS, left=(0, 2)) == (
+        "name    pieces  note\n"
+        "full     1,234  plain\n"
+        "  part       5"
+    )  # fmt: skip
+
+
+def test_wide_letters_take_two_places() -> None:
+    lines = aligned([("word", "count"), ("日本語", "1"), ("a", "20"), ("e\u0301", "300")]).split("\n")
+    places = [sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in line) for line in lines]
+    assert places == [13, 13, 13, 14]  # the combining mark has no place of its own
+
+
+def test_numbers_stay_as_they_are_written() -> None:
+    assert aligned([("a", "b"), ("1e5", "0012"), ("nan", "1.50")]).split("\n")[1:] == ["1e5  0012", "nan  1.50"]
+
+
+def test_a_table_without_rows_is_its_head() -> None:
+    assert aligned([("name", "score")]) == "name  score"
+
+
+def test_markdown_escapes_what_divides_columns() -> None:
+    head, rule, *rows = markdown([("name", "score"), ("a|b", "1.0")]).split("\n")
+    assert [cell.strip() for cell in head.strip("|").split("|")] == ["name", "score"]
+    left, right = (cell.strip() for cell in rule.strip("|").split("|"))
+    assert (left[0], right[-1], left[-1], right[0]) == (":", ":", "-", "-")
+    assert "a\\|b" in rows[0]
+
+
+def test_a_long_sample_is_cut() -> None:
+    assert shortened("a" * 200) == "a" * 200
+    assert shortened("a" * 201) == "a" * 199 + "\u2026"

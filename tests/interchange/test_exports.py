@@ -1,4 +1,4 @@
-"""Exported models, loaded by the libraries themselves: their tokens, scores, and what is refused."""
+"""Exported models give the run's tokens in Hugging Face transformers and CTranslate2."""
 
 import re
 from importlib.util import find_spec
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from typer.testing import CliRunner
 
@@ -14,10 +15,12 @@ from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError
 from mtkit.interchange import exports
 from mtkit.interchange.exports import export_run
+from mtkit.interchange.huggingface import models
 from mtkit.interchange.imports import import_marian
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.text.tokenizer import EOS
+from tests.decoding import trained
 from tests.interchange.ours import make_run
 from tests.interchange.text import SOURCES
 
@@ -221,3 +224,19 @@ def test_the_command_writes_a_card_and_leaves_what_exists(tmp_path: Path) -> Non
     assert not list((tmp_path / "out").glob("*.bin"))
     with pytest.raises(MtkitError, match="exists; choose another folder"):
         CliRunner().invoke(app, typed, catch_exceptions=False)
+
+
+def test_an_exported_model_drops_invisible_characters_as_the_run_does(tmp_path: Path) -> None:
+    run = trained.make_run(tmp_path).run
+    source = run.tokenizers.source
+    exported = sentencepiece.SentencePieceProcessor(model_proto=models(run)["source.spm"])
+    texts = [
+        "The\tdog sees a bird.\u200b",
+        "\ufeffThe d\u00adog.",
+        "The\x85dog\x01.\u2028",
+        "می\u200cروم",
+        "Ｔｈｅ ｄｏｇ",
+        "👨\u200d👩",
+    ]
+    for text in ["The dog.", *texts]:
+        assert exported.encode(text) == source.encode(text), ascii(text)

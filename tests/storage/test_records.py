@@ -1,14 +1,15 @@
-"""What is read back from disk is what it should be, or the first fault is named: file, key and what to do."""
+"""JSON files: types, errors in one line, and numpy's values."""
 
 import os
 from pathlib import Path
-from typing import NotRequired
+from typing import Any, NotRequired
 
+import numpy as np
 import pytest
 from typing_extensions import TypedDict
 
 from mtkit.errors import RunError
-from mtkit.storage.records import Count, read_object, read_stored, read_stored_lines, stored
+from mtkit.storage.records import Count, as_python, read_object, read_stored, read_stored_lines, stored
 from tests.damage import check_damages
 
 
@@ -105,3 +106,23 @@ def test_a_file_that_is_too_large_for_a_record_is_not_read(tmp_path: Path) -> No
     for use in (lambda: read(path), lambda: list(read_stored_lines(path, Content, "train again", error=RunError))):
         with pytest.raises(RunError, match=r"cannot read .*a\.json: File too large; train again$"):
             use()
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (np.int64(5), 5),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([1, 2]), [1, 2]),
+        ([np.int8(1), 2], [1, 2]),
+        ((np.int8(1), 2), (1, 2)),
+        ({"positions": {"name": "relative", "clip": np.uint16(3)}}, {"positions": {"name": "relative", "clip": 3}}),
+        ("band", "band"),
+        (None, None),
+        (True, True),
+    ],
+)
+def test_values_are_pythons_own(value: Any, wanted: Any) -> None:
+    found = as_python(value)
+    assert repr(found) == repr(wanted)  # 1 == np.int8(1) == True
