@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
-from mtkit.decoding.engines.selection import on_ctranslate2, takes_ctranslate2, with_lexicon
+from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
 from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut
@@ -25,9 +25,6 @@ from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
 from mtkit.storage.files import digest
 from mtkit.text.tokenizer import Tokenizers
-
-if TYPE_CHECKING:
-    from mtkit.decoding.engines.ctranslate2_engine import CTranslate2Engine
 
 
 class Translator:
@@ -63,7 +60,7 @@ class Translator:
             check_int8(where)  # before models and text are read
         for other in runs[1:]:
             _check_alike(runs[0], other)
-        elsewhere = takes_ctranslate2(engine, runs, settings, arithmetic, where)
+        elsewhere = uses_ctranslate2(engine, runs, settings, arithmetic, where)
         # a run that is still training may change "best" at any moment
         chosen = [run.checkpoint(checkpoint).name for run in runs]
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
@@ -74,17 +71,16 @@ class Translator:
         self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
         workers = Workers.where_possible(where) if forks and not elsewhere else None
-        own, program = ModelEngine(self.model, settings, arithmetic, workers=workers), "mtkit"
-        self.engine: ModelEngine | CTranslate2Engine = own
+        self.engine = ModelEngine(self.model, settings, arithmetic, workers=workers)
         if elsewhere:
-            self.engine, program = on_ctranslate2(own, runs[0], chosen[0], say=say)
-            say(f"{program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
+            self.engine = make_ctranslate2_engine(self.engine, runs[0], chosen[0], say=say)
+            say(f"{self.engine.program} decodes (--engine {engine}); --engine mtkit decodes with mtkit's own search")
         elif workers is not None:
-            with own.ready():
+            with self.engine.ready():
                 pass  # start the processes before any thread reads text
         self.about: dict[str, Any] = {
             "checkpoint": " + ".join(chosen),
-            "engine": program,
+            "engine": self.engine.program,
             "device": str(where),
             "dtype": dtype if arithmetic else "float32",
             "threads": torch.get_num_threads(),
@@ -101,8 +97,8 @@ class Translator:
         """
         other, engine, (name, arithmetic, where) = copy(self), self.engine, self._asked
         other.about = {**self.about, "settings": settings.model_dump()}
-        if not isinstance(engine, ModelEngine) and not takes_ctranslate2(name, self.runs, settings, arithmetic, where):
-            engine, other.about["engine"] = replace(engine.own, lexicon=engine.lexicon), "mtkit"
+        if engine is not engine.own and not uses_ctranslate2(name, self.runs, settings, arithmetic, where):
+            engine, other.about["engine"] = engine.own, engine.own.program
         other.settings, other.engine = settings, engine.with_settings(settings)
         return other
 
@@ -112,9 +108,7 @@ class Translator:
         Raises: MtkitError as `mtkit.decoding.engines.selection.with_lexicon`, which calls `say`.
         """
         self.engine = with_lexicon(self.engine, lexicon, self._asked[0], say=say)
-        self.about["shortlist"] = lexicon.each
-        if isinstance(self.engine, ModelEngine):
-            self.about["engine"] = "mtkit"
+        self.about |= {"shortlist": lexicon.each, "engine": self.engine.program}
 
     @property
     def network(self) -> Network:

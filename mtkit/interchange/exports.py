@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mtkit.decoding.engines.selection import not_held
+from mtkit.decoding.engines.selection import unsupported_part
 from mtkit.decoding.translator import Translator
 from mtkit.errors import MtkitError, did_you_mean, shown
 from mtkit.interchange import huggingface
@@ -94,7 +94,7 @@ def export_run(run: Run, to: str, folder: Path, *, checkpoint: str = "best") -> 
 
 def _check(recipe: Recipe) -> None:
     """Raises: MtkitError if CTranslate2 does not support a part of the model, or is not installed."""
-    if (part := not_held(recipe)) is not None:
+    if (part := unsupported_part(recipe)) is not None:
         raise MtkitError(f"CTranslate2's format has no {part}")
     if find_spec("ctranslate2") is None:
         raise MtkitError("the package ctranslate2 writes its format: pip install 'mtkit[ctranslate2]'")

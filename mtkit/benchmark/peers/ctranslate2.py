@@ -10,7 +10,7 @@ import torch
 
 from mtkit.benchmark.decoding import Decoded
 from mtkit.decoding.engines.ctranslate2_conversion import convert, piece, token, vocabulary_map
-from mtkit.decoding.engines.selection import not_held
+from mtkit.decoding.engines.selection import unsupported_part
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import TrainedOn
 from mtkit.errors import MtkitError
@@ -44,7 +44,7 @@ class CTranslate2:
 
         Raises: MtkitError if CTranslate2 has no such model.
         """
-        part = not_held(run.recipe)
+        part = unsupported_part(run.recipe)
         if part is not None:
             raise MtkitError(f"--beside ctranslate2: its format has no {part}; leave it out")
         self.arithmetic = arithmetic

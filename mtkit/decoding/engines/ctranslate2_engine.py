@@ -15,7 +15,7 @@ decoded again by mtkit's own search.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,6 @@ from torch import Tensor
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.engines.ctranslate2_conversion import Files, piece, token, vocabulary_map
 from mtkit.decoding.engines.model_engine import ModelEngine, dtype_name
-from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.parallel import at_once
 from mtkit.decoding.search.continuations import NEVER_GENERATED, normalised
 from mtkit.recipe import DecodingSettings
@@ -43,67 +42,45 @@ Found = list[tuple[list[int], float]]
 
 
 @dataclass(frozen=True)
-class CTranslate2Engine:
-    """An `Engine` over the converted model of `own`."""
+class CTranslate2Engine(ModelEngine):
+    """mtkit's engine, except that CTranslate2 decodes with the converted model."""
 
-    own: ModelEngine
-    """mtkit's engine with the same model, settings and number type."""
-    files: Files
+    files: Files = field(default_factory=dict, repr=False)
     """The converted model."""
-    lexicon: Lexicon | None = None
-    """If given, only pieces on its shortlist of a batch may be generated."""
 
     @property
-    def settings(self) -> DecodingSettings:
-        """The decoding settings."""
-        return self.own.settings
-
-    def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
-        """The same engine with other settings; both share the loaded model."""
-        other = replace(self, own=self.own.with_settings(settings))
-        if "_program" in self.__dict__:
-            other.__dict__["_program"] = self._program
-        return other
+    def own(self) -> ModelEngine:
+        """mtkit's own engine with the same model, settings, number type and lexicon."""
+        return ModelEngine(self.model, self.settings, self.dtype, self.lexicon)
 
     @property
-    def max_parallel(self) -> int:
-        """As many as mtkit's own engine computes in threads."""
-        return self.own.max_parallel
-
-    @property
-    def longest_source(self) -> int | None:
-        """The limit of the model."""
-        return self.own.longest_source
-
-    @property
-    def longest_target(self) -> int | None:
-        """The limit of the model."""
-        return self.own.longest_target
+    def program(self) -> str:
+        """The name and version of CTranslate2."""
+        return f"ctranslate2 {ctranslate2.__version__}"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The identity of mtkit's own engine, and the program with its version."""
-        return {**self._own_with_lexicon.identity, "engine": f"ctranslate2 {ctranslate2.__version__}"}
+        """The identity of mtkit's own engine, and the program."""
+        return {**super().identity, "engine": self.program}
 
-    @property
-    def _own_with_lexicon(self) -> ModelEngine:
-        return replace(self.own, lexicon=self.lexicon)
-
-    def check(self) -> None:
-        """Raises: as mtkit's own engine; `mtkit.decoding.engines.selection.why_not` has refused the rest."""
-        self.own.check()
+    def with_settings(self, settings: DecodingSettings) -> "CTranslate2Engine":
+        """The same engine with other settings; both share the loaded model."""
+        other = replace(self, settings=settings)
+        if "_translator" in self.__dict__:
+            other.__dict__["_translator"] = self._translator
+        return other
 
     @contextmanager
     def ready(self) -> Iterator[torch.device]:
         """The context of mtkit's own engine, with CTranslate2's model loaded. Raises: as `decoding_with`."""
-        with self.own.ready() as device:
-            assert self._program
+        with super().ready() as device:
+            assert self._translator
             yield device
 
     @cached_property
-    def _program(self) -> Any:
+    def _translator(self) -> Any:
         """The loaded model: as many batches at a time as callers have, with the same shares of the threads."""
-        device, threads = next(self.own.model.parameters()).device, torch.get_num_threads()
+        device, threads = next(self.model.parameters()).device, torch.get_num_threads()
         workers = at_once(device)
         files = dict(self.files)
         if self.lexicon is not None:
@@ -112,7 +89,7 @@ class CTranslate2Engine:
             "converted",  # a name; the content is in memory, and does not change with the folder
             device=device.type,
             device_index=device.index or 0,
-            compute_type=dtype_name(self.own.dtype),
+            compute_type=dtype_name(self.dtype),
             inter_threads=workers,
             intra_threads=threads // workers,
             files=files,
@@ -126,7 +103,7 @@ class CTranslate2Engine:
         CTranslate2 cannot be stopped, so long batches that may be stopped are decoded by mtkit's own search.
         """
         if batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED:
-            return self._own_with_lexicon.translate(batch)
+            return self.own.translate(batch)
         beam = self.settings.beam if self.settings.method == "beam" else 1
         found = self._search(batch, beam)
         rows = [hypotheses + [([], -math.inf)] * (beam - len(hypotheses)) for hypotheses in found]
@@ -136,7 +113,7 @@ class CTranslate2Engine:
         log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], device=device)
         again = [k for k, hypotheses in enumerate(found) if not _follows_rules(hypotheses, beam, batch.limits[k])]
         if again:
-            own = self.own.translate(
+            own = replace(self.own, lexicon=None).translate(
                 SourceBatch(
                     batch.source[again],
                     [batch.limits[k] for k in again],
@@ -154,13 +131,13 @@ class CTranslate2Engine:
     def log_probs(self, source: Tensor, target: Tensor, *, task: Tensor | None = None) -> Tensor:
         """The sums of CTranslate2's log-probabilities of the pieces, over all pieces."""
         targets = [names[:-1] for names in _tokens(target)]
-        scored = self._program.score_batch(_tokens(source), targets, max_input_length=0)
+        scored = self._translator.score_batch(_tokens(source), targets, max_input_length=0)
         return torch.tensor([sum(result.log_probs) for result in scored], device=source.device)
 
     def _search(self, batch: SourceBatch, beam: int) -> list[Found]:
         """CTranslate2's `beam` hypotheses of each segment, at most one piece shorter than the longest limit."""
         alpha = self.settings.length_penalty or LEAST_PENALTY
-        results = self._program.translate_batch(
+        results = self._translator.translate_batch(
             _tokens(batch.source),
             beam_size=beam,
             num_hypotheses=beam,

@@ -104,6 +104,16 @@ class ModelEngine:
         return replace(self, settings=settings)
 
     @property
+    def own(self) -> "ModelEngine":
+        """mtkit's own engine, which decodes what another program cannot."""
+        return self
+
+    @property
+    def program(self) -> str:
+        """The program that decodes."""
+        return "mtkit"
+
+    @property
     def max_parallel(self) -> int:
         """The number of processes, or the maximum number of threads."""
         return MOST if self.workers is None else self.workers.count

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,14 +14,11 @@ from mtkit.model.build import choose_attention
 from mtkit.recipe import DecodingSettings, Recipe
 from mtkit.runs import Run
 
-if TYPE_CHECKING:
-    from mtkit.decoding.engines.ctranslate2_engine import CTranslate2Engine
-
 ENGINES = ("auto", "mtkit", "ctranslate2")
 """mtkit decodes every model it trains; auto is ctranslate2 if it is installed and supports the model on the CPU."""
 
 
-def takes_ctranslate2(
+def uses_ctranslate2(
     name: str, runs: Sequence[Run], settings: DecodingSettings, dtype: torch.dtype | None, device: torch.device
 ) -> bool:
     """Whether the engine of that name is CTranslate2 for these runs.
@@ -34,28 +30,21 @@ def takes_ctranslate2(
         raise MtkitError(f"no engine {shown(name)}{hint}; choose one of {', '.join(ENGINES)}")
     if name == "mtkit" or (name == "auto" and device.type != "cpu"):
         return False
-    reason = why_not(runs, settings, dtype, device)
+    reason = next(reasons_against(runs, settings, dtype, device), None)
     if reason is not None and name == "ctranslate2":
         raise MtkitError(f"--engine ctranslate2 is not possible: {reason}; leave --engine out")
     return reason is None
 
 
-def why_not(
-    runs: Sequence[Run], settings: DecodingSettings, dtype: torch.dtype | None, device: torch.device
-) -> str | None:
-    """The first reason why CTranslate2 cannot decode these runs with these settings; None: it can."""
-    return next(_reasons(runs, settings, dtype, device), None)
-
-
-def _reasons(
+def reasons_against(
     runs: Sequence[Run], settings: DecodingSettings, dtype: torch.dtype | None, device: torch.device
 ) -> Iterator[str]:
-    """The reasons, each computed only if no earlier one applies."""
+    """The reasons why CTranslate2 cannot decode these runs, each computed only when it is read."""
     if find_spec("ctranslate2") is None:
         yield "the package is not installed (pip install 'mtkit[ctranslate2]')"
     if len(runs) > 1:
         yield "several runs form an ensemble, and it decodes single models"
-    part = not_held(runs[0].recipe)
+    part = unsupported_part(runs[0].recipe)
     if part is not None:
         yield f"its format has no {part}"
     if settings.method == "sample":
@@ -77,7 +66,7 @@ def _reasons(
         yield f"it has no {dtype_name(dtype)} on this {device.type.upper()}"
 
 
-def not_held(recipe: Recipe) -> str | None:
+def unsupported_part(recipe: Recipe) -> str | None:
     """The first part of the model that CTranslate2's format lacks, in a recipe's words; None: it has all."""
     part = unlike_plain(recipe, besides=(*GROUPED, "rotary"))
     if part is None and recipe.model.positions != "none":
@@ -88,32 +77,28 @@ def not_held(recipe: Recipe) -> str | None:
     return part
 
 
-def on_ctranslate2(
+def make_ctranslate2_engine(
     own: ModelEngine, run: Run, checkpoint: str, *, say: Callable[[str], object]
-) -> "tuple[CTranslate2Engine, str]":
-    """CTranslate2's engine for the model of mtkit's `own`, and its name; converts the model if necessary."""
-    from ctranslate2 import __version__
-
+) -> ModelEngine:
+    """CTranslate2's engine for the model of mtkit's `own`; converts the model if necessary."""
     from mtkit.decoding.engines.ctranslate2_conversion import converted
     from mtkit.decoding.engines.ctranslate2_engine import CTranslate2Engine
 
     (network,) = networks_of(own.model)
-    return CTranslate2Engine(own, converted(run, checkpoint, network, say=say)), f"ctranslate2 {__version__}"
+    return CTranslate2Engine(own.model, own.settings, own.dtype, files=converted(run, checkpoint, network, say=say))
 
 
-def with_lexicon(
-    engine: "ModelEngine | CTranslate2Engine", lexicon: Lexicon, name: str, *, say: Callable[[str], object]
-) -> "ModelEngine | CTranslate2Engine":
+def with_lexicon(engine: ModelEngine, lexicon: Lexicon, name: str, *, say: Callable[[str], object]) -> ModelEngine:
     """The engine, requested by `name`, restricted to shortlists.
 
     With separate vocabularies it is mtkit's own, and `say` gets a message if CTranslate2 would have decoded: its map
     lacks the target pieces of names. Raises: MtkitError if `name` is ctranslate2 then.
     """
-    if lexicon.separate is None or isinstance(engine, ModelEngine):
-        return replace(engine, lexicon=lexicon)
-    if name == "ctranslate2":
-        raise MtkitError(
-            "--engine ctranslate2 cannot copy names with --shortlist and separate vocabularies; leave one out"
-        )
-    say("with --shortlist and separate vocabularies, mtkit's own search decodes, so that names can be copied")
-    return replace(engine.own, lexicon=lexicon)
+    if lexicon.separate is not None and engine is not engine.own:
+        if name == "ctranslate2":
+            raise MtkitError(
+                "--engine ctranslate2 cannot copy names with --shortlist and separate vocabularies; leave one out"
+            )
+        say("with --shortlist and separate vocabularies, mtkit's own search decodes, so that names can be copied")
+        engine = engine.own
+    return replace(engine, lexicon=lexicon)

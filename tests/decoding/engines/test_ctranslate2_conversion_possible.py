@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mtkit.decoding.engines.selection import not_held
+from mtkit.decoding.engines.selection import unsupported_part
 from tests.decoding.engines.plain import recipe_of
 
 
@@ -28,4 +28,4 @@ from tests.decoding.engines.plain import recipe_of
 def test_the_first_part_that_it_does_not_hold_is_named(
     options: dict[str, Any], changes: dict[str, Any], part: str | None
 ) -> None:
-    assert not_held(recipe_of("full", options, **changes)) == part
+    assert unsupported_part(recipe_of("full", options, **changes)) == part

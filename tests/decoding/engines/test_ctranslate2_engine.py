@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def engine_of(model: Network, *, lexicon: Lexicon | None = None, **settings: Any
     with TemporaryDirectory() as folder:
         convert(model, Path(folder) / "model")
         files = {each.name: each.read_bytes() for each in (Path(folder) / "model").iterdir()}
-    return CTranslate2Engine(ModelEngine(model, DecodingSettings.model_validate(settings)), files, lexicon)
+    return CTranslate2Engine(model, DecodingSettings.model_validate(settings), lexicon=lexicon, files=files)
 
 
 class Counted(ModelEngine):
@@ -56,13 +57,13 @@ class Counted(ModelEngine):
 
 def both(engine: Any, batch: SourceBatch) -> tuple[Hypotheses, Hypotheses, int]:
     """The hypotheses of mtkit and of CTranslate2, as wide, and how many segments mtkit decoded for the latter."""
-    own = replace(engine.own, lexicon=engine.lexicon)
-    with own.ready():
-        expected = own.translate(batch)
+    from mtkit.decoding.engines import ctranslate2_engine
+
+    with engine.own.ready():
+        expected = engine.own.translate(batch)
     Counted.segments = 0
-    counted = replace(engine, own=Counted(engine.own.model, engine.own.settings, engine.own.dtype))
-    with counted.ready():
-        found = counted.translate(batch)
+    with patch.object(ctranslate2_engine, "ModelEngine", Counted), engine.ready():
+        found = engine.translate(batch)
     width = batch.longest - expected.pieces.shape[2]
     return replace(expected, pieces=pad(expected.pieces, (0, width), value=PAD)), found, Counted.segments
 
@@ -177,15 +178,14 @@ def test_what_decides_its_hypotheses_is_its_identity() -> None:
     assert "ctranslate2" in engine.identity["engine"]
     with three_threads():
         assert replace(engine).identity == engine.identity
-    other = replace(engine, own=replace(engine.own, dtype=torch.int8))
+    other = replace(engine, dtype=torch.int8)
     assert other.identity != engine.identity
 
 
 def test_int8_differs_little() -> None:
     batch, scores = batch_of(sources_of(30), 20), []
     for dtype in (None, torch.int8):
-        engine = engine_of(model_of(), beam=3)
-        engine = replace(engine, own=replace(engine.own, dtype=dtype))
+        engine = replace(engine_of(model_of(), beam=3), dtype=dtype)
         with engine.ready():
             scores.append(engine.translate(batch).scores[:, 0])
     assert not torch.equal(*scores)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtkit.decoding.engines import selection
-from mtkit.decoding.engines.selection import takes_ctranslate2
+from mtkit.decoding.engines.selection import uses_ctranslate2
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def taken(
     name: str, runs: list[Run], dtype: torch.dtype | None = None, device: torch.device = CPU, **settings: Any
 ) -> bool:
-    return takes_ctranslate2(name, runs, DecodingSettings.model_validate(settings), dtype, device)
+    return uses_ctranslate2(name, runs, DecodingSettings.model_validate(settings), dtype, device)
 
 
 def test_where_it_is_not_installed_auto_is_mtkit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_an_unknown_engine_is_refused(run: Run) -> None:
 
 
 def test_mtkit_is_asked_for_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "why_not", None)
+    monkeypatch.setattr(selection, "reasons_against", None)
     assert not taken("mtkit", [run])
     assert not taken("auto", [run], device=torch.device("cuda"))
 
