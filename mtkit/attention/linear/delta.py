@@ -1,13 +1,13 @@
-"""Delta rule: linear attention whose memory overwrites what it held under a key instead of adding to it.
+"""Delta rule: linear attention whose memory replaces the value stored under a key instead of adding to it.
 
 Paper: Schlag, Irie and Schmidhuber, "Linear Transformers Are Secretly Fast Weight Programmers", ICML 2021,
 arXiv 2102.11174, equations 18 to 26 and 37; the chunked form is the WY representation of Yang et al. 2024,
 arXiv 2406.06484.
-Departures: the cross role is an extension: the source is written in order, once, and read by every query. The output is
-not divided by the square root of K, as the released language models do: `out_proj` absorbs it. Features are divided by
-their sum plus 0.001, where the paper adds nothing: dpfp can give sums next to zero, of which float32 has only rounding.
-`beta_proj` learns how much of a value is written. There are no weights, so attention dropout acts on the outputs of the
-heads. A single key gives beta (phi(k) . phi(q)) v, not v.
+Departures: the cross role is an extension: the source is written in order, once, and every query reads the result. The
+output is not divided by the square root of K, as in the released language models: `out_proj` absorbs it. Features are
+divided by their sum plus 0.001; the paper adds nothing, but sums of dpfp can be so small that float32 holds only their
+rounding. `beta_proj` learns how much of a value is written. There are no weights, so attention dropout acts on the
+outputs of the heads. A single key gives beta (phi(k) . phi(q)) v, not v.
 Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position.
 """
 
@@ -31,27 +31,27 @@ EPS = 1e-3
 
 
 def dpfp(x: Tensor, nu: int) -> Tensor:
-    """Deterministic parameter-free projection: (..., K) to (..., 2 K nu), r = relu(x, -x) times its shifts."""
+    """Map (..., K) to (..., 2 K nu), deterministic and parameter-free: r = relu(x, -x) times its shifts."""
     r = torch.cat([x.relu(), (-x).relu()], dim=-1)
     return torch.cat([r * r.roll(-shift, -1) for shift in range(1, nu + 1)], dim=-1)
 
 
 class Writes(NamedTuple):
-    """What is written into the memory of each head, in order."""
+    """The writes into each head's memory, in order."""
 
     keys: Tensor
     """(B, G, S, M) normalised features."""
     values: Tensor
     """(B, G, S, V)."""
     beta: Tensor
-    """(B, G, S, 1) the share of what stands there that is replaced, zero at padding."""
+    """(B, G, S, 1) share of the stored value that is replaced, zero at padding."""
 
 
 class Delta(HeadAttention):
-    """Delta rule: linear attention that corrects what its memory gives for a key before it writes there.
+    """Linear attention that reads what its memory gives for a key, and writes only the correction.
 
-    feature_map: "dpfp" (2 K nu features) or "elu1" (elu(x) + 1, K features). nu: number of shifts of dpfp, without
-    effect on elu1. chunk: number of positions written at once.
+    feature_map: "dpfp" (2 K nu features) or "elu1" (elu(x) + 1, K features). nu: number of shifts of dpfp; not used by
+    elu1. chunk: number of positions written at once.
     """
 
     roles = frozenset({"decoder", "cross"})
@@ -61,7 +61,7 @@ class Delta(HeadAttention):
     growth = 1
     unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores, of which there are none
+        "positions": frozenset({"rotary"}),  # the others add to scores, which do not exist here
         "projection": OWN_VECTORS,
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
@@ -91,7 +91,9 @@ class Delta(HeadAttention):
         nn.init.zeros_(self.beta_proj.bias)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; S_i^T q_i, in the cross role S_S^T q_i."""
+        """Write S_j = S_j-1 + beta_j k_j (v_j - S_j-1^T k_j)^T over real keys; read S_i^T q_i, in the cross role S_S^T
+        q_i.
+        """
         query = inputs.query
         if inputs.memory is None:
             writes = self._unmapped(query, inputs.query_valid)
@@ -105,34 +107,30 @@ class Delta(HeadAttention):
         return Attended(self.merge_heads(F.dropout(heads.type_as(query), self.dropout)), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty memory; in the cross role the memory of the source, shared by all hypotheses."""
+        """Return an empty memory; in the cross role the memory of the source, shared by all hypotheses."""
         if inputs.memory is not None:
-            return {
-                "shared": {
-                    "sums": memory_after(self._unmapped(inputs.memory, inputs.memory_valid), self.chunk, self._features)
-                }
-            }, None
+            writes = self._unmapped(inputs.memory, inputs.memory_valid)
+            return {"shared": {"sums": memory_after(writes, self.chunk, self._features)}}, None
         shape = (inputs.batch_size, inputs.hypotheses, self.groups, self.features, self.projection.value_width)
         return {"sums": upcast(self.q_proj.weight).new_zeros(shape), "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The same equation for the newest token of each hypothesis; O(M V) per head, at any position."""
         query = inputs.query
         if "shared" in state:
             heads = read(self._reads(query), state["shared"]["sums"])
             return Attended(self.merge_heads(heads.type_as(query))), state
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        here = torch.full((1,), state["count"], device=query.device)
-        write, sums = self._writes(rows, None, here), state["sums"].flatten(0, 1)
+        position = torch.full((1,), state["count"], device=query.device)
+        write, sums = self._writes(rows, None, position), state["sums"].flatten(0, 1)
         with torch.autocast(query.device.type, enabled=False):
             sums.add_(write.keys.transpose(-1, -2) @ (write.beta * (write.values - write.keys @ sums)))
-        heads = read(self._reads(rows, here), sums)
+        heads = read(self._reads(rows, position), sums)
         output = self.merge_heads(heads.type_as(query)).squeeze(1).unflatten(0, query.shape[:2])
         return Attended(output), {"sums": state["sums"], "count": state["count"] + 1}
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Equations 23 to 25, one position after the other."""
+        """Compute equations 23 to 25, one position after the other."""
         q = self._reads(inputs.query)
         keys, values, beta = self._writes(inputs.context, inputs.context_valid)
         sums = q.new_zeros(*keys.shape[:2], self.features, values.shape[-1])
@@ -146,7 +144,7 @@ class Delta(HeadAttention):
             return Attended(self.merge_heads(torch.stack(heads, dim=2)))
         return Attended(self.merge_heads(torch.einsum("bhmv,bhtm->bhtv", expand_heads(sums, self.site.heads), q)))
 
-    # Features of dpfp can sum to next to nothing before they are divided by it: bfloat16 would leave only its rounding.
+    # Features are computed without autocast: dpfp divides them by their sum, which can be too small for bfloat16.
 
     def _reads(self, query: Tensor, position: Tensor | None = None) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
@@ -158,7 +156,7 @@ class Delta(HeadAttention):
             return writes._replace(keys=self._features(writes.keys))
 
     def _unmapped(self, memory: Tensor, valid: Tensor | None, position: Tensor | None = None) -> Writes:
-        """Writes whose keys are not features yet."""
+        """Return writes whose keys have not been mapped to features."""
         with torch.autocast(memory.device.type, enabled=False):
             memory = memory.type_as(self.k_proj.weight)
             keys, values = (expand_heads(upcast(x), self.groups) for x in self.keys_values(memory, position))
@@ -166,21 +164,24 @@ class Delta(HeadAttention):
         return Writes(keys, values, beta if valid is None else beta.masked_fill(~valid[:, None, :, None], 0.0))
 
     def _features(self, x: Tensor) -> Tensor:
-        """(B, H, T, M), divided by their sum: with the norm of a key at most 1, no write makes the memory grow."""
+        """Return features (B, H, T, M), divided by their sum: with a key norm of at most 1, no write makes the memory
+        grow.
+        """
         x = upcast(x)
         features = elu1(x) if self.feature_map == "elu1" else dpfp(x, self.nu)
         return features / (features.sum(-1, keepdim=True) + EPS)
 
 
 def read(q: Tensor, sums: Tensor) -> Tensor:
-    """The outputs (B, H, T, V) of queries (B, H, T, M) from sums (B, G, M, V)."""
+    """Return the outputs (B, H, T, V) of queries (B, H, T, M) from the memory sums (B, G, M, V)."""
     with torch.autocast(q.device.type, enabled=False):
         rows = q.unflatten(1, (sums.shape[1], -1))  # (B, G, R, T, M)
         return (rows.flatten(2, 3) @ sums).unflatten(2, rows.shape[2:4]).flatten(1, 2)
 
 
 def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = upcast) -> Tensor:
-    """The outputs (B, H, T, V) of each query i of (B, H, T, M) after write i; time and memory O(T).
+    """Return the outputs (B, H, T, V) of queries (B, H, T, M), each after the write of its position; time and memory
+    O(T).
 
     `features` maps queries and keys, a few positions at a time.
     """
@@ -190,38 +191,39 @@ def read_causal(q: Tensor, writes: Writes, chunk: int, features: Callable[[Tenso
         q, k, v, beta = sequences  # (N, R, c, K), (N, c, K): the heads of a group share its memory
         phi_q, phi_k = features(q), features(k)
         if part.whole:
-            added = _added(phi_k, v, beta)
+            added = _corrections(phi_k, v, beta)
             return triangle_products(phi_q.flatten(1, 2), phi_k, added).view(*q.shape[:-1], -1), []
-        rows, sums = prefix_products(phi_q.flatten(1, 2), phi_k, _added(phi_k, v, beta, state[0]), state[0])
+        rows, sums = prefix_products(phi_q.flatten(1, 2), phi_k, _corrections(phi_k, v, beta, state[0]), state[0])
         return rows.view(*q.shape[:-1], -1), [sums]
 
     sequences = [x.flatten(0, 1) for x in (q.unflatten(1, (groups, -1)), *writes)]
-    heads, _ = recur(step, sequences, [_nothing(writes, features)], chunk=chunk)
+    heads, _ = recur(step, sequences, [_empty_memory(writes, features)], chunk=chunk)
     return heads.unflatten(0, (-1, groups)).flatten(1, 2)
 
 
 def memory_after(writes: Writes, chunk: int, features: Callable[[Tensor], Tensor] = upcast) -> Tensor:
-    """The memory (B, G, M, V) after all writes, with keys mapped by `features`."""
+    """Return the memory (B, G, M, V) after all writes, with keys mapped by `features`."""
 
     def step(_: Part, sequences: list[Tensor], __: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         phi_k, v, beta = features(sequences[0]), *sequences[1:]
-        added = _added(phi_k, v, beta, state[0])
+        added = _corrections(phi_k, v, beta, state[0])
         return added, [torch.baddbmm(state[0], phi_k.mT, added)]
 
-    _, (sums,) = recur(step, [x.flatten(0, 1) for x in writes], [_nothing(writes, features)], chunk=chunk)
+    _, (sums,) = recur(step, [x.flatten(0, 1) for x in writes], [_empty_memory(writes, features)], chunk=chunk)
     return sums.unflatten(0, writes.keys.shape[:2])
 
 
-def _added(k: Tensor, v: Tensor, beta: Tensor, sums: Tensor | None = None) -> Tensor:
-    """What each key adds (N, c, V): u_j = beta_j (v_j - S_j-1^T k_j), so that S_j = S_j-1 + k_j u_j^T.
+def _corrections(k: Tensor, v: Tensor, beta: Tensor, sums: Tensor | None = None) -> Tensor:
+    """Return the correction (N, c, V) that each key adds: u_j = beta_j (v_j - S_j-1^T k_j), so that S_j = S_j-1 + k_j
+    u_j^T.
 
-    The u of a part solve a triangular system, with the memory before it, if any, in what is known.
+    The u of a part solve a triangular system; the memory before the part, if any, is on its right-hand side.
     """
     overlap, known = (beta * (k @ k.mT)).tril(-1), beta * (v if sums is None else v - k @ sums)
     return torch.linalg.solve_triangular(overlap, known, upper=False, unitriangular=True)
 
 
-def _nothing(writes: Writes, features: Callable[[Tensor], Tensor]) -> Tensor:
-    """An empty memory (N, M, V) for each group of each segment."""
-    made = features(writes.keys[:1, :1, :1].detach())
-    return made.new_zeros(writes.keys.shape[:2].numel(), made.shape[-1], writes.values.shape[-1])
+def _empty_memory(writes: Writes, features: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return an empty memory (N, M, V) for each group of each segment."""
+    example = features(writes.keys[:1, :1, :1].detach())
+    return example.new_zeros(writes.keys.shape[:2].numel(), example.shape[-1], writes.values.shape[-1])

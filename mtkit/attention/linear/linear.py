@@ -1,4 +1,4 @@
-"""Linear attention: a product of features in place of the exponential of a product, so that keys can be summed first.
+"""Linear attention: a product of features replaces the exponential of a product, so that keys can be summed first.
 
 Paper: Katharopoulos, Vyas, Pappas and Fleuret, "Transformers are RNNs: Fast Autoregressive Transformers with Linear
 Attention", ICML 2020, arXiv 2006.16236, equations 4 to 12.
@@ -19,7 +19,7 @@ from mtkit.attention.options import OneOf, Positive, Within
 
 
 class LinearAttention(FeatureAttention):
-    """Linear attention: sums over keys of positive features, in place of the softmax.
+    """Sums over keys of positive features, instead of the softmax.
 
     feature_map: "elu1" (the paper's elu(x) + 1) or "relu". eps: number added to the denominator. chunk: number of
     positions computed at once in the decoder role.
@@ -45,10 +45,9 @@ class LinearAttention(FeatureAttention):
         self.feature_map = FEATURE_MAPS[feature_map]
 
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
-        """phi(x), as many features as the head is wide; they need no scale."""
+        """Return phi(x), K features without a scale."""
         return Keys(self.feature_map(upcast(x)), None)
 
     @property
     def state_features(self) -> tuple[int, bool]:
-        """K features without a scale."""
         return self.projection.key_width, False

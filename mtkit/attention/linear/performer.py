@@ -1,16 +1,16 @@
-"""Performer: softmax attention estimated by random features of queries and keys, in time that grows with the length.
+"""Performer: softmax attention estimated by random features of queries and keys, in time linear in the length.
 
 Paper: Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, arXiv 2009.14794 (positive and relu
 features, orthogonal draws), and "Masked Language Modeling for Proteins via Linearly Scalable Long-Context
-Transformers", 2020, arXiv 2006.03555 (trigonometric ones).
-Departures: nothing is added to exponential features, since what the published code adds (1e-4 or 1e-6) lets later keys
-move earlier outputs through the stabiliser. The stabiliser is the largest exponent of the visible keys, in the decoder
-of those so far; it cancels exactly. The size of a denominator relative to the stabiliser is at least 1e-20, and at
-least 0.1 for trigonometric features, whose products can be negative. The heads of a layer share its features.
-There are no weights, so attention dropout acts on the outputs of the heads.
-Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position.
-It is faster than softmax attention where T is well above M. The estimate is accurate only for small norms of queries
-and keys; trigonometric features are mostly noise otherwise, more so in bfloat16, and are meant for study.
+Transformers", 2020, arXiv 2006.03555 (trigonometric features).
+Departures: nothing is added to exponential features; the constant that the published code adds (1e-4 or 1e-6) would let
+later keys change earlier outputs through the stabiliser. The stabiliser is the largest exponent of the visible keys, in
+the decoder of the keys so far; it cancels exactly. The magnitude of a denominator relative to the stabiliser is at
+least 1e-20, and at least 0.1 for trigonometric features, whose products can be negative. The heads of a layer share its
+directions. There are no weights, so attention dropout acts on the outputs of the heads.
+Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position. It is
+faster than softmax attention if T is well above M. The estimate is accurate only for small norms of queries and keys;
+otherwise trigonometric features are mostly noise, more so in bfloat16. They are meant for study.
 """
 
 import math
@@ -28,31 +28,32 @@ from mtkit.attention.options import Natural, Null, OneOf, Positive
 
 
 def positive(projected: Tensor, half_square: Tensor) -> Keys:
-    """exp(w x - |x|²/2) / sqrt(M) for each direction w (lemma 1)."""
-    top, own = projected.detach().amax(-1, keepdim=True), half_square.detach()
-    # the features' own values are relative to the largest, so that |x|² moves their gradient alone
-    shift = (own - half_square) - (top + math.log(projected.shape[-1]) / 2)
-    return Keys((projected + shift).exp_(), top - own)
+    """Return exp(w x - |x|²/2) / sqrt(M) for each direction w (lemma 1)."""
+    top, constant = projected.detach().amax(-1, keepdim=True), half_square.detach()
+    # features are relative to the largest, so |x|² affects only their gradient
+    shift = (constant - half_square) - (top + math.log(projected.shape[-1]) / 2)
+    return Keys((projected + shift).exp_(), top - constant)
 
 
 def hyperbolic(projected: Tensor, half_square: Tensor) -> Keys:
-    """The same for each direction and its opposite (lemma 1, cosh form)."""
+    """Return `positive` features for each direction and its opposite (lemma 1, cosh form)."""
     return positive(torch.cat([projected, -projected], dim=-1), half_square)
 
 
 def trig(projected: Tensor, half_square: Tensor) -> Keys:
-    """exp(|x|²/2) (cos w x, sin w x) / sqrt(M) (section 2.3)."""
+    """Return exp(|x|²/2) (cos w x, sin w x) / sqrt(M) (section 2.3)."""
     waves = torch.cat([projected.cos(), projected.sin()], dim=-1)
     return Keys(waves * projected.shape[-1] ** -0.5, half_square)
 
 
 def relu(projected: Tensor, half_square: Tensor) -> Keys:
-    """relu(w x) / sqrt(M) + 0.001 (the published code's generalised attention)."""
+    """Return relu(w x) / sqrt(M) + 0.001 (the published code's generalised attention)."""
     return Keys(projected.relu() * projected.shape[-1] ** -0.5 + 1e-3)
 
 
 FEATURE_MAPS = {"positive": positive, "hyperbolic": hyperbolic, "trig": trig, "relu": relu}
-"""From products (..., M) with the directions and half squared norms (..., 1) to features and their log scale."""
+"""Functions from products (..., M) with the directions and half squared norms (..., 1) to features and their log scale.
+"""
 
 
 class Performer(FeatureAttention):
@@ -74,7 +75,7 @@ class Performer(FeatureAttention):
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"feature_map": "hyperbolic"},
         {"feature_map": "relu"},
-        {"feature_map": "trig", "features": 100, "chunk": 32},  # with fewer, what is divided by is mostly noise
+        {"feature_map": "trig", "features": 100, "chunk": 32},  # with fewer, the denominators are mostly noise
     )
 
     directions: Tensor
@@ -102,37 +103,37 @@ class Performer(FeatureAttention):
         self._draw()
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Draws new directions after every `redraw` updates; they are constant in between and in evaluation."""
+        """Draw new directions after every `redraw` updates; they are constant in between and in evaluation."""
         super().after_update(update, total_updates)
         if self.redraw and update % self.redraw == 0:
             self.draws += 1
             self._draw()
 
     def features_of(self, x: Tensor, *parameters: Tensor) -> Keys:
-        """The feature map on x / K^(1/4), so that products of features estimate exp(q . k / sqrt(K))."""
+        """Apply the feature map to x / K^(1/4), so that products of features estimate exp(q . k / sqrt(K))."""
         with torch.autocast(x.device.type, enabled=False):
-            rows = upcast(x).reshape(-1, x.shape[-1])  # one product of all rows: those of each head are few
+            rows = upcast(x).reshape(-1, x.shape[-1])  # one product for all heads, because a head has few rows
             projected = rows @ (self.directions.type_as(rows) * self.scale**0.5).T
             half_square = rows.square().sum(-1, keepdim=True) * (self.scale / 2)
-            return self.feature_map(*(each.view(*x.shape[:-1], -1) for each in (projected, half_square)))
+            return self.feature_map(*(factor.view(*x.shape[:-1], -1) for factor in (projected, half_square)))
 
     @property
     def state_features(self) -> tuple[int, bool]:
-        """M or 2 M features; all but those of relu have a scale."""
-        made = self.features_of(self.directions.new_zeros(1, 1, 1, self.directions.shape[1]))
-        return made.features.shape[-1], made.scale is not None
+        """M or 2 M features; all but relu features have a scale."""
+        keys = self.features_of(self.directions.new_zeros(1, 1, 1, self.directions.shape[1]))
+        return keys.features.shape[-1], keys.scale is not None
 
     def _draw(self) -> None:
-        """Directions as a function of seed, role, layer and the number of draws before: the same in all processes."""
+        """Draw directions from seed, role, layer and the number of draws before: the same in all processes."""
         key = random_key(self.site.seed, ROLES.index(self.site.role), self.site.layer, int(self.draws))
         generator = torch.Generator().manual_seed(key)
         self.directions.copy_(draw_directions(*self.directions.shape, orthogonal=self.orthogonal, generator=generator))
 
 
 def draw_directions(count: int, width: int, *, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """(count, width), each row a standard normal vector; if orthogonal, in blocks of `width` at right angles.
+    """Return (count, width), each row a standard normal vector; if orthogonal, blocks of `width` rows are orthogonal.
 
-    A block is a uniformly distributed orthogonal matrix, its rows given the lengths of other normal vectors.
+    A block is a uniformly distributed orthogonal matrix whose rows are scaled to the norms of other normal vectors.
     """
     normal = torch.randn(count, width, generator=generator, dtype=torch.float64)
     if not orthogonal:

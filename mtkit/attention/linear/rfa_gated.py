@@ -23,12 +23,12 @@ from mtkit.attention.options import OneOf, Positive, Within
 
 
 class GatedRFA(RandomFeatureAttention):
-    """Random feature attention with a gate for each head that fades earlier keys.
+    """Random feature attention with a learned gate per head that fades earlier keys.
 
     feature_map: "sine" (the Gaussian kernel; a sine and a cosine for each direction) or "arc-cosine" (relu(w x), 1 for
     each direction). features: number of random directions D. tau: temperature of the kernel. learn_sigma: whether each
     head learns a factor for each component of the directions. pool: number of matrices of directions that training
-    picks from. gate_bias: bias that gates start from; 2.2 keeps 0.9 of the sums at each token. chunk: number of
+    picks from. gate_bias: initial bias of the gates; 2.2 keeps 0.9 of the sums at each token. chunk: number of
     positions computed at once.
     """
 
@@ -62,6 +62,6 @@ class GatedRFA(RandomFeatureAttention):
         nn.init.constant_(self.gate.bias, gate_bias)
 
     def gates_of(self, query: Tensor) -> Gates:
-        """S_t = g_t S_t-1 + (1 - g_t) phi(k_t) v_t^T with g_t = sigmoid(w x_t + b)."""
+        """Return the gates of S_t = g_t S_t-1 + (1 - g_t) phi(k_t) v_t^T with g_t = sigmoid(w x_t + b)."""
         logits = upcast(self.gate(query)).transpose(1, 2).unsqueeze(-1)
         return Gates(F.logsigmoid(logits), (-logits).sigmoid())

@@ -1,15 +1,16 @@
-"""CSALR: the softmax of all pairs is approximated by softmaxes through landmarks, joined by a regularised inverse.
+"""CSALR: the softmax of all pairs is approximated by softmaxes through landmarks and a regularised inverse.
 
 Paper: Chen, Gong, Ge and Du, "Compressed Self-Attention for Deep Metric Learning with Low-Rank Approximation", IJCAI
 2020. With F, M and B as in `_landmarks` and M the softmax between landmarks, the heads are
     F (M + gamma I)^-1 B V.
-Departures: that is multiplied by 1 + gamma, because the rows of the map would else sum to 1 / (1 + gamma); `rescale`
-turns it off. gamma is 1.5, and at least 1.1; the paper's is 1. Where scores are peaked, M has eigenvalues near -1, and
-M + I is nearly singular: heads then grow a million times beyond the values. With gamma above 1 the sum of absolute
-values of a row of (M + gamma I)^-1 is at most 1 / (gamma - 1), so that no head exceeds (1 + gamma) / (gamma - 1) times
-the largest value: 5 times with 1.5, 21 times with 1.1. Images become sentences: landmarks are means of neighbouring
-tokens, the real ones, of which each segment has m or one for each token; up to m tokens see all pairs.
-Cost: O(T m K + m^3) time for each head, O(T) memory. The map itself is never held, and may be negative.
+Departures: the result is multiplied by 1 + gamma, because the rows of the map would otherwise sum to 1 / (1 + gamma);
+`rescale` turns this off. gamma is 1.5 by default, and at least 1.1; the paper's is 1. If scores are peaked, M has
+eigenvalues near -1 and M + I is nearly singular: heads then grow to a million times the values. With gamma above 1 the
+sum of absolute values in a row of (M + gamma I)^-1 is at most 1 / (gamma - 1), so that no head exceeds
+(1 + gamma) / (gamma - 1) times the largest value: 5 times with 1.5, 21 times with 1.1. The paper has images; here
+landmarks are means of neighbouring real tokens. Each segment has m landmarks or one per token; up to m tokens see all
+pairs.
+Cost: O(T m K + m^3) time for each head, O(T) memory. The map itself is never formed, and may be negative.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -25,8 +26,8 @@ from mtkit.attention.options import Positive, Within
 class Csalr(LandmarkAttention):
     """Softmax attention approximated through landmarks and a regularised inverse.
 
-    landmarks: number of means m. gamma: what is added to the diagonal of M, from 1.1; the larger, the more each query
-    gets the mean of what the landmarks it resembles have read. rescale: whether rows of the map sum to 1.
+    landmarks: number of means m. gamma: number added to the diagonal of M, from 1.1; the larger, the more each query
+    gets the mean of the outputs of the landmarks that it resembles. rescale: whether rows of the map sum to 1.
     """
 
     paper = "Chen et al. 2020, IJCAI"
@@ -46,13 +47,12 @@ class Csalr(LandmarkAttention):
         self.rescale = rescale
 
     def solve(self, kernel: Tensor, rows: Tensor) -> Tensor:
-        """(M + gamma I)^-1 R, by a decomposition and not by an inverse."""
-        # unchecked: a check would wait for the device, and no such matrix is singular
+        """Return (M + gamma I)^-1 R, by a decomposition and not by an inverse."""
+        # without a check, which would wait for the device: the matrix is never singular
         solved, _ = torch.linalg.solve_ex(self._shifted(kernel), rows)
         return solved * self._factor()
 
     def inverse(self, kernel: Tensor) -> Tensor:
-        """(M + gamma I)^-1 itself."""
         return torch.linalg.inv(self._shifted(kernel)) * self._factor()
 
     def _shifted(self, kernel: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Low-rank and band heads: some heads see all keys through few dimensions, the others a band through all of theirs.
+"""Low-rank and band heads: some heads see all keys through few dimensions, the others see a band with full width.
 
 Paper: Guo, Qiu, Xue and Zhang, "Low-Rank and Locality Constrained Self-Attention for Sequence Modeling", IEEE/ACM
 TASLP 27(12), 2019, doi 10.1109/TASLP.2019.2944078.
-Departures: the two kinds of heads are joined by one `out_proj`, as other heads are. Half of the heads are low-rank
-unless said. The cross role (an extension) has low-rank heads alone: there is no band between two sequences.
-The scores of a low-rank head have rank r at most; their softmax has not.
-Cost: low-rank heads O(T² (r + V)), which is quadratic, band heads O(T w K); O(T) memory, O(T²) where weights are asked
-for. A step costs O(t (r + V)) and O(w K); it keeps r + V numbers per token in each low-rank head, and the last w + 1
-keys and values in each band head.
+Departures: one `out_proj` joins both kinds of heads, as in other mechanisms. By default half of the heads are low-rank.
+The cross role (an extension) has only low-rank heads: there is no band between two sequences. The scores of a low-rank
+head have at most rank r; their softmax can have a higher rank.
+Cost: low-rank heads O(T² (r + V)), which is quadratic, band heads O(T w K); O(T) memory, O(T²) if weights are
+requested. A step costs O(t (r + V)) and O(w K); it keeps r + V numbers per token in each low-rank head, and the last
+w + 1 keys and values in each band head.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from mtkit.attention.options import Natural, Null, Positive, refused
 
 
 class LowRankBand(HeadAttention):
-    """Softmax attention of low-rank heads over all keys beside heads over a band.
+    """Softmax attention of low-rank heads over all keys, and of other heads over a band.
 
     rank: width of the queries and keys of a low-rank head. band: tokens that a band head sees on each side besides the
     query's own (in the decoder role, before it). band_heads: number of band heads, the last ones.
@@ -38,7 +38,7 @@ class LowRankBand(HeadAttention):
     growth = 2
     weights = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"alibi"}),  # the others have the width of a head, of which there are two
+        "positions": frozenset({"alibi"}),  # the others need one head width, and there are two
         "merge": None,
         "regularizer": None,
     }
@@ -74,7 +74,7 @@ class LowRankBand(HeadAttention):
             nn.init.zeros_(linear.bias)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Softmax over all keys in low-rank heads and over the band in the others, each scaled by its own width."""
+        """Attend to all keys in low-rank heads and to the band in the others, each scaled by its own width."""
         query = inputs.query
         q, k, v = self._by_group(query, inputs.context)
         outputs = [
@@ -97,7 +97,7 @@ class LowRankBand(HeadAttention):
         return Attended(self.merge_heads(heads), weights=weights if inputs.need_weights else None, losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Empty caches, one for each kind of heads; in the cross role the source, for all hypotheses."""
+        """Return empty caches, one per kind of heads; in the cross role the source, for all hypotheses."""
         if inputs.memory is not None:
             k, v = self.projected(inputs.memory, self.k_proj, self.v_proj)
             rows = {"keys": self._of_groups(k)[0], "values": v.unflatten(-1, (self.site.heads, -1))}
@@ -112,15 +112,15 @@ class LowRankBand(HeadAttention):
         return {"groups": caches, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis reads all keys in low-rank heads, the last ones in band heads."""
+        """Attend to all keys in low-rank heads, to the last ones in band heads."""
         query = inputs.query
         if "shared" in state:
             return self._step_over_source(query, state["shared"], inputs.need_weights), state
         q, k, v = self._by_group(query, query)
         outputs, caches = [], []
-        for at, ((group, width), before) in enumerate(zip(self.groups, state["groups"], strict=True)):
-            heads, weights, after = group.step(
-                before,
+        for at, ((group, width), cache) in enumerate(zip(self.groups, state["groups"], strict=True)):
+            heads, weights, new_cache = group.step(
+                cache,
                 q[at],
                 k[at],
                 *group.of(v, axis=2),
@@ -129,9 +129,9 @@ class LowRankBand(HeadAttention):
                 need_weights=inputs.need_weights,
             )
             outputs.append((heads, weights))
-            caches.append(after)
-        every, maps = together(outputs, 2)
-        attended = Attended(self.merge_heads(every.transpose(1, 2)), weights=maps)
+            caches.append(new_cache)
+        all_heads, maps = together(outputs, 2)
+        attended = Attended(self.merge_heads(all_heads.transpose(1, 2)), weights=maps)
         return attended, {**state, "groups": caches, "count": state["count"] + 1}
 
     def _step_over_source(self, query: Tensor, shared: State, need_weights: bool) -> Attended:
@@ -144,7 +144,7 @@ class LowRankBand(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Head by head, from the scores of all pairs under a mask."""
+        """Compute head by head, from the scores of all pairs under a mask."""
         source, valid = inputs.context, inputs.context_valid
         q, k = self.q_proj(inputs.query), self.k_proj(source)
         v = self.v_proj(source).unflatten(-1, (self.site.heads, -1))
@@ -152,8 +152,8 @@ class LowRankBand(HeadAttention):
         first, heads, maps = 0, [], []
         for head in range(self.site.heads):
             width = self.rank if head < self.low else self.projection.key_width
-            own = slice(first, first + width)
-            scores = q[..., own] @ k[..., own].mT / width**0.5
+            columns = slice(first, first + width)
+            scores = q[..., columns] @ k[..., columns].mT / width**0.5
             if self.positions is not None:
                 penalty = self.positions.bias(q, i[:, 0], j, 1.0)
                 scores = scores if penalty is None else scores + penalty[head]
@@ -170,27 +170,27 @@ class LowRankBand(HeadAttention):
         return Attended(self.merge_heads(torch.stack(heads, 1)), weights=torch.stack(maps, 1))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the weights of `full`; the scores of low-rank heads are the nearest to its own of rank r."""
+        """Load the weights of `full`; the scores of low-rank heads become the nearest ones of rank r."""
         names = [f"{each}.{part}" for each in ("q_proj", "k_proj") for part in ("weight", "bias")]
-        own, heads, converted = self.state_dict(), self.site.heads, dict(full_state)
+        state, heads, converted = self.state_dict(), self.site.heads, dict(full_state)
         wide = heads * self.projection.key_width
-        fits = all(name in full_state and len(full_state[name]) == wide for name in names)
-        if fits and len(self.q_proj.weight) != wide:
+        matches = all(name in full_state and len(full_state[name]) == wide for name in names)
+        if matches and len(self.q_proj.weight) != wide:
             q, qb, k, kb = (full_state[name].unflatten(0, (heads, -1)) for name in names)
             low = _of_rank(torch.cat([q, qb.unsqueeze(-1)], -1)[: self.low], k[: self.low], self.rank)
             rows = [low[0][..., :-1], low[0][..., -1], low[1], torch.zeros_like(low[1][..., -1])]
             for name, few, every in zip(names, rows, (q, qb, k, kb), strict=True):
-                converted[name] = torch.cat([few.flatten(0, 1), every[self.low :].flatten(0, 1)]).type_as(own[name])
+                converted[name] = torch.cat([few.flatten(0, 1), every[self.low :].flatten(0, 1)]).type_as(state[name])
         super().adopt(converted)
 
     def _shown(self, length: int, device: torch.device) -> Tensor:
-        """(H', T, T): the keys that each of the `weighed_heads` sees."""
+        """Return (H', T, T): the keys that each of the `weighed_heads` sees."""
         i = torch.arange(length, device=device)
         near = (i.unsqueeze(-1) - i).abs() <= self.band
         return torch.stack([near if head >= self.low else torch.ones_like(near) for head in self.weighed_heads])
 
     def _by_group(self, query: Tensor, memory: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
-        """Queries and keys (B, T, h, width) of each group of heads, and the values (B, S, H, V) of all."""
+        """Return queries and keys (B, T, h, width) of each group of heads, and the values (B, S, H, V) of all."""
         if query is memory:
             q, k, v = self.projected(query, self.q_proj, self.k_proj, self.v_proj)
         else:
@@ -198,23 +198,24 @@ class LowRankBand(HeadAttention):
         return self._of_groups(q), self._of_groups(k), v.unflatten(-1, (self.site.heads, -1))
 
     def _of_groups(self, x: Tensor) -> list[Tensor]:
-        """Rows (B, T, ...) of all heads as (B, T, h, width) for each group."""
+        """Split rows (B, T, ...) of all heads into (B, T, h, width) for each group."""
         parts = x.split([len(group.some) * width for group, width in self.groups], -1)
         return [part.unflatten(-1, (-1, width)) for part, (_, width) in zip(parts, self.groups, strict=True)]
 
 
 def _of_rank(q: Tensor, k: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Maps (H, rank, D) and (H, rank, M) whose product, over sqrt(rank), is nearest to that of q (H, K, D) and k.
+    """Return maps (H, rank, D) and (H, rank, M) whose product / sqrt(rank) is nearest to q^T k / sqrt(K), for q (H, K,
+    D).
 
-    Singular values and vectors of q^T k are found through factors of K rows (k is (H, K, M)). Rows beyond K add nothing
-    to the product but can learn.
+    The singular value decomposition of q^T k, with k (H, K, M), is computed from factors with K rows. Rows beyond K add
+    nothing to the product but can learn.
     """
     width = q.shape[1]
     (side_q, inner_q), (side_k, inner_k) = torch.linalg.qr(q.mT.double()), torch.linalg.qr(k.mT.double())
     u, s, vh = torch.linalg.svd(inner_q @ inner_k.mT, full_matrices=False)
     root = (s * (rank / width) ** 0.5).sqrt().unsqueeze(1)
-    found = [((side @ x * root).mT[:, :rank]) for side, x in ((side_q, u), (side_k, vh.mT))]
-    rest = max(rank - found[0].shape[1], 0)
+    maps = [((basis @ x * root).mT[:, :rank]) for basis, x in ((side_q, u), (side_k, vh.mT))]
+    rest = max(rank - maps[0].shape[1], 0)
     more_q = torch.randn(len(q), rest, q.shape[2], dtype=torch.float64, device=q.device) * q.shape[2] ** -0.5
     more_k = more_q.new_zeros(len(k), rest, k.shape[2])
-    return torch.cat([found[0], more_q], 1), torch.cat([found[1], more_k], 1)
+    return torch.cat([maps[0], more_q], 1), torch.cat([maps[1], more_k], 1)

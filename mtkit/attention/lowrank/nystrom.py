@@ -4,13 +4,13 @@ Paper: Xiong, Zeng, Chakraborty, Tan, Fung, Li and Singh, "Nyströmformer: A Nys
 Self-Attention", AAAI 2021, arXiv 2102.03902, equations 13 to 15. With F, M and B as in `_landmarks` and M the softmax
 between landmarks, the heads are
     F Z B V + DConv(V),  Z_0 = M^T / (|M|_1 |M|_inf),  Z <- 1/4 Z (13 I - M Z (15 I - M Z (7 I - M Z))),
-which brings Z to the pseudo-inverse of M. DConv is a convolution over time with a kernel for each head.
+which iterates Z towards the pseudo-inverse of M. DConv is a convolution over time with one kernel per head.
 Departures: the scale of Z_0 is that of one segment and head (the authors' code takes the largest of the whole batch).
-Landmarks are means of real tokens, of which each segment has m or one for each token; up to m tokens see all pairs.
-Where landmarks resemble each other M is near-singular and Z has not converged after the paper's 6 iterations: of a
-singular value of 0.03 they restore 65%, of one of 0.01 11%. More iterations restore more, and multiply what rounding
-adds there by 13/4 each; float32 bears 20 of them without a number that is not finite.
-Cost: O(T m K + iterations m^3) time for each head, O(T) memory. The map itself is never held, and may be negative.
+Landmarks are means of real tokens; each segment has m landmarks or one per token; up to m tokens see all pairs.
+If landmarks resemble each other, M is near-singular and Z has not converged after the paper's 6 iterations: they
+restore 65% of a singular value of 0.03, and 11% of 0.01. Each further iteration restores more, and multiplies rounding
+errors there by 13/4; with up to 20 iterations all numbers stay finite in float32.
+Cost: O(T m K + iterations m^3) time for each head, O(T) memory. The map itself is never formed, and may be negative.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -53,19 +53,17 @@ class Nystrom(LandmarkAttention):
         )
 
     def solve(self, kernel: Tensor, rows: Tensor) -> Tensor:
-        """Z R."""
         return self.inverse(kernel) @ rows
 
     def inverse(self, kernel: Tensor) -> Tensor:
-        """Z after all iterations."""
         return pseudo_inverse(kernel, self.iterations)
 
-    def beside(self, values: Tensor) -> Tensor | None:
-        """DConv(V)."""
+    def added_term(self, values: Tensor) -> Tensor | None:
+        """Return DConv(V)."""
         if self.conv is None:
             return None
-        # each channel is a group: PyTorch's convolution in two dimensions on the CPU, with the heads as groups, gives
-        # wrong gradients of its kernel, or ends the process, where a segment is about as long as the kernel or shorter
+        # each channel is a group: with the heads as groups, PyTorch's 2-D convolution on the CPU returns wrong kernel
+        # gradients, or ends the process, if a segment is about as long as the kernel or shorter
         width = values.shape[-1]
         kernel = upcast(self.conv.weight)[:, :, :, 0].repeat_interleave(width, 0)  # (H*V, 1, positions)
         channels = values.transpose(2, 3).flatten(1, 2)
@@ -74,9 +72,9 @@ class Nystrom(LandmarkAttention):
 
 
 def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:
-    """Z (..., m, m) of M, whose rows sum to 1.
+    """Return Z (..., m, m) of M, whose rows sum to 1.
 
-    Where Z_0 M has the eigenvalue 1 - e, a square of a singular value, one iteration makes it 1 - e^3 (3 + e) / 4.
+    If Z_0 M has the eigenvalue 1 - e, the square of a singular value, one iteration makes it 1 - e^3 (3 + e) / 4.
     """
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     z = kernel.mT / kernel.sum(-2).amax(-1)[..., None, None]

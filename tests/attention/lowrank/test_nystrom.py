@@ -186,7 +186,7 @@ def test_the_convolution_and_its_gradients_are_those_of_the_sum_over_positions(
     padded = functional.pad(values.double(), (0, 0, kernel // 2, kernel // 2))
     for place in range(kernel):
         wanted = wanted + padded[:, :, place : place + length] * weight.double()[:, :, place]
-    found = ours.beside(values)
+    found = ours.added_term(values)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
     ours_of, wanted_of = (torch.autograd.grad((x * read).sum(), [values, weight]) for x in (found, wanted))
     torch.testing.assert_close(ours_of, wanted_of, rtol=1e-4, atol=1e-4)
