@@ -1,4 +1,4 @@
-"""What merges by routing share: heads that vote for capsules, token by token."""
+"""Base of merges by routing: heads vote for capsules, token by token."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from mtkit.attention.slots import Merge
 
 
 class Capsules(Merge):
-    """N capsules of width P from the votes of the heads, in float32 at least; a mechanism adds the routing.
+    """N capsules of width P from the votes of the heads, in at least float32; a mechanism adds the routing.
 
     N must divide the joint width of the heads.
     """
@@ -29,13 +29,13 @@ class Capsules(Merge):
         nn.init.xavier_uniform_(self.votes.view(total, total))
 
     def forward(self, heads: Tensor) -> Tensor:
-        """(B, H, T, V) to (B, T, N * P)."""
+        """Map (B, H, T, V) to (B, T, N * P)."""
         with torch.autocast(heads.device.type, enabled=False):
             rows = upcast(heads).transpose(0, 1).flatten(1, 2)  # (H, R, V) of R = B T tokens
-            votes = torch.bmm(upcast(self.votes).mT, rows.mT)  # (H, N * P, R): all sums run over neighbouring tokens
+            votes = torch.bmm(upcast(self.votes).mT, rows.mT)  # (H, N * P, R): tokens last, so memory is contiguous
             routed = self.routed(votes.unflatten(1, (self.capsules, -1)))
         return routed.flatten(0, 1).mT.contiguous().unflatten(0, (len(heads), heads.shape[2])).type_as(heads)
 
     def routed(self, votes: Tensor) -> Tensor:
-        """The capsules (N, P, R) of R tokens from the heads' votes (H, N, P, R)."""
+        """Return the capsules (N, P, R) of R tokens from the heads' votes (H, N, P, R)."""
         raise NotImplementedError

@@ -1,10 +1,10 @@
-"""Disagreement: a training loss for heads that do the same, in their values, their attended positions or their outputs.
+"""Disagreement: a training loss for heads that are alike in their values, their attended positions or their outputs.
 
 Paper: Li, Tu, Yang, Lyu and Zhang, "Multi-Head Attention with Disagreement Regularization", EMNLP 2018,
 arXiv 1810.10183, equations 5 to 7.
 Departures: means per real token and over the layers of a role, where the paper has sums: cosines lie in [-1, 1], the
 overlap of positions in [0, 1], whatever the length. Pairs of a head with itself count, as in the paper's equations.
-Cost: O(T D) beside the attention, through |sum of heads|^2 = the sum over all pairs; `position` needs the attention
+Cost: O(T D) on top of the attention, because the sum over all pairs is |sum of heads|^2; `position` needs the attention
 weights, O(T S). Nothing at inference.
 """
 
@@ -49,7 +49,7 @@ class Disagreement(Regularizer):
         value_valid: Tensor | None,
         visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """{"disagreement": weight * the sum over the types}, averaged over the layers of the run."""
+        """Return {"disagreement": weight * the sum over the types}, averaged over the layers of the run."""
         total = heads.new_zeros((), dtype=torch.float32)
         if "output" in self.types:
             total = total + _mean(_agreement(_directions(heads)), query_valid)
@@ -61,17 +61,17 @@ class Disagreement(Regularizer):
 
 
 def _directions(heads: Tensor) -> Tensor:
-    """Each head's vector at length 1, so that products are cosines; in float32 at least."""
+    """Return each head's vector scaled to length 1, so that products are cosines, in at least float32."""
     return F.normalize(upcast(heads), dim=-1, eps=1e-6)
 
 
 def _agreement(heads: Tensor) -> Tensor:
-    """(B, T) from (B, H, T, X): the mean over all pairs of heads, each with itself included, of their inner product."""
+    """Return (B, T) from (B, H, T, X): the mean inner product over all pairs of heads, including each with itself."""
     return heads.mean(1).square().sum(-1)
 
 
 def _mean(per_token: Tensor, valid: Tensor | None) -> Tensor:
-    """The mean over real tokens of (B, T)."""
+    """Return the mean of (B, T) over real tokens."""
     if valid is None:
         return per_token.mean()
     return per_token.masked_fill(~valid, 0.0).sum() / valid.sum().clamp(min=1)

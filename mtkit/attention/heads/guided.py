@@ -1,13 +1,14 @@
 """Guided attention: a training loss that pulls some heads towards fixed patterns, such as the previous token.
 
 Paper: Deshpande and Narasimhan, "Guiding Attention for Self-Supervised Learning with Transformers", Findings of EMNLP
-2020, arXiv 2010.02399, section 3, and the authors' code, whose mean squared error and schedule these are.
-Departures: rows of padding count nowhere, nor do rows whose target does not exist, is padding or is not shown by the
-mechanism (the first token has no previous one, a window no first token). Patterns of separators need the tokens'
-names, which attention does not know. In the decoder no head is guided to the next token. By default each pattern has
-one head, so that four heads suffice; the paper guides 6 of 12, of which 4 look at the first token.
-Cost: in training the weights of the guided heads, O(T S) each, also around mechanisms whose own cost is lower; the
-patterns themselves are never written out. Nothing at inference.
+2020, arXiv 2010.02399, section 3, and the authors' code, which defines the mean squared error and the schedule.
+Departures: the loss skips rows of padding, and rows whose target does not exist, is padding or is hidden by the
+mechanism (the first token has no previous one, a window may exclude the first token). Patterns of separators are left
+out, because attention does not know which tokens are separators. In the decoder no head is guided to the next token. By
+default each pattern has one head, so that four heads suffice; the paper guides 6 of 12, of which 4 look at the first
+token.
+Cost: in training the weights of the guided heads, O(T S) each, also in mechanisms with a lower cost of their own; the
+patterns themselves are never formed. Nothing at inference.
 """
 
 from typing import Annotated
@@ -21,7 +22,7 @@ from mtkit.attention.options import CountsOf, LossWeight, Natural, Null, OneOf, 
 from mtkit.attention.slots import Regularizer
 
 PATTERNS = {"self": 0, "next": 1, "prev": -1, "first": None}
-"""The distance of each pattern's target from the query; the first token is the target of all."""
+"""Distance of each pattern's target from the query; None: the first token is the target of all queries."""
 REDUCTION = ("mse", "row")
 DECAY = ("linear", "none")
 
@@ -31,7 +32,7 @@ class Guided(Regularizer):
 
     patterns: how many heads each pattern guides, from the first head on: self, next, prev and first token. weight:
     weight of the loss. reduction: the squares of a row are averaged over the keys of its segment (mse) or summed (row).
-    hold: updates at full weight. decay: linear falls from there to 0 at the last update.
+    hold: updates at full weight. decay: with linear, the weight then falls to 0 at the last update.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -68,10 +69,10 @@ class Guided(Regularizer):
         self.by_row = reduction == "row"
         self.hold = hold
         self.decays = decay == "linear"
-        self.register_buffer("factor", torch.ones(()))  # saved, so that a resumed run goes on where it was
+        self.register_buffer("factor", torch.ones(()))  # saved for resumed runs
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """The weight of the next update: full up to `hold`, then falling to 0."""
+        """Set the weight of the next update: full up to `hold`, then falling to 0."""
         left = (total_updates - update) / max(1, total_updates - self.hold)
         self.factor.fill_(min(1.0, max(0.0, left)) if self.decays else 1.0)
 
@@ -84,7 +85,9 @@ class Guided(Regularizer):
         value_valid: Tensor | None,
         visible: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """{"guided": weight * the sum over the patterns}, each a mean over its heads and real rows; layers add up."""
+        """Return {"guided": weight * the sum over the patterns}, each a mean over its heads and real rows; layers add
+        up.
+        """
         if weights is None or not self.needs_weights:
             return {}
         batch, _, length, _ = weights.shape
@@ -95,20 +98,20 @@ class Guided(Regularizer):
         for name, count in self.guides.items():
             offset = PATTERNS[name]
             target = position * 0 if offset is None else position + offset
-            at = target.clamp(0, length - 1)
-            there = (real & real[:, at] & (target == at)).unsqueeze(1).expand(-1, count, -1)
-            index = at.view(1, 1, -1, 1).expand(batch, count, -1, -1)
+            clamped = target.clamp(0, length - 1)
+            counted = (real & real[:, clamped] & (target == clamped)).unsqueeze(1).expand(-1, count, -1)
+            index = clamped.view(1, 1, -1, 1).expand(batch, count, -1, -1)
             if shown is not None:
-                there = there & shown[:, first : first + count].gather(-1, index).squeeze(-1)
+                counted = counted & shown[:, first : first + count].gather(-1, index).squeeze(-1)
             row = _distance(upcast(weights[:, first : first + count]), index)
             if not self.by_row:
                 row = row / real.sum(1).clamp(min=1).view(-1, 1, 1)
-            total = total + row.masked_fill(~there, 0.0).sum() / there.sum().clamp(min=1)
+            total = total + row.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
             first += count
         return {"guided": self.weight * self.factor * total}
 
 
 def _distance(weights: Tensor, index: Tensor) -> Tensor:
-    """(B, h, T): the squared distance of each row of weights (B, h, T, S) from a 1 at index (B, h, T, 1) alone."""
-    at = weights.gather(-1, index).squeeze(-1)
-    return weights.square().sum(-1) - at.square() + (1 - at).square()
+    """Return the squared distance (B, h, T) of each row of weights (B, h, T, S) from one-hot at index (B, h, T, 1)."""
+    target_weight = weights.gather(-1, index).squeeze(-1)
+    return weights.square().sum(-1) - target_weight.square() + (1 - target_weight).square()

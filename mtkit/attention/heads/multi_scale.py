@@ -1,9 +1,9 @@
-"""Multi-scale attention: each head has a window of its own width; lower layers have more narrow ones.
+"""Multi-scale attention: each head has its own window width; lower layers have more narrow windows.
 
 Paper: Guo, Qiu, Liu, Xue and Zhang, "Multi-Scale Self-Attention for Text Classification", AAAI 2020, arXiv 1912.00544.
-Departures: scales are numbers of tokens, where the paper has some that are shares of the sentence's length, which
-decoding does not know; the defaults are the paper's for 256 tokens. Numbers of heads are rounded by largest remainders,
-of equal ones those of wider scales first. In the decoder role a window reaches back alone.
+Departures: scales are numbers of tokens; some of the paper's are shares of the sentence's length, which is unknown in
+decoding. The defaults are the paper's scales for 256 tokens. Numbers of heads are rounded by largest remainders; ties
+prefer wider scales. In the decoder role a window only reaches back.
 Cost: O(T w) for the mean width w. A step costs O(w), at any position, and each head keeps its own last w + 1 tokens.
 """
 
@@ -28,7 +28,7 @@ class MultiScale(PatternAttention):
 
     scales: tokens seen on each side (in the decoder role, before the query's own), the widths that heads can have, as
     in 1,3,16; model.max_length or more is full attention. scale_alpha: how much more heads of the lower layers are
-    narrow; 0 shares heads out equally in all layers. widths: the widths of the heads in place of scales, layer by layer
+    narrow; 0 divides heads equally in all layers. widths: the widths of the heads, instead of scales, layer by layer
     from the first, for each head or for equal shares of the heads.
     """
 
@@ -61,22 +61,23 @@ class MultiScale(PatternAttention):
 
 
 def _rising(scales: int | str | Sequence[int]) -> list[int]:
-    """The scales as a list. Raises: MtkitError where there is none, or one is no wider than that before it."""
-    found = [scales] if isinstance(scales, int) else numbers(scales)
-    if not found or any(wide <= narrow for narrow, wide in pairwise(found)):
+    """Return the scales as a list. Raises: MtkitError if it is empty or not strictly rising."""
+    widths = [scales] if isinstance(scales, int) else numbers(scales)
+    if not widths or any(wide <= narrow for narrow, wide in pairwise(widths)):
         raise refused("scales", scales, "rise")
-    return found
+    return widths
 
 
 def _shared_out(scales: Sequence[int], alpha: float, site: Site) -> list[int]:
-    """The width of each head, from narrow to wide: of scale k as many as H softmax(z) of k says.
+    """Return the width of each head, from narrow to wide: H softmax(z)_k heads have scale k.
 
-    z of k is that of k + 1 and alpha / l in layer l, counted from 1, and 0 for the widest scale and in the last layer.
+    z_k is z_(k + 1) + alpha / l in layer l, counted from 1; it is 0 for the widest scale, and for all in the last
+    layer.
     """
     layer = site.layer + 1
     slope = 0.0 if layer == site.layers else alpha / layer
     z = [slope * (len(scales) - 1 - k) for k in range(len(scales))]
-    shares = [math.exp(each - max(z)) for each in z]
+    shares = [math.exp(logit - max(z)) for logit in z]
     quotas = [site.heads * share / sum(shares) for share in shares]
     counts = [int(quota + 1e-9) for quota in quotas]
     by_remainder = sorted(range(len(scales)), key=lambda k: (round(quotas[k] - counts[k], 9), k), reverse=True)
@@ -86,8 +87,8 @@ def _shared_out(scales: Sequence[int], alpha: float, site: Site) -> list[int]:
 
 
 def _of_layer(table: list[int], site: Site) -> list[int]:
-    """The width of each head of this layer. Raises: MtkitError where the numbers are not those of equal shares."""
+    """Return the width of each head of a layer. Raises: MtkitError if the table does not divide into equal shares."""
     if not table or len(table) % site.layers:
         raise refused("widths", table, f"have as many numbers for each of the {site.layers} layers")
-    each = len(table) // site.layers
-    return of_head("widths", table[site.layer * each : (site.layer + 1) * each], site)
+    count = len(table) // site.layers
+    return of_head("widths", table[site.layer * count : (site.layer + 1) * count], site)

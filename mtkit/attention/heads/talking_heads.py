@@ -1,11 +1,11 @@
 """Talking heads: scores are mixed across the heads before the softmax, and weights after it.
 
 Paper: Shazeer, Lan, Cheng, Ding and Hou, "Talking-Heads Attention", 2020, arXiv 2003.02436.
-Departures: a square mix starts at the identity, so that the model starts as full attention; one between different
-numbers of heads is initialised at random, as in the authors' code, since equal heads would stay equal. The bias of
-relative positions is added after the first mix, one for each head of the softmax; so is the mask, which must not be
-mixed into other heads. `Attended.weights` are those of the softmax; the second mix may make them negative.
-Cost: O(T S) time and memory, with O(T S H) multiplications for the mixes of each head; no fused kernel can hold them. A
+Departures: a square mix starts at the identity, so that the model starts as full attention; a mix between different
+numbers of heads starts at random, as in the authors' code, since equal heads would stay equal. The bias of relative
+positions is added after the first mix, one for each head of the softmax; so is the mask, which must not be mixed into
+other heads. `Attended.weights` are those of the softmax; the second mix may make them negative.
+Cost: O(T S) time and memory, with O(T S H) multiplications for the mixes of each head; no fused kernel supports them. A
 step costs O(t).
 """
 
@@ -22,12 +22,14 @@ from mtkit.attention.options import Null, Positive, refused
 from mtkit.attention.slots import Projection
 from mtkit.errors import MtkitError
 
+HeadCount = Annotated[Positive | None, Null("the number of heads")]
+
 
 class TalkingHeads(ScoreAttention):
     """Scaled dot-product attention whose heads exchange scores and weights through two learned matrices.
 
-    key_heads: number of heads that make scores, which share the model's width equally. softmax_heads: number of maps
-    that have a softmax. value_heads: number of heads that sum values, which share the model's width equally.
+    key_heads: number of heads that make scores, which divide the model's width equally. softmax_heads: number of maps
+    that have a softmax. value_heads: number of heads that sum values, which divide the model's width equally.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -48,28 +50,30 @@ class TalkingHeads(ScoreAttention):
         self,
         site: Site,
         *,
-        key_heads: Annotated[Positive | None, Null("that of the heads")] = None,
-        softmax_heads: Annotated[Positive | None, Null("that of the heads")] = None,
-        value_heads: Annotated[Positive | None, Null("that of the heads")] = None,
+        key_heads: HeadCount = None,
+        softmax_heads: HeadCount = None,
+        value_heads: HeadCount = None,
     ) -> None:
-        keys, self.softmax_heads, values = (each or site.heads for each in (key_heads, softmax_heads, value_heads))
-        own = _HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None
-        super().__init__(site, own)
+        keys, self.softmax_heads, values = (count or site.heads for count in (key_heads, softmax_heads, value_heads))
+        projection = _HeadNumbers(site, keys, values) if {keys, values} != {site.heads} else None
+        super().__init__(site, projection)
         if {keys, self.softmax_heads, values} != {site.heads}:
-            self._refuse_what_reads_each_head()
+            self._refuse_slots_per_head()
         self.scores_mix = nn.Parameter(_mix(keys, self.softmax_heads))
         self.weights_mix = nn.Parameter(_mix(self.softmax_heads, values))
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """The scores mixed over the heads (`scores_mix`), before anything is hidden."""
+        """Return the scores mixed over the heads (`scores_mix`), before masking."""
         return _mixed(self.scores(pairs), self.scores_mix), None
 
     def mixed(self, weights: Tensor) -> Tensor:
-        """The weights mixed over the heads (`weights_mix`): hidden keys still have zero."""
+        """Return the weights mixed over the heads (`weights_mix`); hidden keys still have zero."""
         return _mixed(weights, self.weights_mix)
 
-    def _refuse_what_reads_each_head(self) -> None:
-        """Raises: MtkitError for slots that have something for each of `site.heads` heads, where these differ."""
+    def _refuse_slots_per_head(self) -> None:
+        """Raises: MtkitError for filled slots that need one entry per head of `site.heads`, if the numbers of heads
+        differ.
+        """
         biased = self.positions is not None and (self.positions.on_scores or self.positions.on_values)
         there = {
             "positions": biased,
@@ -86,22 +90,22 @@ class TalkingHeads(ScoreAttention):
 
 
 def _mix(heads: int, others: int) -> Tensor:
-    """A matrix (heads, others) to start from."""
+    """Return an initial matrix (heads, others)."""
     return torch.eye(heads) if heads == others else nn.init.xavier_uniform_(torch.empty(heads, others))
 
 
 def _mixed(x: Tensor, mix: Tensor) -> Tensor:
-    """(B, H, T, S) to (B, H', T, S) by mix (H, H'), in float32 at least."""
+    """Mix (B, H, T, S) to (B, H', T, S) by mix (H, H'), in at least float32."""
     with torch.autocast(x.device.type, enabled=False):
         x, mix = upcast(x), upcast(mix)
         return torch.bmm(mix.T.expand(len(x), -1, -1), x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 class _HeadNumbers(Projection):
-    """Key heads, and value heads, share the width of the model equally, as heads do elsewhere."""
+    """A projection with its own numbers of key heads and of value heads, each dividing the model's width equally."""
 
     def __init__(self, site: Site, key_heads: int, value_heads: int) -> None:
-        """Raises: MtkitError where they do not divide the width."""
+        """Raises: MtkitError if they do not divide the width."""
         super().__init__(site)
         for option, heads in (("key_heads", key_heads), ("value_heads", value_heads)):
             if site.d_model % heads:
@@ -113,5 +117,4 @@ class _HeadNumbers(Projection):
 
     @property
     def joined_width(self) -> int:
-        """The width of the model."""
         return self.value_heads * self.value_width

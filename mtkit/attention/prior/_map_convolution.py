@@ -1,10 +1,10 @@
-"""Attention whose maps of scores are images, a channel for each head: a convolution reads the map of the layer below.
+"""Base of attention that convolves score maps, images with one channel per head: it reads the map of the layer below.
 
-The convolution sees no score that must stay hidden: what the mask hides is zero before it (not -inf, which would
-spread), the softmax masks again after it, and what travels up the layers is zero there too. In the decoder and cross
-roles its kernel has only the rows of a query and of those before it, since the queries after it are not known yet;
-columns reach both ways, for the mask has zeroed those of later keys. So a step needs the few previous rows that the
-convolution reads, kept for each hypothesis and wider by a zero column with each decoded token.
+The convolution must not see hidden scores: hidden entries are zero before it (not -inf, which would spread), the
+softmax masks again after it, and the carried map is zero there too. In the decoder and cross roles the kernel has only
+the rows of a query and of those before it, since later queries are not known yet; columns reach both ways, because the
+mask has zeroed later keys. So a step needs the few previous rows that the convolution reads; they are kept for each
+hypothesis and get one more zero column with each decoded token.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ Kernel = tuple[Tensor, Tensor]
 
 
 class Carried(NamedTuple):
-    """The carry: the map, and the convolution where all layers share one."""
+    """The carry: the map, and the convolution if all layers share one."""
 
     map: Tensor
-    """(B, H, T, S) as in `Pairs`, in float32 at least; zero where hidden."""
+    """(B, H, T, S) as in `Pairs`, in at least float32; zero where hidden."""
     convolution: Kernel | None = None
 
 
 class ConvolvedMaps(ScoreAttention):
-    """Softmax attention with a map made of the scores of this layer and a convolution over the map of the layer below.
+    """Softmax attention whose map is made of this layer's scores and a convolution over the map of the layer below.
 
     A mechanism defines `combined`. In the first layer of a run, the map is the scores.
     """
@@ -61,11 +61,11 @@ class ConvolvedMaps(ScoreAttention):
             nn.init.zeros_(self.convolution.bias)
 
     def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
-        """The map from this layer's scores and the map below, both (B, H, T, S), with one call of `convolve`."""
+        """Return the map from this layer's scores and the map below, both (B, H, T, S), with one call of `convolve`."""
         raise NotImplementedError
 
     def logits(self, pairs: Pairs, carry: Carried | None) -> tuple[Tensor, Carried]:
-        """The map A by `combined`; carries A. Raises: MtkitError above the first layer without a carry."""
+        """Return the map A of `combined`; carries A. Raises: MtkitError above the first layer without a carry."""
         hidden, kernel = self._hidden(pairs), self._kernel(carry)
         image = self._map(
             self.scores(pairs), carry, lambda image: self._convolved(_zeroed(image, hidden), kernel, pairs)
@@ -73,7 +73,8 @@ class ConvolvedMaps(ScoreAttention):
         return image, self._carried(_zeroed(image, hidden), kernel)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """The cache, and above the first layer "rows" (B, N, H, R, S): what the convolution read before.
+        """Return the cache and, above the first layer, "rows" (B, N, H, R, S): the previous rows of the convolution's
+        input.
 
         Before the first step they are zero, as beyond the border of the map.
         """
@@ -87,7 +88,7 @@ class ConvolvedMaps(ScoreAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same with whole masks, and the convolution as a sum over the places of its kernel."""
+        """Compute with explicit masks, and the convolution as a sum over the places of its kernel."""
         pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
         hidden = self._hidden(pairs)
         i, j = pairs.query_position, pairs.key_position
@@ -113,11 +114,11 @@ class ConvolvedMaps(ScoreAttention):
     def _map(self, scores: Tensor, carry: Carried | None, convolve: Convolve) -> Tensor:
         if self.site.layer == 0:
             return upcast(scores)
-        assert carry is not None  # `_kernel` has asked for it
+        assert carry is not None  # checked by `_kernel`
         return self.combined(upcast(scores), carry.map, convolve)
 
     def _kernel(self, carry: Carried | None) -> Kernel | None:
-        """The layer's convolution, its own or the shared one; None in the first layer."""
+        """Return the layer's convolution, its own or the shared one; None in the first layer."""
         if self.site.layer == 0:
             return None
         if carry is None:
@@ -131,29 +132,29 @@ class ConvolvedMaps(ScoreAttention):
         return Carried(image, kernel if self.share_conv else None)
 
     def _convolved(self, image: Tensor, kernel: Kernel | None, pairs: Pairs) -> Tensor:
-        """The convolution of (B, H, T, S) with zeros beyond its borders, and the activation.
+        """Return the convolution of (B, H, T, S), with zeros beyond its borders, and the activation.
 
-        As many rows of zeros on both sides, and a kernel without rows below its middle, give a row for each query and
-        some behind the last, which are cut off. In a step the rows before are those of the state, which moves on.
+        Rows of zeros are added on both sides, but the kernel has no rows below its middle; so there is one output row
+        per query and some more, which are cut off. In a step the previous rows come from the state, which is updated.
         """
         assert kernel is not None
         above, count = self.reach, image.shape[2]
         if pairs.state is not None:
             row = by_hypotheses(image, pairs.hypotheses).transpose(1, 2).unsqueeze(3)  # (B, N, H, 1, S)
-            before = pairs.state["rows"]
-            before = F.pad(before, (0, row.shape[-1] - before.shape[-1])).type_as(row)
-            rows = torch.cat([before, row], dim=3)  # (B, N, H, R + 1, S)
+            previous = pairs.state["rows"]
+            previous = F.pad(previous, (0, row.shape[-1] - previous.shape[-1])).type_as(row)
+            rows = torch.cat([previous, row], dim=3)  # (B, N, H, R + 1, S)
             pairs.state["rows"] = rows[:, :, :, 1:]
             image, above, count = rows.flatten(0, 1), 0, 1
         weight, bias = kernel
         with torch.autocast(image.device.type, enabled=False):
             convolved = F.conv2d(image, upcast(weight), upcast(bias), padding=(above, self.reach))
         convolved = self.activation(convolved[:, :, :count])
-        # in a step of the cross role the hypotheses are queries again
+        # in a step of the cross role the hypotheses are queries
         return convolved if len(convolved) == len(pairs.q) else by_hypotheses(convolved, pairs.hypotheses)
 
     def _hidden(self, pairs: Pairs) -> Tensor | None:
-        """Where the map is zero: what the mask hides and, for a kernel that reads later rows, the padded rows."""
+        """Return where the map is zero: at masked scores and, if the kernel reads later rows, at padded rows."""
         visible = pairs.visible
         if visible is None:
             return None

@@ -1,11 +1,10 @@
-"""Average attention: every token of the prefix weighs the same, and gates decide how much of the average counts.
+"""Average attention: all tokens of the prefix have the same weight, and gates mix the average with the current token.
 
 Paper: Zhang, Xiong and Su, "Accelerating Neural Transformer via an Average Attention Network", ACL 2018,
 arXiv 1805.00631, equations 1 to 3.
 Departures: residual and layer norm belong to the decoder layer. Input and forget gate see both vectors, as in the paper
-(Marian's see one each).
-There are no heads, weights or projections: attention dropout acts on the average, and no weight of `full` can be taken
-over.
+(in Marian each sees one). There are no heads, weights or projections: attention dropout acts on the average, and no
+weight of `full` can be loaded.
 Cost: O(T) time and memory. A step costs O(1), at any position.
 """
 
@@ -48,32 +47,29 @@ class Average(Attention):
                 nn.init.zeros_(module.bias)
 
     def attend(self, inputs: Inputs) -> Attended:
-        """The mean of the tokens up to each one; padding on the right reaches no real token."""
+        """Average the tokens up to each position; padding on the right reaches no real token."""
         return Attended(self._mixed(inputs.query, prefix_means(inputs.query)))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """A sum over no tokens."""
         return start_sums("total"), None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The same mean for the newest token."""
         state = add_rows(state, total=inputs.query)
         return Attended(self._mixed(inputs.query, state["total"] / state["count"])), state
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Equation 1 for one position after the other."""
+        """Compute equation 1, one position after the other."""
         query = inputs.query
         means = [query[:, : t + 1].mean(1) for t in range(query.shape[1])]
         return Attended(self._mixed(query, torch.stack(means, dim=1)))
 
     def _mixed(self, token: Tensor, mean: Tensor) -> Tensor:
-        """Equations 1 and 2 on (B, T, D): i * token + f * g of the mean."""
+        """Compute equations 1 and 2 on (B, T, D): i * token + f * g of the mean."""
         average = F.dropout(mean.type_as(token), self.site.dropout, self.training)
         if self.feed_forward is not None:
             average = self.feed_forward(average)
         if self.gates is None:
             return average
         keep, take = self.gates(torch.cat([token, average], dim=-1)).sigmoid().chunk(2, dim=-1)
-        mixed: Tensor = keep * token + take * average
-        return mixed
+        return keep * token + take * average

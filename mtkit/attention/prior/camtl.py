@@ -29,8 +29,8 @@ class CaMtl(ScoreAttention):
 
     tasks: number of tasks. blocks: number of diagonal blocks of the map, which together cover max_length positions.
     task_dim: width of the task embedding. apply_layers: layers that add the map, "top-half" (the paper's) or "all".
-    per_block: whether each block has a modulation of every entry (the paper's equation, with task_dim times 2
-    max_length²/blocks parameters); otherwise all blocks and rows share one per column (its code).
+    per_block: whether the task modulates every entry of each block separately (the paper's equation, with task_dim
+    times 2 max_length²/blocks parameters); otherwise all blocks and rows share one modulation per column (its code).
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -72,24 +72,24 @@ class CaMtl(ScoreAttention):
             nn.init.zeros_(zero)
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Q K^T / sqrt(K) + M(task).
+        """Return Q K^T / sqrt(K) + M(task).
 
-        Raises: MtkitError where T is more than `longest`, and (on the CPU) for a task that there is not.
+        Raises: MtkitError if T is more than `longest`, and (on the CPU) for an unknown task.
         """
         scores = self.scores(pairs)
         if not self.applies:
             return scores, None
         if pairs.state is None:
             return upcast(scores) + self._maps(pairs.task, len(pairs.query_position)).unsqueeze(1), None
-        here = pairs.state["count"] - 1
-        self._fits(here + 1)
-        column = here % self.block  # inside its own block; keys of the blocks before it get nothing
-        row = self._rows(pairs.state["shared"]["condition"], here, here + 1)[:, 0, : column + 1]
-        row = F.pad(row, (here - column, 0)).repeat_interleave(pairs.hypotheses, 0)  # (B*N, t)
+        position = pairs.state["count"] - 1
+        self._fits(position + 1)
+        column = position % self.block  # in the query's block; nothing is added to keys of earlier blocks
+        row = self._rows(pairs.state["shared"]["condition"], position, position + 1)[:, 0, : column + 1]
+        row = F.pad(row, (position - column, 0)).repeat_interleave(pairs.hypotheses, 0)  # (B*N, t)
         return upcast(scores) + row[:, None, None], None
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty cache, and under "shared" what each segment's task makes of the map."""
+        """Return an empty cache and, under "shared", each segment's modulation of the map."""
         state, _ = super().begin(inputs)
         if self.applies:
             state["shared"] = {"condition": self._condition(self._checked(inputs.task).expand(inputs.batch_size))}
@@ -97,13 +97,13 @@ class CaMtl(ScoreAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same with M written out for each segment, row by row."""
+        """Compute with M built row by row for each segment."""
         query = inputs.query
         pairs = self.pairs(query, valid=inputs.query_valid)
         logits = self.scores(pairs)
         if self.applies:
             tasks = [0] * len(query) if inputs.task is None else inputs.task.tolist()
-            logits = logits + torch.stack([self._naive_map(each, query.shape[1]) for each in tasks]).unsqueeze(1)
+            logits = logits + torch.stack([self._naive_map(task, query.shape[1]) for task in tasks]).unsqueeze(1)
         weights = self.softmax(logits, pairs)
         return Attended(self.merge_heads(self.outputs(weights, pairs)), weights=weights)
 
@@ -114,15 +114,15 @@ class CaMtl(ScoreAttention):
         rows = []
         for t in range(length):
             entries = (1 + gamma[t]) * self.map[t] + beta[t]
-            before = entries.new_zeros(t // self.block * self.block)
-            rows.append(torch.cat([before, entries, entries.new_zeros(length)])[:length])
+            left = entries.new_zeros(t // self.block * self.block)
+            rows.append(torch.cat([left, entries, entries.new_zeros(length)])[:length])
         return torch.stack(rows)
 
     def _maps(self, task: Tensor | None, length: int) -> Tensor:
-        """M of each segment, (B, T, T), or (1, T, T) where all have task 0: built for each task, then picked."""
+        """Return M of each segment, (B, T, T), or (1, T, T) if all have task 0: built per task, then picked."""
         self._fits(length)
-        present = self._checked(task) if task is None else torch.arange(self.tasks, device=task.device)
-        rows = self._rows(self._condition(present), 0, length)
+        needed = self._checked(task) if task is None else torch.arange(self.tasks, device=task.device)
+        rows = self._rows(self._condition(needed), 0, length)
         blocks = -(-length // self.block)
         rows = F.pad(rows, (0, 0, 0, blocks * self.block - length))
         squares = rows.unflatten(1, (blocks, self.block))  # (tasks, C, b, b)
@@ -131,13 +131,15 @@ class CaMtl(ScoreAttention):
         return maps if task is None else maps.index_select(0, self._checked(task))
 
     def _condition(self, task: Tensor) -> Tensor:
-        """What `_rows` needs of each task (B,): gamma and beta side by side, (B, 2 b); per block, z (B, task_dim)."""
+        """Return the input of `_rows` for each task (B,): gamma and beta concatenated, (B, 2 b); per block, z (B,
+        task_dim).
+        """
         with torch.autocast(task.device.type, enabled=False):
-            z = _wide(self.task_proj, upcast(self.task_embedding(task)))
-            return z if self.per_block else _wide(self.modulation, z)
+            z = _linear_float32(self.task_proj, upcast(self.task_embedding(task)))
+            return z if self.per_block else _linear_float32(self.modulation, z)
 
     def _rows(self, condition: Tensor, first: int, last: int) -> Tensor:
-        """Rows `first` to `last` of M inside their blocks, (B, last - first, b), in float32 at least."""
+        """Return rows `first` to `last` of M inside their blocks, (B, last - first, b), in at least float32."""
         if not self.per_block:
             gamma, beta = condition.unsqueeze(1).chunk(2, -1)
         else:
@@ -149,11 +151,11 @@ class CaMtl(ScoreAttention):
         return (1 + gamma) * upcast(self.map[first:last]) + beta
 
     def _checked(self, task: Tensor | None) -> Tensor:
-        """task, or (1,) of task 0. On a GPU its range is not read back: that would halt every update."""
+        """Return task, or (1,) of task 0. On a GPU its range is not checked: reading it would halt every update."""
         if task is None:
             return torch.zeros(1, dtype=torch.long, device=self.map.device)
         if task.device.type == "cpu" and len(task) and not 0 <= int(task.min()) <= int(task.max()) < self.tasks:
-            wrong = next(each for each in task.tolist() if not 0 <= each < self.tasks)
+            wrong = next(number for number in task.tolist() if not 0 <= number < self.tasks)
             raise MtkitError(f"camtl has no task {wrong}: it was built for tasks = {self.tasks}, counted from 0")
         return task
 
@@ -162,6 +164,6 @@ class CaMtl(ScoreAttention):
             raise MtkitError(f"camtl was built for {self.longest} positions, not {length}: raise model.max_length")
 
 
-def _wide(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The linear map of x in float32 at least, whatever type its weights have."""
+def _linear_float32(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Return the linear map of x in at least float32, whatever the type of its weights."""
     return F.linear(x, upcast(linear.weight), upcast(linear.bias))

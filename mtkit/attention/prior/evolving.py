@@ -51,6 +51,6 @@ class Evolving(ConvolvedMaps):
         self.beta = beta
 
     def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
-        """A = beta Conv(I) + (1 - beta) I, where I = alpha (A of the layer below) + (1 - alpha) S."""
+        """Return A = beta Conv(I) + (1 - beta) I, with I = alpha (A of the layer below) + (1 - alpha) S."""
         image = self.alpha * below + (1 - self.alpha) * scores
         return self.beta * convolve(image) + (1 - self.beta) * image

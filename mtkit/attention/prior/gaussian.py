@@ -2,9 +2,9 @@
 
 Paper: Guo, Zhang and Liu, "Gaussian Transformer: A Lightweight Approach for Natural Language Inference", AAAI 2019,
 doi 10.1609/aaai.v33i01.33016489.
-Departures: each head has parameters of its own, unless heads share them; the paper's factor of pi is part of w.
+Departures: each head has its own parameters, unless heads share them; the paper's factor of pi is part of w.
 The absolute value around the bias is the paper's: without it b is the same for all keys of a query and cancels, as in
-a known implementation. With it a token sees itself less by |b|, and best the keys at distance sqrt(-b / w).
+a known implementation. With it a token's own score is reduced by |b|, and keys at distance sqrt(-b / w) are preferred.
 Cost: O(T²) time and memory, because the added bias rules out the fused kernel; the bias itself is the same for all
 segments and has T values per head. A step costs O(t).
 """
@@ -23,9 +23,9 @@ from mtkit.attention.options import Within
 
 
 class Gaussian(ScoreAttention):
-    """Scaled dot-product attention with -|w (i - j)² + b| added to its scores, where w > 0 > b are learned.
+    """Scaled dot-product attention with -|w (i - j)² + b| added to its scores, with learned w > 0 > b.
 
-    initial_w, initial_b: where training starts. shared_heads: whether all heads share one w and one b.
+    initial_w, initial_b: initial values. shared_heads: whether all heads share one w and one b.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -50,20 +50,20 @@ class Gaussian(ScoreAttention):
         self.raw_b = nn.Parameter(torch.full((heads, 1), _raw(-initial_b)))
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Q K^T / sqrt(K) - |w (i - j)² + b|, in float32 at least."""
+        """Return Q K^T / sqrt(K) - |w (i - j)² + b|, in at least float32."""
         distance = (pairs.query_position.unsqueeze(-1) - pairs.key_position).abs()  # (T, S)
         table = self.table(torch.arange(len(pairs.key_position), device=distance.device))
         bias = table.index_select(1, distance.flatten()).unflatten(1, distance.shape)
         return upcast(self.scores(pairs)) + bias, None
 
     def table(self, distance: Tensor) -> Tensor:
-        """-|w d² + b| for each head and distance, (H, ...); float32 holds squares that half precision does not."""
+        """Return -|w d² + b| for each head and distance, (H, ...), in float32: half precision is too small for d²."""
         w, b = F.softplus(upcast(self.raw_w)), -F.softplus(upcast(self.raw_b))
         return -(w * distance.type_as(w).square() + b).abs()
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Weights of the softmax times the bell e^-|w (i - j)² + b|, normalised again, pair by pair."""
+        """Multiply the softmax weights by the bell e^-|w (i - j)² + b| and normalise again, pair by pair."""
         query = inputs.query
         pairs = self.pairs(query, valid=inputs.query_valid)
         length = query.shape[1]
@@ -77,5 +77,5 @@ class Gaussian(ScoreAttention):
 
 
 def _raw(value: float) -> float:
-    """The number whose softplus is the value."""
+    """Return the number whose softplus is the value."""
     return value + math.log(-math.expm1(-value))

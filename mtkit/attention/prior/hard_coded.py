@@ -1,11 +1,11 @@
-"""Hard-coded attention: each head sums the values around a fixed offset from its query under a Gaussian, unlearned.
+"""Hard-coded attention: each head sums the values around a fixed offset from its query, under a fixed Gaussian.
 
 Paper: You, Sun and Iyyer, "Hard-Coded Gaussian Attention for Neural Machine Translation", ACL 2020, arXiv 2005.00742,
 sections 3.1 and 4.
 Departures: the Gaussian is cut off at `truncate` standard deviations, where the published code computes all pairs; at 5
-what is left out weighs less than 1e-6. In the cross role the centre never lies behind the last source token, from where
-a long translation would see nothing. The ratio of lengths is counted in training, not before it. The projections have
-biases. Weights are the density itself and do not add up to 1, as in the published code; see `renormalise`.
+the rest weighs less than 1e-6. In the cross role the centre is at most the last source token, because beyond it a long
+translation would see nothing. The ratio of lengths is counted in training, not before it. The projections have biases.
+Weights are the density itself and do not add up to 1, as in the published code; see `renormalise`.
 Cost: O(T n) time and memory for n positions within the cut-off (11 at the defaults), without queries and keys. A step
 costs O(n), at any position; in the decoder role it keeps n tokens, in the cross role it serves all hypotheses at once.
 """
@@ -27,14 +27,14 @@ from mtkit.attention.options import MOST, ListOf, Null, Within, numbers, refused
 
 
 class LengthRatio(nn.Module):
-    """Source tokens per target token in all training so far; 1 before it."""
+    """The ratio of source to target tokens, counted in training and saved with the model; 1 before training."""
 
     tokens: Tensor
     new_tokens: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        # source and target; whole numbers, which no cast of the model rounds
+        # source and target; integers, which no cast of the model rounds
         self.register_buffer("tokens", torch.ones(2, dtype=torch.long))
         # empty between updates, when checkpoints are written
         self.register_buffer("new_tokens", torch.zeros(2, dtype=torch.long), persistent=False)
@@ -46,18 +46,15 @@ class LengthRatio(nn.Module):
 
     @torch.no_grad()
     def gather(self, source: Tensor, source_valid: Tensor | None, target: Tensor, target_valid: Tensor | None) -> None:
-        """Count real tokens for the next update, in training, where nothing is computed twice.
-
-        Activations are recomputed while a backward pass runs, and only there.
-        """
-        if not self.training or torch._C._current_graph_task_id() != -1:
+        """Count real tokens for the next update; only in training, and not when activations are recomputed."""
+        if not self.training or torch._C._current_graph_task_id() != -1:  # a backward pass is running
             return
         for place, x, valid in ((0, source, source_valid), (1, target, target_valid)):
             self.new_tokens[place] += x.shape[:2].numel() if valid is None else valid.sum()
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply what was counted since the last update, by all processes together."""
+        """Add the tokens counted since the last update, summed over all processes."""
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(self.new_tokens)
         self.tokens += self.new_tokens
@@ -65,13 +62,16 @@ class LengthRatio(nn.Module):
 
 
 BLOCK = 32
-"""Queries that share a matrix, at least: a matrix much narrower than its window would read values over and over."""
+"""Minimum number of queries that share a matrix; a matrix much narrower than its window would read values repeatedly.
+"""
 
 
 def slide(v: Tensor, weights: Tensor, first: int, dropout: float = 0.0) -> Tensor:
-    """Sums (B, H, T, V): of v at t + first, t + first + 1, ... under weights (H, n), in O(T n) time and memory.
+    """Return the sums (B, H, T, V) of v at t + first, t + first + 1, ... under fixed weights (H, n); O(T n) time and
+    memory.
 
-    v (B, G, T, V), zero beyond its ends, where G divides H; the window holds the query's own position.
+    v (B, G, T, V), zero beyond its ends, and G divides H; the window includes the query's own position. Sums here and
+    in `sum_windows` are in at least float32, and the weights get no gradient.
     """
     (heads, width), (groups, length) = weights.shape, v.shape[1:3]
     size = max(BLOCK, width)
@@ -81,17 +81,17 @@ def slide(v: Tensor, weights: Tensor, first: int, dropout: float = 0.0) -> Tenso
         windows = padded.unfold(2, size + width - 1, size)  # (B, G, blocks, V, window)
         matrix = _banded(weights.type_as(padded), size).unflatten(0, (groups, heads // groups))  # (G, R, size, window)
         if dropout:
-            every = matrix[:, :, None].expand(len(v), -1, -1, blocks, -1, -1)
-            sums = torch.einsum("bgrkim,bgkvm->bgrkiv", F.dropout(every, dropout), windows)
+            per_segment = matrix[:, :, None].expand(len(v), -1, -1, blocks, -1, -1)
+            sums = torch.einsum("bgrkim,bgkvm->bgrkiv", F.dropout(per_segment, dropout), windows)
         else:
             sums = torch.einsum("grim,bgkvm->bgrkiv", matrix, windows)
         return sums.flatten(3, 4).flatten(1, 2)[:, :, :length]
 
 
 def sum_windows(v: Tensor, key: Tensor, weights: Tensor) -> Tensor:
-    """Sums (B, H, T, V) of v (B, G, S, V) at key (B, H, T, n), places in S, under weights (B, H, T, n).
+    """Return the sums (B, H, T, V) of v (B, G, S, V) at key (B, H, T, n), places in S, under weights (B, H, T, n).
 
-    What lies as (B, S, G, V) in memory, as values do that a projection has just made, is not copied.
+    Values that a projection has just made, (B, S, G, V) in memory, are not copied.
     """
     batch, groups, length, width = v.shape
     heads = key.shape[1]
@@ -108,10 +108,10 @@ def sum_windows(v: Tensor, key: Tensor, weights: Tensor) -> Tensor:
 
 
 def _banded(weights: Tensor, size: int) -> Tensor:
-    """(H, size, size + n - 1) of weights (H, n): each row holds them one place further than the row before."""
+    """Return (H, size, size + n - 1): each row holds weights (H, n), one place further right than the row before."""
     heads, width = weights.shape
     window = size + width - 1
-    rows = F.pad(weights, (0, size)).repeat(1, size)  # rows one longer than the window, which shifts what is cut
+    rows = F.pad(weights, (0, size)).repeat(1, size)  # one longer than the window, so that each cut is shifted by one
     return rows[:, : size * window].view(heads, size, window)
 
 
@@ -121,10 +121,10 @@ Offset = Within(-1000, 1000)
 class HardCoded(HeadAttention):
     """Sums of values under fixed Gaussians around positions near the query's own.
 
-    offsets: centres of the heads relative to the query's position, one after the other over the heads. std: standard
-    deviation, in tokens. truncate: standard deviations at which the Gaussian is cut off. renormalise: whether the
-    weights of the tokens that there are add up to 1. ratio: source tokens per target token, for the cross role alone; a
-    counted ratio is saved with the model.
+    offsets: centres of the heads relative to the query's position, repeated over the heads. std: standard deviation, in
+    tokens. truncate: standard deviations at which the Gaussian is cut off. renormalise: whether the weights of the
+    existing tokens add up to 1. ratio: source tokens per target token, only for the cross role; a counted ratio is
+    saved with the model.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -167,97 +167,97 @@ class HardCoded(HeadAttention):
     ) -> None:
         super().__init__(site)
         del self.q_proj, self.k_proj
-        self.reads_query = site.role != "cross"  # where the position alone decides
+        self.reads_query = site.role != "cross"  # there, only the position matters
         self.centres = _by_head(site, offsets)
         self.std, self.renormalise, self.ratio = std, renormalise, ratio or 1.0
-        self.span = truncate * std * (1 + 1e-6)  # whole distances on the edge belong to it, whatever the rounding
+        self.span = truncate * std * (1 + 1e-6)  # includes integer distances at the edge, whatever the rounding
         self.register_buffer("offset", torch.tensor(self.centres), persistent=False)
         self.counted = LengthRatio() if site.role == "cross" and ratio is None else None
         if self.counted is not None:
             self.learns_by_steps = False
 
     def attend(self, inputs: Inputs) -> Attended:
-        """Sums over the tokens near the query's position, or near what corresponds to it in the source."""
+        """Sum over the tokens near the query's position, or near the corresponding source position."""
         query, memory = inputs.query, inputs.memory
         v, valid = self._values(inputs.context), inputs.context_valid
         lengths, position = lengths_of(v, valid), torch.arange(query.shape[1], device=query.device)
         if memory is not None and self.counted is not None:
             self.counted.gather(memory, inputs.memory_valid, query, inputs.query_valid)
         heads = self._near(v, valid) if memory is None else self._near_in_source(v, lengths, position)
-        asked = inputs.need_weights or self.regularizes_weights
-        weights = self._map(position, v, lengths) if asked else None
+        needs_map = inputs.need_weights or self.regularizes_weights
+        weights = self._map(position, v, lengths) if needs_map else None
         losses = self.losses(heads, v, weights, inputs.query_valid, inputs.memory_valid)
         return Attended(
             self.merge_heads(heads.type_as(v)), weights=weights if inputs.need_weights else None, losses=losses
         )
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """An empty ring of values; in the cross role the values and length of the source, for all hypotheses."""
+        """Return an empty ring of values; in the cross role the source's values and lengths, for all hypotheses."""
         if inputs.memory is None:
             shape = self.cache_shapes["values"]
             return start_cache(inputs.batch_size, inputs.hypotheses, self.v_proj.weight, values=shape), None
         v = self._values(inputs.memory)
-        values = upcast(v).transpose(1, 2).contiguous()  # (B, S, G, V), which no step has to copy
+        values = upcast(v).transpose(1, 2).contiguous()  # (B, S, G, V), so that no step copies
         lengths = lengths_of(v, inputs.memory_valid).expand(len(v))
         return {"shared": {"values": values, "lengths": lengths}, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The sums for the newest position; O(n)."""
         query = inputs.query
         t, hypotheses = state["count"], query.shape[1]
-        here, weights = torch.full((1,), t, device=query.device), None
+        position, weights = torch.full((1,), t, device=query.device), None
         if self.site.role == "cross":
             state = {**state, "count": t + 1}
             v, lengths = state["shared"]["values"].transpose(1, 2), state["shared"]["lengths"]
-            output = self.merge_heads(self._near_in_source(v, lengths, here).type_as(query)).expand(-1, hypotheses, -1)
-            weights = self._map(here, v, lengths) if inputs.need_weights else None
+            output = self.merge_heads(self._near_in_source(v, lengths, position).type_as(query)).expand(
+                -1, hypotheses, -1
+            )
+            weights = self._map(position, v, lengths) if inputs.need_weights else None
         else:
             window = 1 - self._reach()[0]
             state = append(state, window=window, values=self._values(query).transpose(1, 2))
             values = written(state, "values", window=window)  # (B, N, G, L, V)
-            ago = (t - torch.arange(values.shape[3], device=query.device)) % window  # of each place of the ring
-            row = self._weights(-ago - self.offset.unsqueeze(-1), None, values)  # (H, L)
+            age = (t - torch.arange(values.shape[3], device=query.device)) % window  # of each place of the ring
+            row = self._weights(-age - self.offset.unsqueeze(-1), None, values)  # (H, L)
             with torch.autocast(query.device.type, enabled=False):
                 v = upcast(values).flatten(0, 1)
                 heads = weighted(row.unsqueeze(1).expand(len(v), -1, -1, -1), v)  # (B*N, H, 1, V)
             output = self.merge_heads(heads.type_as(query)).view_as(query)
-            weights = self._map(here, values[:, 0], here + 1, keys=t + 1) if inputs.need_weights else None
+            weights = self._map(position, values[:, 0], position + 1, keys=t + 1) if inputs.need_weights else None
         return Attended(output, weights=None if weights is None else weights.expand(-1, -1, hypotheses, -1)), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Take over the tokens counted since the last update."""
         super().after_update(update, total_updates)
         if self.counted is not None:
             self.counted.update()
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same from the densities at all pairs of positions."""
+        """Compute from the densities at all pairs of positions."""
         v, valid = self._values(inputs.context), inputs.context_valid
         weights = self._map(torch.arange(inputs.query.shape[1], device=inputs.query.device), v, lengths_of(v, valid))
         return Attended(self.merge_heads(weighted(weights, v)), weights=weights)
 
     def _values(self, tokens: Tensor) -> Tensor:
-        """(B, S, D) to (B, G, S, V)."""
+        """Map (B, S, D) to (B, G, S, V)."""
         return self.projection.values(self.projected(tokens, self.v_proj)[0])
 
     def _near(self, v: Tensor, valid: Tensor | None) -> Tensor:
-        """The heads' outputs (B, H, T, V) in the self roles."""
+        """Return the heads' outputs (B, H, T, V) in the self roles."""
         first, last = self._reach(v.shape[2])
         distance = torch.arange(first, last + 1, device=v.device) - self.offset.unsqueeze(-1)
         weights = self._densities(distance, v)  # (H, n)
-        valid = None if self.site.causal else valid  # a causal token sees no padding, which lies behind it
+        valid = None if self.site.causal else valid  # a causal token never sees padding, which comes later
         if valid is not None:
             v = v.masked_fill(~valid[:, None, :, None], 0.0)
         heads = slide(v, weights, first, self.dropout)
         if self.renormalise:
-            there = v.new_ones(1, v.shape[2]) if valid is None else valid
-            total = slide(there[:, None, :, None].type_as(heads), weights, first)
+            counted = v.new_ones(1, v.shape[2]) if valid is None else valid
+            total = slide(counted[:, None, :, None].type_as(heads), weights, first)
             heads = heads / total.where(total > 0, 1.0)
         return heads
 
     def _near_in_source(self, v: Tensor, lengths: Tensor, position: Tensor) -> Tensor:
-        """The heads' outputs (B, H, T, V) at target position (T,), from the source's v (B, G, S, V)."""
+        """Return the heads' outputs (B, H, T, V) at target position (T,), from the source's v (B, G, S, V)."""
         lengths, length = lengths.expand(len(v)), v.shape[2]
         centre = self._centre(position, lengths)
         most = min(math.floor(2 * self.span) + 1, length)
@@ -268,7 +268,7 @@ class HardCoded(HeadAttention):
         return sum_windows(v, key.long(), weights)
 
     def _map(self, position: Tensor, v: Tensor, lengths: Tensor, keys: int | None = None) -> Tensor:
-        """The weights (B, H, T, S) of all keys, those of v (B, G, S, V) unless their number is given."""
+        """Return the weights (B, H, T, S) of all keys: those of v (B, G, S, V), unless `keys` is their number."""
         key = torch.arange(v.shape[2] if keys is None else keys, device=position.device)
         seen = key < lengths[:, None, None, None]
         if self.site.causal:
@@ -277,7 +277,7 @@ class HardCoded(HeadAttention):
         return weights.expand(len(v), -1, -1, -1)
 
     def _centre(self, position: Tensor, lengths: Tensor) -> Tensor:
-        """The means (B or 1, H, T) of the Gaussians, in float64: products with large positions round float32."""
+        """Return the means (B or 1, H, T) of the Gaussians, in float64: products with large positions round float32."""
         if self.site.role != "cross":
             return (position + self.offset.unsqueeze(-1)).double().unsqueeze(0)
         ratio = self.ratio if self.counted is None else self.counted.value
@@ -285,30 +285,32 @@ class HardCoded(HeadAttention):
         return centre.minimum(lengths[:, None, None] - 1.0)
 
     def _weights(self, distance: Tensor, seen: Tensor | None, like: Tensor) -> Tensor:
-        """The weights of the keys (..., n) at these distances from the centre, of which some are not to be seen."""
+        """Return the weights of keys (..., n) at these distances from the centre; zero for keys not in `seen`."""
         weights = self._densities(distance, like) * (1.0 if seen is None else seen)
         return F.normalize(weights, p=1, dim=-1, eps=1e-30) if self.renormalise else weights
 
     def _densities(self, distance: Tensor, like: Tensor) -> Tensor:
-        """N(distance; 0, std^2) up to the cut-off, zero beyond, in the type of `like`, float32 at least."""
+        """Return N(distance; 0, std^2) up to the cut-off, zero beyond, in the type of `like`, at least float32."""
         distance = distance.to(upcast(like).dtype)
         density = (-0.5 * (distance / self.std).square()).exp() / (self.std * math.sqrt(2 * math.pi))
         return density * (distance.abs() <= self.span)
 
     def _reach(self, length: int = MOST) -> tuple[int, int]:
-        """The distances of the first and the last key that any head sees, zero among them, in so long a sequence."""
+        """Return the distances of the first and last key that any head sees in a sequence of this length; zero is among
+        them.
+        """
         far, most = math.floor(self.span), max(length - 1, 0)
         last = 0 if self.site.causal else min(max(max(self.centres) + far, 0), most)
         return -min(max(far - min(self.centres), 0), most), last
 
 
 def _by_head(site: Site, offsets: int | str | Sequence[int] | None) -> list[int]:
-    """The offset of each head. Raises: MtkitError for what the site cannot have."""
+    """Return the offset of each head. Raises: MtkitError for offsets that the site cannot have."""
     if offsets is None:
         offsets = ([-1, 0] if site.causal else [-1, 1])[: site.heads]
-    given = [offsets] if isinstance(offsets, int) else numbers(offsets)
-    if not 1 <= len(given) <= site.heads:
+    cycle = [offsets] if isinstance(offsets, int) else numbers(offsets)
+    if not 1 <= len(cycle) <= site.heads:
         raise refused("offsets", offsets, f"have one value for each of the {site.heads} heads, or fewer, which repeat")
-    if site.causal and max(given) > 0:
+    if site.causal and max(cycle) > 0:
         raise refused("offsets", offsets, "be at most 0 in the decoder role, where later tokens are not seen")
-    return [given[head % len(given)] for head in range(site.heads)]
+    return [cycle[head % len(cycle)] for head in range(site.heads)]

@@ -1,11 +1,11 @@
 """LazyFormer: the first layer of a block computes attention weights, and the layers above it apply them again.
 
 Paper: Ying, Ke, He and Liu, "LazyFormer: Self Attention with Lazy Update", 2021, arXiv 2102.12702.
-Departures: dropout is that of the model, where the paper has none on weights that are shared; what travels up is the
-weights before it, and each layer draws its own. The layers are not widened to make up for the parameters saved.
+Departures: dropout is the model's (the paper has none on shared weights); weights are carried before dropout, and each
+layer draws its own. The layers are not widened to make up for the parameters saved.
 Cost: scores and softmax, O(T S) time and memory, in one layer of each block; the products with the values, O(T S), in
-all. A block holds one map of weights, which rules out the fused kernel. A step costs O(t), and keeps keys in the first
-layer of a block alone.
+all. A block keeps one map of weights, which rules out the fused kernel. A step costs O(t), and only the first layer of
+a block keeps keys.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from mtkit.errors import MtkitError
 
 
 class Lazy(ScoreAttention):
-    """Scaled dot-product attention that is computed once for several layers, each with values of its own.
+    """Scaled dot-product attention that is computed once for several layers, each with its own values.
 
     lazy_block: layers that share one map of weights; 1 is full attention. The last block may have fewer.
     """
@@ -47,23 +47,24 @@ class Lazy(ScoreAttention):
         self.lends = (site.layer + 1) % lazy_block != 0 and site.layer + 1 < site.layers
         if not self.leads:
             del self.q_proj, self.k_proj
-            self.positions = None  # the weights know of them
+            self.positions = None  # they are part of the weights below
 
     def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
-        """(B, H, T, K); the tokens (B, 1, T, D) where there are no scores."""
+        """Return (B, H, T, K); or the tokens (B, 1, T, D) if this layer has no scores."""
         return super().queries(query, position) if self.leads else query.unsqueeze(1)
 
     def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
-        """Keys and values; values alone where there are no scores."""
+        """Return keys and values; only values if this layer has no scores."""
         if self.leads:
             return super().columns(memory, position)
         (v,) = self.projected(memory, self.v_proj)
         return {"values": self.projection.values(v)}
 
     def weighed(self, pairs: Pairs, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The softmax of the scores, or the weights (B, H, T, S) of the layer below; carries them within the block.
+        """Return the softmax of the scores, or the weights (B, H, T, S) of the layer below; carries them within the
+        block.
 
-        Raises: MtkitError where the layer below should have carried some and has not.
+        Raises: MtkitError if a carry from the layer below is missing.
         """
         if self.leads:
             weights, _ = super().weighed(pairs, None)

@@ -2,9 +2,9 @@
 
 Paper: Yang, Tu, Wong, Meng, Chao and Zhang, "Modeling Localness for Self-Attention Networks", EMNLP 2018,
 arXiv 1810.10182.
-Departures: in the decoder the length is the number of tokens so far, and the mean of the keys is that of the keys so
-far: the target's length would tell of later tokens. A tenth is added to predicted widths, as in the authors' code: the
-width would be zero at length 1. The cross role is an extension, in which the length is the source's.
+Departures: in the decoder the length and the mean of the keys are over the tokens so far, because the target's length
+would reveal later tokens. 0.1 is added to predicted widths, as in the authors' code: the width would be zero at length
+1. The cross role is an extension, in which the length is the source's.
 Cost: O(T S) time and memory, because the added bias rules out the fused kernel. A step costs O(t).
 """
 
@@ -22,15 +22,15 @@ from mtkit.attention.options import Natural, Null, OneOf, Positive, refused
 
 WINDOWS = ("query", "layer", "fixed")
 FLOOR = 0.1
-"""The smallest width that is predicted."""
+"""Smallest predicted width."""
 
 
 class Localness(ScoreAttention):
     """Scaled dot-product attention with -2 ((j - P) / D)² added to its scores.
 
-    The centre P and, with window "query", the width D are predicted by the query; with "layer" the mean of the keys
-    predicts D, with "fixed" it is fixed_window. apply_layers: number of lower layers that add the bias; those above are
-    full attention. local_heads: number of heads that add it.
+    The query predicts the centre P and, with window "query", the width D; with "layer" the mean of the keys predicts D,
+    with "fixed" D is fixed_window. apply_layers: number of lower layers that add the bias; the others are full
+    attention. local_heads: number of heads that add it.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -76,12 +76,12 @@ class Localness(ScoreAttention):
             nn.init.normal_(self.mean_hidden, std=width**-0.5)
 
     def logits(self, pairs: Pairs, carry: Any) -> tuple[Tensor, Any]:
-        """Q K^T / sqrt(K) - 2 ((j - P) / D)² in the local heads, in float32 at least."""
+        """Return Q K^T / sqrt(K) - 2 ((j - P) / D)² in the local heads, in at least float32."""
         scores = upcast(self.scores(pairs))
         if not self.applies:
             return scores, None
         centre, width = self.bell(pairs)
-        # written so that of all pairs the backward pass keeps the offsets alone
+        # in this form the backward pass keeps only one tensor of all pairs, the offsets
         offset = pairs.key_position.type_as(centre) * (1 / width) - centre / width
         local = torch.addcmul(scores[:, : self.local_heads], offset, offset, value=-2)
         if self.local_heads < self.site.heads:
@@ -89,7 +89,7 @@ class Localness(ScoreAttention):
         return local, None
 
     def bell(self, pairs: Pairs) -> tuple[Tensor, Tensor | int]:
-        """P and D of each local head, broadcastable to (B, local heads, T, 1), in float32 at least."""
+        """Return P and D of each local head, broadcastable to (B, local heads, T, 1), in at least float32."""
         count = _count(pairs)
         with torch.autocast(pairs.q.device.type, enabled=False):
             hidden = (upcast(pairs.q[:, : self.local_heads]) @ upcast(self.query_hidden)).tanh()
@@ -103,7 +103,7 @@ class Localness(ScoreAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The equations of section 3 query by query: the bell -(j - P)² / (2 sigma²) with sigma = D / 2."""
+        """Compute the equations of section 3 query by query: the bell -(j - P)² / (2 sigma²) with sigma = D / 2."""
         query = inputs.query
         pairs = self.pairs(query, inputs.memory, inputs.context_valid)
         logits = self.scores(pairs)
@@ -128,14 +128,14 @@ class Localness(ScoreAttention):
 
 
 def _count(pairs: Pairs) -> Tensor | int:
-    """The number of keys each query sees, broadcastable to (B, H, T, 1)."""
+    """Return the number of keys each query sees, broadcastable to (B, H, T, 1)."""
     if pairs.causal:
         return (pairs.query_position + 1).unsqueeze(-1)
     return pairs.values.shape[2] if pairs.valid is None else pairs.valid.sum(-1)[:, None, None, None]
 
 
 def _means(pairs: Pairs, count: Tensor | int) -> Tensor:
-    """The mean of the keys each query sees, (B, G, T or 1, K)."""
+    """Return the mean of the keys each query sees, (B, G, T or 1, K)."""
     if pairs.causal:
         return prefix_means(pairs.keys)
     keys = upcast(pairs.keys)

@@ -47,5 +47,5 @@ class Predictive(ConvolvedMaps):
         self.alpha = alpha
 
     def combined(self, scores: Tensor, below: Tensor, convolve: Convolve) -> Tensor:
-        """A = alpha S + (1 - alpha) Conv(A of the layer below)."""
+        """Return A = alpha S + (1 - alpha) Conv(A of the layer below)."""
         return self.alpha * scores + (1 - self.alpha) * convolve(below)

@@ -2,7 +2,7 @@
 
 Paper: He, Ravula, Kanagal and Ainslie, "RealFormer: Transformer Likes Residual Attention", Findings of ACL 2021,
 arXiv 2012.11747, section 3.
-Departures: none. What travels up the layers is scores alone: no mask, position bias or dropout, which would add up.
+Departures: none. Only scores are carried: no mask, position bias or dropout, which would add up.
 Cost: O(T S) time and memory: the carried scores rule out the fused kernel. A step costs O(t).
 """
 
@@ -16,7 +16,7 @@ from mtkit.attention.kernels.dot_product import upcast
 class RealFormer(ScoreAttention):
     """Scaled dot-product attention with a residual: scores add up from layer to layer.
 
-    running_mean: whether the softmax is over the mean of the layers' scores in place of their sum, for deep stacks.
+    running_mean: whether the softmax is over the mean of the layers' scores instead of their sum, for deep stacks.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -31,7 +31,7 @@ class RealFormer(ScoreAttention):
         self.running_mean = running_mean
 
     def logits(self, pairs: Pairs, carry: Tensor | None) -> tuple[Tensor, Tensor]:
-        """R = Q K^T / sqrt(K) + the R (B, H, T, S) of the layer below, in float32 at least; carries R."""
+        """Return R = Q K^T / sqrt(K) + the R (B, H, T, S) of the layer below, in at least float32; carries R."""
         scores = upcast(self.scores(pairs))
         residual = scores if carry is None else scores + carry
         return residual / (self.site.layer + 1) if self.running_mean else residual, residual

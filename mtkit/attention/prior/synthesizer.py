@@ -1,4 +1,4 @@
-"""Synthesizer: scores are learned by position, or predicted by each query alone, and not products of pairs of tokens.
+"""Synthesizer: scores are learned per position or predicted by each query, and are not products of pairs of tokens.
 
 Paper: Tay, Bahri, Metzler, Juan, Zhao and Zheng, "Synthesizer: Rethinking Self-Attention for Transformer Models",
 ICML 2021, arXiv 2005.00743, sections 3.1 to 3.3 and table 1.
@@ -6,8 +6,8 @@ Departures: in factorized-dense, a times b is at least the number of positions; 
 may be prime. The parts of a mixture are weighted by the softmax of one number for each, the same for all heads. The
 cross role is an extension: its columns are positions of the source.
 Cost: O(T S) time and memory, without the fused kernel. Parameters per layer, for N positions: random H N², factorized-
-random 2 H N r, dense H N K besides D², factorized-dense H (a + b) K besides 2 D². A step costs O(t), where scores are
-predicted or factorised O(t K) or O(t r); keys are projected and kept only for a mixture with "dot".
+random 2 H N r, dense H N K and D², factorized-dense H (a + b) K and 2 D². A step costs O(t), or O(t K) or O(t r) if
+scores are predicted or factorised; keys are projected and kept only for a mixture with "dot".
 """
 
 import math
@@ -33,7 +33,7 @@ VARIANTS = (*BY_POSITION, *BY_TOKEN, "mixture")
 class Synthesizer(ScoreAttention):
     """Softmax attention whose scores do not compare tokens.
 
-    variant: "random" (a learned map of positions), "factorized-random" (one of rank factor_rank), "dense" (each token
+    variant: "random" (a learned map of positions), "factorized-random" (a map of rank factor_rank), "dense" (each token
     predicts its scores), "factorized-dense" (it predicts factor_a numbers, and as many others as are needed for all
     products), or "mixture" of the parts that mix names, "dot" for scaled products among them. factor_a: the
     first of the two counts of factorized-dense. fixed: whether random maps stay as they are drawn.
@@ -76,37 +76,37 @@ class Synthesizer(ScoreAttention):
         if len(set(names)) < len(names):
             raise refused("mix", mix, "name each part once")
         if fixed and not set(names) & set(BY_POSITION):
-            raise refused("fixed", fixed, f"be false where no part is {' or '.join(BY_POSITION)}")
+            raise refused("fixed", fixed, f"be false if no part is {' or '.join(BY_POSITION)}")
         self.longest: int = (site.memory_length or site.max_length) if site.role == "cross" else site.max_length
         self.reads_query = site.role != "cross" or not set(names) <= set(BY_POSITION)
         sizes = site.heads, site.max_length, self.longest
         inner = math.ceil(math.sqrt(self.longest)) if factor_a is None else factor_a
         if "factorized-dense" in names and inner > self.longest:
             raise refused("factor_a", inner, f"be at most the {self.longest} positions")
-        made: dict[str, Callable[[], nn.Module]] = {
+        constructors: dict[str, Callable[[], nn.Module]] = {
             "random": lambda: RandomScores(*sizes, fixed),
             "factorized-random": lambda: FactorizedRandomScores(*sizes, factor_rank, fixed),
             "dense": lambda: DenseScores(site.d_model, site.heads, self.longest),
             "factorized-dense": lambda: FactorizedDenseScores(site.d_model, site.heads, self.longest, inner),
         }
-        self.synthetic = nn.ModuleDict({name: made[name]() for name in names if name != "dot"})
+        self.synthetic = nn.ModuleDict({name: constructors[name]() for name in names if name != "dot"})
         self.has_dot = "dot" in names
         if not self.has_dot:
             del self.q_proj, self.k_proj
         self.mix_weight = nn.Parameter(torch.zeros(len(names))) if len(names) > 1 else None
 
     def queries(self, query: Tensor, position: Tensor | None = None) -> Tensor:
-        """The tokens (B, 1, T, D), of which each part makes its own."""
+        """Return the tokens (B, 1, T, D), from which each part makes its own queries."""
         return query.unsqueeze(1)
 
     def columns(self, memory: Tensor, position: Tensor | None = None) -> dict[str, Tensor]:
-        """Values alone, where there are no products."""
+        """Return keys and values; only values without "dot"."""
         if self.has_dot:
             return super().columns(memory, position)
         return {"values": self.projection.values(self.projected(memory, self.v_proj)[0])}
 
     def scores(self, pairs: Pairs) -> Tensor:
-        """The sum of the parts' scores (B or 1, H, T, S) under the softmax of `mix_weight`; "dot" is the last.
+        """Return the sum of the parts' scores (B or 1, H, T, S) under the softmax of `mix_weight`; "dot" is the last.
 
         Raises: MtkitError beyond the positions that it was built for.
         """
@@ -122,11 +122,15 @@ class Synthesizer(ScoreAttention):
         if self.mix_weight is None:
             return scores[0]
         shares = upcast(self.mix_weight).softmax(0)
-        return sum(share * upcast(each) for share, each in zip(shares, scores, strict=True))
+        return sum(share * upcast(part_scores) for share, part_scores in zip(shares, scores, strict=True))
 
 
 class RandomScores(nn.Module):
-    """A map R (H, N, M) for N queries and M keys."""
+    """A map R (H, N, M) for N queries and M keys.
+
+    As the other kinds of scores, it is called with tokens (B, T, D), their position, and the number S of keys, and
+    returns scores (B or 1, H, T, S); position (1,) is that of all tokens of a step, None means 0 to T - 1.
+    """
 
     def __init__(self, heads: int, queries: int, keys: int, fixed: bool) -> None:
         super().__init__()
@@ -134,7 +138,6 @@ class RandomScores(nn.Module):
         _add(self, "map", _drawn(heads, queries, keys), fixed)
 
     def forward(self, tokens: Tensor, position: Tensor | None, number: int) -> Tensor:
-        """The rows of R at these positions, for all segments (1, H, T, S)."""
         return _rows(self.map, position, tokens.shape[1])[:, :, :number].unsqueeze(0)
 
 
@@ -149,13 +152,12 @@ class FactorizedRandomScores(nn.Module):
         _add(self, "right", _drawn(heads, keys, rank), fixed)
 
     def forward(self, tokens: Tensor, position: Tensor | None, number: int) -> Tensor:
-        """The same rows of the product."""
         left = _rows(self.left, position, tokens.shape[1])
         return (left @ self.right[:, :number].transpose(-1, -2)).unsqueeze(0)
 
 
 class DenseScores(nn.Module):
-    """W2 relu(W1 x + b1) + b2: M scores of each head from the token, through a hidden layer of its width."""
+    """W2 relu(W1 x + b1) + b2: M scores of each head from the token, through a hidden layer as wide as the head."""
 
     undecayed = ("bias",)
 
@@ -170,14 +172,13 @@ class DenseScores(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, keys))
 
     def forward(self, tokens: Tensor, position: Tensor | None, number: int) -> Tensor:
-        """The first S scores alone are computed."""
         hidden = F.relu(self.hidden(tokens)).unflatten(-1, (self.heads, -1))  # (B, T, H, K)
         scores = torch.einsum("bthk,hsk->bhts", hidden, self.weight[:, :number].type_as(hidden))
         return scores + self.bias[:, None, :number]
 
 
 class FactorizedDenseScores(nn.Module):
-    """alpha_(j mod a) beta_(j div a): a + b predicted numbers in place of a b or fewer."""
+    """alpha_(j mod a) beta_(j div a): a + b predicted numbers instead of up to a b."""
 
     def __init__(self, d_model: int, heads: int, keys: int, inner: int) -> None:
         super().__init__()
@@ -186,25 +187,24 @@ class FactorizedDenseScores(nn.Module):
         self.beta = DenseScores(d_model, heads, -(-keys // inner))
 
     def forward(self, tokens: Tensor, position: Tensor | None, number: int) -> Tensor:
-        """The product of the two, beta by beta."""
         alpha = self.alpha(tokens, position, self.inner)
         beta = self.beta(tokens, position, -(-number // self.inner))
         return (beta.unsqueeze(-1) * alpha.unsqueeze(-2)).flatten(-2)[..., :number]
 
 
 def _rows(table: Tensor, position: Tensor | None, count: int) -> Tensor:
-    """Rows (H, T, X) of a table (H, N, X)."""
+    """Return rows (H, T, X) of a table (H, N, X)."""
     return table[:, :count] if position is None else table.index_select(1, position)
 
 
 def _drawn(heads: int, rows: int, columns: int) -> Tensor:
-    """Matrices (H, rows, columns) as Glorot and Bengio draw them, each for itself."""
+    """Return matrices (H, rows, columns), each drawn separately as Glorot and Bengio do."""
     bound = math.sqrt(6 / (rows + columns))
     return torch.empty(heads, rows, columns).uniform_(-bound, bound)
 
 
 def _add(module: nn.Module, name: str, value: Tensor, fixed: bool) -> None:
-    """A parameter, or a saved buffer that is never trained."""
+    """Add a parameter, or a saved buffer that is never trained."""
     if fixed:
         module.register_buffer(name, value)
     else:

@@ -191,7 +191,7 @@ def test_more_positions_than_it_was_built_for_are_refused(variant: str) -> None:
         ({"variant": "denser"}, "did you mean 'dense'"),
         ({"mix": "random,dots"}, "did you mean 'dot'"),
         ({"variant": "mixture", "mix": "dot,dot"}, "name each part once"),
-        ({"variant": "dense", "fixed": True}, "be false where no part is random"),
+        ({"variant": "dense", "fixed": True}, "be false if no part is random"),
         ({"variant": "factorized-dense", "factor_a": 17}, "factor_a = 17 must be at most the 16 positions"),
         ({"positions": "rotary"}, "cannot combine with positions=rotary"),
     ],
