@@ -16,43 +16,43 @@ from mtkit.attention.options import root_of_length
 from mtkit.errors import MtkitError
 
 HIDDEN = -1e30
-"""Log of what is not there: finite, so that sums of nothing but such entries have no NaN."""
+"""Logarithm of a hidden entry: finite, so that sums of only hidden entries are not NaN."""
 LEAST = 1e-6
-"""Share of a slot below which nothing is there."""
+"""Weight of a slot below which it counts as empty."""
 
 
 def order_weights(scores: Tensor, visible: Tensor | None, iterations: int, *, causal: bool) -> Tensor:
-    """The weights (B, H, N, N), in float32 at least, of scores (B, H, N, N), None visible meaning all.
+    """Return the weights (B, H, N, N) of scores (B, H, N, N), in float32 or wider; visible None means all.
 
-    Each iteration divides the exponentials by their sums over rows, then over columns; at last rows are divided again.
-    If `causal`, the sum of a column that row n is divided by is that of rows 0 to n. A row that sees nothing is zero.
+    Each iteration divides the exponentials by their sums over rows, then over columns; the last step divides rows
+    again. If `causal`, row n is divided by column sums over rows 0 to n. A row that sees nothing is zero.
     """
 
-    def shown(x: Tensor) -> Tensor:
+    def hide(x: Tensor) -> Tensor:
         return x if visible is None else x.where(visible, HIDDEN)
 
-    logs = shown(upcast(scores))
+    logs = hide(upcast(scores))
     for _ in range(iterations):
-        logs = shown(logs - logs.logsumexp(-1, keepdim=True))
-        logs = shown(logs - (logs.logcumsumexp(-2) if causal else logs.logsumexp(-2, keepdim=True)))
+        logs = hide(logs - logs.logsumexp(-1, keepdim=True))
+        logs = hide(logs - (logs.logcumsumexp(-2) if causal else logs.logsumexp(-2, keepdim=True)))
     return safe_softmax(logs, visible)
 
 
 def next_order_weights(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """One more row of causal `order_weights`: its weights (B, H, N) from scores (B, H, N), and the columns after it.
+    """Return the next row (B, H, N) of causal `order_weights` from its scores (B, H, N), and the updated columns.
 
-    The columns (B, H, iterations, N - 1) are the logs of the sums over the rows before, in each iteration.
+    The columns (B, H, iterations, N - 1) are the logarithms of the sums over earlier rows, in each iteration.
     """
     logs, after = upcast(scores), []
-    for before in F.pad(columns, (0, 1), value=HIDDEN).unbind(2):
+    for earlier in F.pad(columns, (0, 1), value=HIDDEN).unbind(2):
         logs = logs - logs.logsumexp(-1, keepdim=True)
-        after.append(torch.logaddexp(before, logs))
+        after.append(torch.logaddexp(earlier, logs))
         logs = logs - after[-1]
     return logs.softmax(-1), torch.stack(after, 2) if after else columns
 
 
 def block_rows(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
-    """The rows (B, G, N, size, V) of each block of x (B, G, T, V), zero behind the end and where not valid (B, T)."""
+    """Split x (B, G, T, V) into blocks (B, G, N, size, V), with zeros for padding (B, T) and after the end."""
     if valid is not None:
         x = x.masked_fill(~valid[:, None, :, None], 0.0)
     fill = -x.shape[2] % size
@@ -60,34 +60,35 @@ def block_rows(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
 
 
 def block_sums(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
-    """The sum (B, G, N, V) over each block, in float32 at least."""
+    """Return the sum (B, G, N, V) of each block, in float32 or wider."""
     return upcast(block_rows(x, size, valid)).sum(-2)
 
 
 def block_means(x: Tensor, size: int, valid: Tensor | None = None) -> Tensor:
-    """The mean (B, G, N, V) over the real rows of each block, in float32 at least; zero if there are none."""
-    there = x.new_ones(1, x.shape[2], dtype=torch.bool) if valid is None else valid
-    return block_sums(x, size, valid) / block_sums(upcast(there[:, None, :, None].type_as(x)), size).clamp(min=1)
+    """Return the mean (B, G, N, V) of each block's real rows, in float32 or wider; zero if there are none."""
+    real = x.new_ones(1, x.shape[2], dtype=torch.bool) if valid is None else valid
+    return block_sums(x, size, valid) / block_sums(upcast(real[:, None, :, None].type_as(x)), size).clamp(min=1)
 
 
 def sums_to_blocks(x: Tensor, size: int) -> Tensor:
-    """The sum (B, G, N, V) over all positions up to the first of each block, itself included."""
+    """Return the sums (B, G, N, V) over all positions up to and including the first of each block."""
     rows = upcast(block_rows(x, size))
-    # the blocks before, not all less the own one, which would leave rounding
-    before = F.pad(rows[:, :, :-1].sum(-2).cumsum(2), (0, 0, 1, 0))
-    return before + rows[..., 0, :]
+    # sums of earlier blocks: subtracting the own block from all would leave rounding errors
+    earlier = F.pad(rows[:, :, :-1].sum(-2).cumsum(2), (0, 0, 1, 0))
+    return earlier + rows[..., 0, :]
 
 
 def sorted_rows(weights: Tensor, x: Tensor, size: int, valid: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """The blocks (B, H, P, size, V) that `weights` mix from x (B, G, T, V), slot by slot over the blocks that have it.
+    """Mix the blocks of x (B, G, T, V) by `weights` into (B, H, P, size, V).
 
-    The mask (B, H, P, size) of slots that any block with a weight has; None where all have all.
+    Each slot is averaged over the blocks that have it. The mask (B, H, P, size) is False for slots that no weighted
+    block has; None means that all slots are filled.
     """
     mixed = weighted(weights, block_rows(x, size, valid).flatten(3)).unflatten(3, (size, -1))
     if valid is None and x.shape[2] % size == 0:
         return mixed, None
-    there = x.new_ones(1, x.shape[2], dtype=torch.bool) if valid is None else valid
-    slots = block_rows(there[:, None, :, None].type_as(weights), size).squeeze(-1)  # (B or 1, 1, N, size)
+    real = x.new_ones(1, x.shape[2], dtype=torch.bool) if valid is None else valid
+    slots = block_rows(real[:, None, :, None].type_as(weights), size).squeeze(-1)  # (B or 1, 1, N, size)
     with torch.autocast(x.device.type, enabled=False):
         share = weights @ slots
     return (mixed / share.clamp(min=LEAST).unsqueeze(-1)).type_as(mixed), share >= LEAST
@@ -99,9 +100,9 @@ SORTNET = ("attn", "mlp")
 class BlockSorting(HeadAttention):
     """Attention that sorts blocks of keys.
 
-    With sinkhorn_sortnet=attn a block is scored, for a place, by the product of its mean key with the mean query of the
-    block that is there; with sinkhorn_sortnet=mlp by two layers on the sum of the tokens that are there, which have an
-    output for each block up to the maximum length.
+    sinkhorn_sortnet=attn scores a block for a place by the product of its mean key and the mean query of the block at
+    that place. sinkhorn_sortnet=mlp applies two layers to the sum of the tokens at that place; they have an output for
+    each block up to the maximum length.
     """
 
     updates: Tensor
@@ -121,12 +122,11 @@ class BlockSorting(HeadAttention):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def order(self, tokens: Tensor, q: Tensor, k: Tensor, valid: Tensor | None, size: int) -> Tensor:
-        """The weights (B, H, N, N) of source blocks for each place, from tokens (B, T, D), q and k (B, H or G, T, K).
+        """Return weights (B, H, N, N) of source blocks for each place, from tokens (B, T, D), q and k (B, H or G, T,
+        K).
 
-        Blocks are of `size` tokens, `block` or the whole length.
-
-        In the decoder place n takes earlier blocks alone, and its scores are of what precedes it, and of its first
-        token.
+        Blocks have `size` tokens: `block` or the full length. In the decoder place n takes only earlier blocks, and its
+        scores depend on the tokens up to its first one. Raises: MtkitError if an mlp was built for fewer positions.
         """
         causal = self.site.causal
         if self.longest is not None and tokens.shape[1] > self.longest:
@@ -155,17 +155,17 @@ class BlockSorting(HeadAttention):
         return order_weights(scores / self.temperature, visible, self.iterations, causal=causal)
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Scaled products (B, H, P, N) of mean queries (B, H or G, P, K) and mean keys (B, G, N, K)."""
+        """Return scaled products (B, H, P, N) of mean queries (B, H or G, P, K) and mean keys (B, G, N, K)."""
         with torch.autocast(queries.device.type, enabled=False):
             return scores_of(expand_heads(queries, self.site.heads), keys, self.scale)
 
     def learned_scores(self, sums: Tensor, blocks: int) -> Tensor:
-        """The scores (B, H, P, N) of the first `blocks` from sums of tokens (B, P, D)."""
+        """Return the scores (B, H, P, N) of the first `blocks` from sums of tokens (B, P, D)."""
         scores = F.relu(self.place_proj(F.relu(self.block_proj(sums))))
         return upcast(scores).unflatten(-1, (self.site.heads, -1))[..., :blocks].transpose(1, 2)
 
     def start_order(self, batch_size: int, hypotheses: int) -> State:
-        """Before the first token: no sums, no blocks."""
+        """Return the state before the first token: zero sums, no blocks."""
         p, like = self.projection, upcast(self.q_proj.weight)
         leading = batch_size, hypotheses
         sums = like.new_zeros(*leading, *((self.site.d_model,) if self.learned else (p.heads, p.key_width)))
@@ -173,11 +173,11 @@ class BlockSorting(HeadAttention):
         return state if self.learned else {**state, "means": like.new_zeros(*leading, p.key_heads, 0, p.key_width)}
 
     def next_token(self, state: State, token: Tensor, q: Tensor) -> State:
-        """The state with the newest token (B, N, D) and its queries (B, N, H, K) in the sum."""
+        """Add the newest token (B, N, D), or its queries (B, N, H, K), to the sums."""
         return {**state, "sums": state["sums"] + upcast(token if self.learned else q), "count": state["count"] + 1}
 
     def next_block(self, state: State, keys: Tensor) -> tuple[Tensor, State]:
-        """The weights (B*N, H, 1, N) of the block that the newest token begins; keys (B*N, G, t, K) of those before."""
+        """Return the weights (B*N, H, 1, N) of the block that the newest token begins, after keys (B*N, G, t, K)."""
         leading, blocks = state["sums"].shape[:2], keys.shape[2] // self.block
         sums = state["sums"].flatten(0, 1)
         if self.learned:
@@ -194,23 +194,24 @@ class BlockSorting(HeadAttention):
     def naive_sorted(
         self, tokens: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The slots of all sorted blocks: keys and values (B, H, N b, K), and which of them are there (B, H, N b).
+        """Return all sorted blocks: keys and values (B, H, N b, K), and which slots are filled (B, H, N b).
 
-        From matrices over all tokens, real (B, T): means over blocks, exponentials divided by their sums, and mixtures.
+        It uses matrices over all tokens, real (B, T): means of blocks, exponentials divided by their sums, and
+        mixtures.
         """
         at, heads, causal = torch.arange(tokens.shape[1], device=tokens.device), self.site.heads, self.site.causal
         places = torch.arange(-(-len(at) // self.block), device=at.device).unsqueeze(-1)
         of_block = (at // self.block == places) & real.unsqueeze(1)  # (B, N, T)
-        asking = ((at <= places * self.block) if causal else of_block).expand_as(of_block).type_as(q)
+        reading = ((at <= places * self.block) if causal else of_block).expand_as(of_block).type_as(q)
         if self.learned:
-            scores = F.relu(self.place_proj(F.relu(self.block_proj(asking @ tokens))))
+            scores = F.relu(self.place_proj(F.relu(self.block_proj(reading @ tokens))))
             scores = scores.unflatten(-1, (heads, -1))[..., : len(places)].transpose(1, 2)
         else:
-            mean_q, mean_k = (x / x.sum(-1, keepdim=True).clamp(min=1) for x in (asking, of_block.type_as(q)))
+            mean_q, mean_k = (x / x.sum(-1, keepdim=True).clamp(min=1) for x in (reading, of_block.type_as(q)))
             mean_q, mean_k = mean_q.unsqueeze(1) @ expand_heads(q, heads), mean_k.unsqueeze(1) @ expand_heads(k, heads)
             scores = mean_q @ mean_k.transpose(-1, -2) * self.scale
-        there = of_block.any(-1).unsqueeze(1)  # (B, 1, N)
-        seen = (places > places.T) if causal else there.unsqueeze(-1) & there.unsqueeze(-2)
+        filled = of_block.any(-1).unsqueeze(1)  # (B, 1, N)
+        seen = (places > places.T) if causal else filled.unsqueeze(-1) & filled.unsqueeze(-2)
         weights = torch.exp(scores / self.temperature) * seen
         for _ in range(self.iterations):
             weights = weights / weights.sum(-1, keepdim=True).where(seen, 1)
@@ -225,13 +226,13 @@ class BlockSorting(HeadAttention):
         return mixing @ expand_heads(k, heads), mixing @ expand_heads(v, heads), (share >= LEAST).squeeze(-1)
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Other noise for the next update."""
+        """Select other noise for the next update."""
         super().after_update(update, total_updates)
         self.updates.fill_(update)
 
     def _gumbel(self, number: Tensor) -> Tensor:
-        """Gumbel noise (H, N, N), a function of seed, role, layer, update, head and both blocks."""
+        """Return Gumbel noise (H, N, N), a function of seed, role, layer, update, head and both blocks."""
         head = torch.arange(self.site.heads, device=number.device).view(-1, 1, 1)
         bits = hashed(hashed(hashed(hashed(self.updates + self.key) + head) + number.unsqueeze(-1)) + number)
-        uniform = ((bits >> 9) + 0.5) / 2**23  # float32 holds it, and it is neither 0 nor 1
+        uniform = ((bits >> 9) + 0.5) / 2**23  # exact in float32, and neither 0 nor 1
         return -(-uniform.log()).log()

@@ -15,7 +15,7 @@ from mtkit.attention.kernels.reproducible import replay_choice
 
 SMOOTHING = 1e-5
 LEAST_MASS = 1e-3
-"""A centroid to which less than this has been assigned of late keeps its place."""
+"""A centroid with a smaller moving count of vectors does not move."""
 
 
 class Centroids(nn.Module):
@@ -34,41 +34,43 @@ class Centroids(nn.Module):
         self.register_buffer("mean", mean)
         self.register_buffer("total", mean.clone())
         self.register_buffer("mass", torch.ones(heads, clusters))
-        # empty between updates, when checkpoints are written
+        # zero after an update, when checkpoints are written
         self.register_buffer("new_total", torch.zeros_like(mean), persistent=False)
         self.register_buffer("new_mass", torch.zeros(heads, clusters), persistent=False)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Products (B, H, T, C) with the centroids, in float32 at least."""
+        """Return products (B, H, T, C) with the centroids, in float32 or wider."""
         with torch.autocast(x.device.type, enabled=False):
             x = upcast(x)
             return x @ self.mean.to(x.dtype).transpose(-1, -2)
 
     def nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """The centroid (B, H, T) of largest product with each vector; C, which is none, where valid (B, T) is not."""
-        own = self.scores(x).argmax(-1)
-        return own if valid is None else own.masked_fill(~valid.unsqueeze(1), self.mean.shape[1])
+        """Return the centroid (B, H, T) with the largest product for each vector; C at padding, valid (B, T)."""
+        cluster = self.scores(x).argmax(-1)
+        return cluster if valid is None else cluster.masked_fill(~valid.unsqueeze(1), self.mean.shape[1])
 
-    def best(self, x: Tensor, most: int, valid: Tensor | None, own: bool = False) -> tuple[Tensor, Tensor]:
-        """The positions (B, H, C, most) of the largest products with each centroid, and which of them are there.
+    def best(self, x: Tensor, most: int, valid: Tensor | None, *, only_nearest: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the positions (B, H, C, most) of the largest products with each centroid, and which exist.
 
-        Padding is not; nor, with `own`, a vector nearest to another centroid. Of equal products the first come first:
-        `topk` takes any of them, which differ with the width of the batch.
+        Padding is left out; with `only_nearest` also vectors that are nearer to another centroid. Equal products are
+        ordered by position, because the choice of `topk` depends on the width of the batch.
         """
         scores = self.scores(x.detach())
-        if own:
-            mine = F.one_hot(scores.argmax(-1), scores.shape[-1]).bool()
-            scores = scores.masked_fill(~mine, float("-inf"))
+        if only_nearest:
+            nearest = F.one_hot(scores.argmax(-1), scores.shape[-1]).bool()
+            scores = scores.masked_fill(~nearest, float("-inf"))
         if valid is not None:
             scores = scores.masked_fill(~valid[:, None, :, None], float("-inf"))
-        values, position = (each[:, :, :most] for each in scores.sort(dim=2, descending=True, stable=True))
+        values, position = (x[:, :, :most] for x in scores.sort(dim=2, descending=True, stable=True))
         return position.transpose(2, 3), (values > float("-inf")).transpose(2, 3)
 
     def distance(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """The mean over heads and real tokens of the squared distance to the nearest centroid, which does not move."""
+        """Return the mean squared distance of real tokens to their nearest centroid, over heads; centroids get no
+        gradient.
+        """
         mean = self.mean.to(x.dtype).expand(len(x), -1, -1, -1)
-        own = replay_choice(self.nearest(x.detach()), self.mean.shape[1])
-        squares = (x - mean.take_along_dim(own.unsqueeze(-1), dim=2)).square().sum(-1)
+        cluster = replay_choice(self.nearest(x.detach()), self.mean.shape[1])
+        squares = (x - mean.take_along_dim(cluster.unsqueeze(-1), dim=2)).square().sum(-1)
         if valid is None:
             return squares.mean()
         real = valid.unsqueeze(1).expand_as(squares)
@@ -76,9 +78,9 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def gather(self, x: Tensor, valid: Tensor | None) -> None:
-        """Add real tokens (B, T) to what the next update will see, in training, where nothing is computed twice.
+        """In training, add real tokens (B, T) to the sums for the next update.
 
-        Activations are recomputed while a backward pass runs, and only there.
+        A call during a backward pass is ignored: it recomputes activations whose tokens have been added before.
         """
         if not self.training or torch._C._current_graph_task_id() != -1:
             return
@@ -91,7 +93,7 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply what was gathered since the last update, by all processes together."""
+        """Apply the sums since the last update, added over all processes."""
         new = torch.cat([self.new_total, self.new_mass.unsqueeze(-1)], dim=-1)
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(new)
@@ -107,14 +109,14 @@ class Centroids(nn.Module):
 
 
 def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor) -> State:
-    """Empty lists of the latest members of each group."""
+    """Return empty lists of the latest members of each group."""
     shape = (batch_size, hypotheses, heads, groups)
     count = torch.zeros(shape, dtype=torch.long, device=like.device)
     return {"members": count.new_zeros(*shape, 1), "count": count}
 
 
 def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
-    """The lists with `position` appended to that of its group (B, N, H); each keeps its last `most` members."""
+    """Append `position` to the list of its group (B, N, H); each list keeps its last `most` members."""
     members, count = lists["members"], lists["count"]
     room = members.shape[-1]
     if position >= room and room < most:
@@ -129,7 +131,7 @@ def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
 
 
 def enlisted(lists: State, group: Tensor) -> tuple[Tensor, Tensor]:
-    """The latest members of each group (B, N, H) and their ranks in it, both (B, N, H, places); rank < 0: no member."""
+    """Return each group's latest members (B, N, H) and their ranks, both (B, N, H, places); rank < 0: no member."""
     members = lists["members"].take_along_dim(group[..., None, None], 3).squeeze(3)
     last = lists["count"].take_along_dim(group.unsqueeze(-1), 3) - 1
     place = torch.arange(members.shape[-1], device=members.device)

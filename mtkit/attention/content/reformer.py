@@ -1,15 +1,15 @@
 """Reformer: a token attends to the tokens that random rotations hash into its own bucket, in several rounds.
 
 Paper: Kitaev, Kaiser and Levskaya, "Reformer: The Efficient Transformer", ICLR 2020, arXiv 2001.04451, section 2.
-Departures: none in the encoder, where tokens sorted by bucket are cut into chunks, and a chunk sees itself and the one
-before it. In the decoder that would let later tokens choose which keys an earlier one sees; there a chunk is `chunk`
-neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes.
-Queries are keys (`q_proj` makes both), keys have length 1, and scores are not divided by the square root of K. A pair
-that several rounds bring together counts once, in the first of them. This equals the correction log N_ij of the paper,
-which the authors' code omits. A token sees itself only where it sees nothing else.
-Cost: O(rounds T chunk) besides sorting; a step reads at most 2 chunk keys per round. Its state holds the last 2 chunk
-positions of every bucket besides keys and values.
-Each update of training draws new rotations; evaluation always uses the first ones.
+Departures: none in the encoder: tokens sorted by bucket are cut into chunks, and a chunk sees itself and the chunk
+before it. In the decoder later tokens would then choose which keys an earlier one sees. There a chunk is `chunk`
+neighbours within one bucket, by their rank among the bucket's earlier tokens, so that it never changes. Queries are
+keys (`q_proj` makes both), keys have length 1, and scores are not divided by the square root of K. A pair that several
+rounds bring together counts once, in the first of them. This equals the correction log N_ij of the paper, which the
+authors' code omits. A token sees itself only if it sees nothing else.
+Cost: O(rounds T chunk) plus sorting; a step reads at most 2 chunk keys per round. Its state holds keys and values, and
+the last 2 chunk positions of every bucket. Each training update draws new rotations; evaluation always uses the first
+ones.
 """
 
 from collections.abc import Mapping
@@ -31,16 +31,16 @@ from mtkit.device import to_device
 LAST_RESORT = -1e5
 """The paper's score of a token with itself."""
 ROTATED_AT_ONCE = 1 << 20
-"""Rotated features looked at at a time, so that they stay in the cache."""
+"""Rotated features computed at a time, so that they stay in the cache."""
 STEP = 2.0**50
-"""Chunk numbers are multiples of it: the square of their distance is 0, or beyond any score."""
+"""Chunk numbers are multiples of it, so that the squared distance of two chunks is 0 or exceeds any score."""
 
 
 class Reformer(HeadAttention):
     """Attention to tokens of the same hash bucket, in chunks, over several rounds of hashing.
 
     lsh_buckets: number of hash buckets per round, 1 or even, at any length. chunk: tokens per chunk. rounds: number of
-    rounds of hashing. across_buckets: whether chunks cross the borders of buckets, which only the encoder role allows.
+    rounds of hashing. across_buckets: whether chunks may contain several buckets, which only the encoder role allows.
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -50,7 +50,7 @@ class Reformer(HeadAttention):
     growth = 1
     unrounded = True
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which differs in every chunk
+        "positions": frozenset({"rotary"}),  # the others add to scores by distance, which a chunk does not determine
         "merge": None,
         "regularizer": frozenset({"disagreement"}),
     }
@@ -73,9 +73,8 @@ class Reformer(HeadAttention):
         if lsh_buckets > 1 and lsh_buckets % 2:
             raise refused("lsh_buckets", lsh_buckets, "be 1 or even")
         if across_buckets and site.causal:
-            raise refused(
-                "across_buckets", across_buckets, "be false in the decoder, where later tokens would move its chunks"
-            )
+            rule = "be false in the decoder, where later tokens would move its chunks"
+            raise refused("across_buckets", across_buckets, rule)
         self.lsh_buckets, self.chunk, self.rounds = lsh_buckets, chunk, rounds
         self.across_buckets = not site.causal if across_buckets is None else across_buckets
         del self.k_proj  # queries are keys
@@ -90,20 +89,20 @@ class Reformer(HeadAttention):
         return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """No keys and values yet, and empty buckets.
+        """Return empty caches and buckets.
 
-        `latest` (B, N, H, rounds, buckets, places) holds positions, that of rank r in its bucket at r % (2 chunk);
+        `latest` (B, N, H, rounds, buckets, places) holds positions: rank r of a bucket is at place r % (2 chunk).
         `sizes` (B, N, H, rounds, buckets) counts the tokens of each bucket.
         """
         p = self.projection
         state = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
         buckets = (inputs.batch_size, inputs.hypotheses, p.heads, self.rounds, self.lsh_buckets)
         sizes = torch.zeros(buckets, dtype=torch.int32, device=self.q_proj.weight.device)
-        places = min(2 * self.chunk, state["keys"].shape[3])  # more as tokens come
+        places = min(2 * self.chunk, state["keys"].shape[3])  # grows with the tokens
         return {**state, "latest": sizes.new_zeros(*buckets, places), "sizes": sizes}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis reads the last two chunks of its bucket in each round."""
+        """Attend to the last two chunks of the token's bucket in each round."""
         query = inputs.query
         here = torch.full((1,), state["count"], device=query.device)
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
@@ -121,7 +120,7 @@ class Reformer(HeadAttention):
         return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Draws new rotations for training."""
+        """Draw new rotations for training."""
         super().after_update(update, total_updates)
         self.training_rotations.copy_(to_device(self._drawn(update), self.training_rotations.device))
 
@@ -150,7 +149,7 @@ class Reformer(HeadAttention):
         return Attended(self.merge_heads(((z - z.logsumexp(2, keepdim=True)).exp() * outputs).sum(2)))
 
     def _drawn(self, update: int) -> Tensor:
-        """Rotations (H, rounds, K, buckets / 2) after that many updates."""
+        """Return the rotations (H, rounds, K, buckets / 2) after that many updates."""
         site, p = self.site, self.projection
         generator = torch.Generator().manual_seed(random_key(site.seed, ROLES.index(site.role), site.layer, update))
         return torch.randn(p.heads, self.rounds, p.key_width, self.lsh_buckets // 2, generator=generator)
@@ -158,7 +157,9 @@ class Reformer(HeadAttention):
     def _hashed(
         self, query: Tensor, valid: Tensor | None, position: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and values (B, H, T, K), and buckets (B, H, rounds, T), for padding one behind the last."""
+        """Return queries and values (B, H, T, K), and buckets (B, H, rounds, T); padding gets an extra bucket, the
+        last.
+        """
         v = self.projection.values(self.v_proj(query))
         with torch.autocast(query.device.type, enabled=False):  # rounding must not move a token to another bucket
             q = self.queries(query.type_as(self.q_proj.weight), position)
@@ -184,46 +185,46 @@ class Reformer(HeadAttention):
         return torch.where(top >= -low, bucket, opposite + self.lsh_buckets // 2)
 
     def _attend(self, q: Tensor, v: Tensor, buckets: Tensor, valid: Tensor | None) -> Tensor:
-        """The heads' outputs (B, H, T, V)."""
+        """Return the heads' outputs (B, H, T, V)."""
         layouts = sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal)
         return attend_layouts(q.transpose(1, 2), v.transpose(1, 2), layouts, dropout=self.dropout).transpose(1, 2)
 
     def _listed(self, buckets: Tensor, state: State) -> tuple[Tensor, State]:
-        """The positions that the newest token sees, each once, and the state with the token in its buckets' lists.
+        """Return the positions that the newest token sees, and the state with the token in its buckets.
 
-        buckets (B, N, H, rounds); positions (B, N, H, places), -1 for none.
+        buckets (B, N, H, rounds); positions (B, N, H, places), each once; -1 marks an empty place.
         """
         latest, sizes, span = state["latest"], state["sizes"], 2 * self.chunk
         places = latest.shape[-1]
         if state["count"] >= places and places < span:
             latest = F.pad(latest, (0, min(places, span - places)))
             places = latest.shape[-1]
-        own = buckets.unsqueeze(-1)  # (B, N, H, rounds, 1)
-        rank = sizes.gather(-1, own).long()
+        bucket = buckets.unsqueeze(-1)  # (B, N, H, rounds, 1)
+        rank = sizes.gather(-1, bucket).long()
         place = torch.arange(places, device=rank.device)
-        held = rank - 1 - (rank - 1 - place) % span  # ranks, negative where nothing has been written
+        held = rank - 1 - (rank - 1 - place) % span  # ranks; negative: not written yet
         seen = held >= (rank // self.chunk - 1).clamp(min=0) * self.chunk
-        picks = latest.take_along_dim(own.unsqueeze(-1), dim=-2).squeeze(-2).long()
+        picks = latest.take_along_dim(bucket.unsqueeze(-1), dim=-2).squeeze(-2).long()
         picks = picks.masked_fill(~seen, -1).flatten(-2).sort(dim=-1).values
         again = F.pad(picks[..., 1:] == picks[..., :-1], (1, 0))
-        latest.view(*sizes.shape[:-1], -1).scatter_(-1, own * places + rank % span, state["count"])
-        sizes.scatter_add_(-1, own, torch.ones_like(own, dtype=sizes.dtype))
+        latest.view(*sizes.shape[:-1], -1).scatter_(-1, bucket * places + rank % span, state["count"])
+        sizes.scatter_add_(-1, bucket, torch.ones_like(bucket, dtype=sizes.dtype))
         return picks.masked_fill(again, -1), {**state, "latest": latest, "sizes": sizes}
 
 
 def _keys(q: Tensor) -> Tensor:
-    """Queries at length 1."""
+    """Normalize queries to length 1."""
     return F.normalize(upcast(q), dim=-1, eps=SHORTEST).type_as(q)
 
 
 def sorted_chunks(
     buckets: Tensor, valid: Tensor | None, chunk: int, across_buckets: bool, causal: bool
 ) -> list["SortedChunks"]:
-    """The layout of the rows in each round, from buckets (B, H, rounds, T) and valid (B, T).
+    """Return the layout of the rows in each round, from buckets (B, H, rounds, T) and valid (B, T).
 
     With `across_buckets`, all sorted tokens are cut into chunks, and a token sees its chunk and the one before.
-    Otherwise the tokens of each bucket are cut by themselves, and a token sees no other bucket. Keys that a token has
-    seen in an earlier round are hidden.
+    Otherwise the tokens of each bucket are cut separately, and a token sees no other bucket. Keys that a token has seen
+    in an earlier round are hidden. Rows and their N = B H streams are those of `stream_rows`.
     """
     batch, heads, _, length = buckets.shape
     rows = stream_rows((batch, length, heads), buckets.device)
@@ -233,16 +234,13 @@ def sorted_chunks(
     chunks = place // chunk if across_buckets else _chunk_numbers(ordered, chunk).gather(-1, place)
     real = None if valid is None else valid.repeat_interleave(heads, 0)
     return [
-        SortedChunks(rows, order[each], place[each], chunks[: each + 1], real, chunk, across_buckets, causal)
-        for each in range(len(order))
+        SortedChunks(rows, order[r], place[r], chunks[: r + 1], real, chunk, across_buckets, causal)
+        for r in range(len(order))
     ]
 
 
 class SortedChunks:
-    """Tokens sorted by bucket in one round, in blocks, each beside the keys that may be visible to it.
-
-    It is a `Layout` of what `attend_layouts` attends to.
-    """
+    """Tokens sorted by bucket in one round, in blocks, each with the keys that may be visible to it: a `Layout`."""
 
     def __init__(
         self,
@@ -255,9 +253,9 @@ class SortedChunks:
         across: bool,
         causal: bool,
     ) -> None:
-        """Rows, order, place and real (N, T); chunks (rounds, N, T) of this round, the last, and those before it."""
+        """Rows, order, place and real are (N, T); chunks (rounds, N, T) of this round (the last) and earlier ones."""
         streams, length = order.shape
-        # chunks that begin with their bucket begin inside a block: shorter ones are nearer to what is seen
+        # if chunks begin with buckets, they begin inside blocks: shorter blocks then read fewer unseen keys
         self.block = min(chunk if across or chunk % 2 else chunk // 2, length)
         self.each = -(-length // self.block)
         self.before = self.block * min(-(-(chunk if across else 2 * chunk) // self.block), self.each - 1)
@@ -269,16 +267,16 @@ class SortedChunks:
         self.place = place + stream * (self.each * self.block)
         stream_of_key = self._windows(self._keys(stream.expand_as(order), -1))
         elsewhere = stream_of_key != stream.repeat_interleave(self.each, 0).unsqueeze(-1)
-        # odd numbers for queries and even ones for keys: a chunk's own and the one before it are one step away
+        # odd numbers for queries, even ones for keys: the own chunk and the one before are both one step away
         numbers = (2 * STEP) * chunks.gather(-1, order.expand_as(chunks)).float()
         pairs = [(self._queries(x - STEP), self._windows(self._keys(x, 0))) for x in numbers]
         self._earlier = pairs[:-1]
-        if across:  # a window is no more than the two chunks
+        if across:  # a window has only the two chunks
             missing = torch.zeros_like(order, dtype=torch.bool) if real is None else (~real).gather(-1, order)
             self._hidden = (self._windows(self._keys(missing, 1)) | elsewhere) * FAR
-        else:  # no padding is in the bucket of a real token
+        else:  # padding has a bucket of its own
             self._own = pairs[-1][0], pairs[-1][1].masked_fill(elsewhere, -(2.0**100))
-        # among the sorted tokens of a bucket, those behind a token are its future
+        # within a bucket, tokens are sorted by position
         self._future = torch.full((self.block, self.block), FAR, device=order.device).triu()
 
     def hide(self, scores: Tensor, blocks: slice) -> None:
@@ -288,38 +286,38 @@ class SortedChunks:
         else:
             i, j = (x[blocks] for x in self._own)
             _limit(scores, i - j, near=True)
-        own = scores[..., self.before : self.before + self.block]
+        own_block = scores[..., self.before : self.before + self.block]
         if self._causal:
-            own += self._future
+            own_block += self._future
         else:
-            own.diagonal(dim1=-2, dim2=-1).add_(FAR)
+            own_block.diagonal(dim1=-2, dim2=-1).add_(FAR)
         for i, j in self._earlier:
             _limit(scores, i[blocks] - j[blocks], near=False)
 
     def _queries(self, numbers: Tensor) -> Tensor:
-        """(N, T) to (blocks, c, 1)."""
+        """Pad and reshape (N, T) to (blocks, c, 1)."""
         return F.pad(numbers, (0, self._rest)).view(-1, self.block, 1)
 
     def _keys(self, x: Tensor, nothing: int) -> Tensor:
-        """(N, T) to (places,)."""
+        """Pad and flatten (N, T) to (places,)."""
         return F.pad(F.pad(x, (0, self._rest), value=nothing).flatten(), (self.before, self._behind), value=nothing)
 
     def _windows(self, keys: Tensor) -> Tensor:
-        """(places,) to (blocks, 1, L)."""
+        """Unfold (places,) to (blocks, 1, L)."""
         return keys.unfold(0, self.width, self.block).unsqueeze(1)
 
 
 def _limit(scores: Tensor, distance: Tensor, near: bool) -> None:
-    """Hides what is further than one step away, or with `near` False what is no further."""
+    """Hide keys further than one step away if `near`, else keys no further than that."""
     sign = 1 if near else -1
     limit = scores.new_full((), sign * 2 * STEP**2)  # no copy from the host
     torch.minimum(scores, torch.addcmul(limit, distance, distance, value=-sign).type_as(scores), out=scores)
 
 
 def _chunk_numbers(buckets: Tensor, chunk: int) -> Tensor:
-    """Numbers (..., T) of the chunks of sorted buckets (..., T), each begun by a bucket's first token or a full chunk.
+    """Number the chunks (..., T) of sorted buckets (..., T); a bucket's first token and a full chunk begin a new one.
 
-    The last chunk of a bucket is not just before the first of the next.
+    Between buckets a number is skipped: the last chunk of a bucket is not just before the first of the next.
     """
     place = torch.arange(buckets.shape[-1], device=buckets.device).expand_as(buckets)
     first = buckets != F.pad(buckets[..., :-1], (1, 0), value=-1)

@@ -1,20 +1,18 @@
 """Routing: each query attends to the keys of its own cluster, under centroids that follow queries and keys.
 
 Paper: Roy, Saffar, Vaswani and Grangier, "Efficient Content-Based Sparse Attention with Routing Transformers", 2020,
-arXiv 2003.05997. A routing vector is the layer norm of a query or key; its cluster is the centroid of largest product.
-assign=argmax: the keys of the query's cluster, in order of position, are cut into chunks of `window`; a query sees the
-chunk of the last key that is not behind it and the one before, in the encoder the one after too. A query whose cluster
-holds no key sees itself alone.
-assign=balanced (the paper's; encoder only): each centroid takes its `window` best queries and its `window` best keys;
-a query taken more than once gets the mean, one never taken gets zero.
+arXiv 2003.05997. A routing vector is the layer norm of a query or key; its cluster is the centroid with the largest
+product. assign=argmax: the keys of the query's cluster, ordered by position, are cut into chunks of `window`. A query
+sees the chunk of the last key that is not after it, the chunk before, and in the encoder the chunk after. A query whose
+cluster has no key sees only itself. assign=balanced (the paper's; encoder only): each centroid takes its `window` best
+queries and its `window` best keys; a query that several centroids take gets the mean, one that none takes gets zero.
 Departures: the default assignment is argmax, because in the paper's form later tokens decide which keys a decoder sees.
-Chunks are formed by rank among earlier members only. The decoder shares queries and keys, as in the paper, except
-where a projection is set; a shared query sees its own key only where there is no other. In the cross role (an
-extension) a query sees the `window` source keys of its cluster with the largest products, or none. Centroids move by
-sums over counts. Local heads see a band of `window` to each side.
-Training differs from evaluation by dropout, by the loss `commitment`, and in that `after_update` moves the centroids by
-the tokens of the last batches. Under autocast routing vectors are projected a second time, in float32, so that clusters
-are those of float32.
+Chunks are formed by rank among earlier members only. As in the paper, the decoder shares queries and keys, unless a
+projection is set; a shared query sees its own key only if there is no other. In the cross role (an extension) a query
+sees the `window` source keys of its cluster with the largest products, or none. Centroids move by sums over counts.
+Local heads see a band of `window` on each side. Training differs from evaluation by dropout, by the loss `commitment`,
+and because `after_update` moves the centroids by the tokens of the last batches. Under autocast routing vectors are
+projected a second time, in float32, so that the clusters are those of float32.
 Cost: O(T (C + w)). A step costs O(C + w), at any position; it keeps all keys, and for each cluster the positions of its
 last 2 w.
 """
@@ -53,7 +51,7 @@ class Routing(HeadAttention):
     clusters: number of centroids per head. window: keys per chunk, or members per centroid with assign=balanced.
     assign: "argmax" or "balanced". decay: decay of the moving statistics. commitment: weight of the mean squared
     distance of routing vectors to their centroids. local_heads: number of local heads. share_qk: whether routed heads
-    share one projection for queries and keys. normalize_logits: whether scores are products of normalised vectors.
+    use one projection for queries and keys. normalize_logits: whether scores are products of normalised vectors.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -99,13 +97,13 @@ class Routing(HeadAttention):
         if local > most:
             raise refused("local_heads", local, f"be from 0 to {most} in the {site.role} role with {site.heads} heads")
         if shared and (site.projection is not None or not self_role):
-            raise refused("share_qk", shared, "be false in the cross role, and beside projection=")
+            raise refused("share_qk", shared, "be false in the cross role, and with projection=")
         self.clusters, self.window, self.balanced = clusters, window, assign == "balanced"
         self.commitment, self.local, self.shared, self.normalize = commitment, local, shared, normalize_logits
         self.near = PatternGroup(range(local), site.heads, Band(window, window))
         self.routed = HeadGroup(range(local, site.heads), site.heads)
         self.centroids = Centroids(site.heads - local, clusters, self.projection.key_width, decay)
-        if shared:  # only local heads have keys of their own
+        if shared:  # only local heads have their own keys
             del self.k_proj
             if local:
                 self.k_proj = nn.Linear(site.d_model, local * self.projection.key_width)
@@ -123,7 +121,7 @@ class Routing(HeadAttention):
             query_key = self._best(xq, valid), self._best(xk, valid)
             heads = attend_chosen_to_chosen(*routed, *query_key, shared=self.shared, **how)
         elif inputs.memory is not None:
-            chosen = self._best(xk, valid, own=True)
+            chosen = self._best(xk, valid, only_nearest=True)
             heads = attend_to_chosen(*routed, self._nearest(xq), *chosen, window=self.window, **how)
         else:
             groups = [self._nearest(x, valid) for x in (xq, xk)]
@@ -138,13 +136,13 @@ class Routing(HeadAttention):
         return Attended(self.merge_heads(heads), losses=losses)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Empty caches and lists of positions; in the cross role each cluster's source keys, for all hypotheses."""
+        """Return empty caches and lists; in the cross role each cluster's source keys, for all hypotheses."""
         batch_size, memory, hypotheses = inputs.batch_size, inputs.memory, inputs.hypotheses
         if memory is not None:
             k, xk = self._keys(memory)
             k, v = (self._routed(x) for x in (self._normalized(k), self.projection.values(self.v_proj(memory))))
-            key, there = self.centroids.best(xk, self.window, inputs.memory_valid, own=True)
-            return {"shared": {"keys": rows_at(k, key), "values": rows_at(v, key), "valid": there}}, None
+            key, valid = self.centroids.best(xk, self.window, inputs.memory_valid, only_nearest=True)
+            return {"shared": {"keys": rows_at(k, key), "values": rows_at(v, key), "valid": valid}}, None
         like = self.q_proj.weight
         lists = start_lists(batch_size, hypotheses, len(self.routed.some), self.clusters, like)
         state = self.routed.start(batch_size, hypotheses, like, **self.cache_shapes) | {"lists": lists}
@@ -153,19 +151,19 @@ class Routing(HeadAttention):
         return state, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis joins its cluster, then reads the last of its own."""
+        """Add the token to its key's cluster, then attend to the last members of its query's cluster."""
         query = inputs.query
         if "shared" in state:
             return Attended(self._step_over_source(query, state["shared"])), state
         tokens = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
-        every = self._projected(tokens, tokens)
-        own_q, own_k = (self.centroids.nearest(x).squeeze(2).unflatten(0, query.shape[:2]) for x in every[3:])
-        own = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in every[:3]]
-        q, k, v = self.routed.of(*own, axis=2)
+        *qkv, xq, xk = self._projected(tokens, tokens)
+        qkv = [x.squeeze(2).unflatten(0, query.shape[:2]) for x in qkv]
+        cluster_q, cluster_k = (self.centroids.nearest(x).squeeze(2).unflatten(0, query.shape[:2]) for x in (xq, xk))
+        q, k, v = self.routed.of(*qkv, axis=2)
         here: int = state["count"]
-        lists = enlist(state["lists"], own_k, here, 2 * self.window)
+        lists = enlist(state["lists"], cluster_k, here, 2 * self.window)
         state = {**append(state, keys=k, values=v), "lists": lists}
-        position, rank = enlisted(lists, own_q)
+        position, rank = enlisted(lists, cluster_q)
         last = rank.amax(-1, keepdim=True)
         visible = (rank >= 0) & (rank // self.window >= last // self.window - 1)
         if self.shared:
@@ -175,12 +173,12 @@ class Routing(HeadAttention):
         keys, values = (picked(state[name], position) for name in ("keys", "values"))
         heads, _ = attend_step(q, keys, values, scale=self.scale, visible=visible | alone)
         if self.local:
-            near, _, state["near"] = self.near.step(state["near"], *self.near.of(*own, axis=2), scale=self.scale)
+            near, _, state["near"] = self.near.step(state["near"], *self.near.of(*qkv, axis=2), scale=self.scale)
             heads = torch.cat([near, heads], dim=2)
         return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     def _step_over_source(self, query: Tensor, shared: State) -> Tensor:
-        """(B, N, D) of the newest tokens, each reading its cluster's source keys."""
+        """Attend to the source keys of each query's cluster; (B, N, D)."""
         q, xq = self._queries(query)
         place = self.centroids.nearest(xq).unsqueeze(-1)  # (B, H, N, 1)
         keys, values = (
@@ -194,7 +192,7 @@ class Routing(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same, with each query's set of keys written out and a dense softmax over it."""
+        """The same with each query's keys listed, and a dense softmax over them."""
         source, valid = inputs.context, inputs.context_valid
         q, k, v, xq, xk = self._projected(inputs.query, source)
         q, k, v = (expand_heads(x, self.site.heads) for x in (q, k, v))
@@ -215,20 +213,20 @@ class Routing(HeadAttention):
         return Attended(self.merge_heads(torch.stack(segments)))
 
     def _seen(self, head: int, xq: Tensor, xk: Tensor, length: int) -> list[dict[int, list[int]]]:
-        """The keys of each query, {i: [j, ...]}, in one head of one segment; a map for each cluster if balanced."""
+        """Return the keys of each query, {i: [j, ...]}, in one head of one segment; one map per cluster if balanced."""
         w, causal, cross = self.window, self.site.causal, self.site.role == "cross"
         if head < self.local:
             steps = range(-w, 1 if causal else w + 1)
             return [{i: [j for j in range(length) if j - i in steps] for i in range(length)}]
         scores_q, scores_k = (self.centroids.scores(x.unsqueeze(0))[0, head - self.local] for x in (xq, xk))
         if self.balanced:
-            each = zip(scores_q[:length].unbind(1), scores_k[:length].unbind(1), strict=True)
-            best = ([x.argsort(descending=True)[:w].tolist() for x in pair] for pair in each)
+            clusters = zip(scores_q[:length].unbind(1), scores_k[:length].unbind(1), strict=True)
+            best = ([x.argsort(descending=True)[:w].tolist() for x in pair] for pair in clusters)
             return [{i: self._without(i, keys) for i in queries} for queries, keys in best]
-        own_q, own_k = scores_q.argmax(-1).tolist(), scores_k[:length].argmax(-1).tolist()
+        cluster_q, cluster_k = scores_q.argmax(-1).tolist(), scores_k[:length].argmax(-1).tolist()
         seen = {}
-        for i, cluster in enumerate(own_q if cross else own_q[:length]):
-            members = [j for j in range(length) if own_k[j] == cluster]
+        for i, cluster in enumerate(cluster_q if cross else cluster_q[:length]):
+            members = [j for j in range(length) if cluster_k[j] == cluster]
             if cross:
                 seen[i] = sorted(members, key=lambda j: -scores_k[j, cluster].item())[:w]
                 continue
@@ -239,29 +237,29 @@ class Routing(HeadAttention):
         return [seen]
 
     def _without(self, i: int, keys: list[int]) -> list[int]:
-        """Shared queries and keys: a token sees itself only where it sees no other."""
+        """Leave out a shared query's own key, unless it is the only one."""
         return [j for j in keys if j != i] or keys if self.shared else keys
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Moves the centroids by the vectors assigned to them since the last update."""
+        """Move the centroids by the vectors assigned to them since the last update."""
         super().after_update(update, total_updates)
         self.centroids.update()
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Take over the projections of `full`; of its keys, where routed heads share their queries, the local ones."""
+        """Copy the projections of `full`; if routed heads share queries and keys, only the local heads' keys."""
         rows = self.local * self.projection.key_width
         super().adopt({n: x[:rows] if self.shared and n.startswith("k_proj") else x for n, x in full_state.items()})
 
     def _projected(self, query: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v of all heads and the routing vectors of q and k, (B, H', T, K) of the routed ones."""
+        """Return q, k, v of all heads, and the routing vectors of q and k, (B, H', T, K) of the routed heads."""
         q, xq = self._queries(query)
         if not self.shared:
             k, xk = self._keys(source)
         else:
             k, xk = q[:, self.local :], xq
             if self.local:
-                own = self.k_proj(source).unflatten(-1, (self.local, -1)).transpose(1, 2)
-                k = torch.cat([own, k], dim=1)
+                local_k = self.k_proj(source).unflatten(-1, (self.local, -1)).transpose(1, 2)
+                k = torch.cat([local_k, k], dim=1)
         return self._normalized(q), self._normalized(k), self.projection.values(self.v_proj(source)), xq, xk
 
     def _queries(self, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,8 +273,8 @@ class Routing(HeadAttention):
     def _routing_vectors(
         self, x: Tensor, tokens: Tensor, linear: nn.Linear, read: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The layer norm, (B, H', T, K) in float32 at least, of the routed heads' queries or keys x."""
-        if x.dtype != upcast(x).dtype:  # a cluster must not hang on the 8 bits of bfloat16
+        """Return the layer norm, (B, H', T, K) in float32 or wider, of the routed heads' queries or keys x."""
+        if x.dtype != upcast(x).dtype:  # the 8 bits of bfloat16 must not decide the cluster
             with torch.autocast(x.device.type, enabled=False):
                 x = read(linear(tokens.type_as(linear.weight)))  # the module's own: it may have an adapter
         x = upcast(self._routed(x))
@@ -285,20 +283,20 @@ class Routing(HeadAttention):
     def _nearest(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         return replay_choice(self.centroids.nearest(x, valid), self.clusters + 1)
 
-    def _best(self, x: Tensor, valid: Tensor | None, own: bool = False) -> tuple[Tensor, Tensor]:
-        position, there = self.centroids.best(x, self.window, valid, own)
-        return replay_choice(position, x.shape[2]), replay_choice(there, 2)
+    def _best(self, x: Tensor, valid: Tensor | None, *, only_nearest: bool = False) -> tuple[Tensor, Tensor]:
+        position, exists = self.centroids.best(x, self.window, valid, only_nearest=only_nearest)
+        return replay_choice(position, x.shape[2]), replay_choice(exists, 2)
 
     def _normalized(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:]).type_as(x) if self.normalize else x
 
     def _routed(self, x: Tensor) -> Tensor:
-        """The rows of the routed heads, out of those of all heads or of groups that share one."""
-        [own] = self.routed.of(x)
-        return expand_heads(own, len(self.routed.some))
+        """Return the routed heads' rows of x, which has rows for all heads or for groups of heads."""
+        [rows] = self.routed.of(x)
+        return expand_heads(rows, len(self.routed.some))
 
     def _losses(self, xq: Tensor, xk: Tensor, query_valid: Tensor | None, valid: Tensor | None) -> dict[str, Tensor]:
-        """In training, gathers for the centroids; the loss that keeps routing vectors near them."""
+        """In training, gather vectors for the centroids and return the loss that keeps routing vectors near them."""
         if not self.training:
             return {}
         streams = [(xq, query_valid)] if self.shared else [(xq, query_valid), (xk, valid)]

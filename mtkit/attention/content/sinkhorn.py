@@ -1,19 +1,18 @@
-"""Sinkhorn attention: blocks of keys are sorted by learned soft weights; a query reads its own and the sorted block.
+"""Sinkhorn attention: learned soft weights sort blocks of keys; a query reads its own block and the sorted block.
 
-Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296.
-Scores of all pairs of blocks become nearly a permutation by dividing their exponentials by the sums of rows and columns
-in turn; row n then mixes the blocks of keys and of values into the ones that block n reads, slot by slot.
-Departures: the sorted and the own block share one softmax, where the paper adds two terms, so that one block of all is
-plain attention. Blocks are scored by default by products of their mean queries and keys (sinkhorn_sortnet=attn), which
-has no limit of length; sinkhorn_sortnet=mlp is the paper's. Rows are divided by their sum at last, over the blocks that
-have the slot. The paper's blocks have 8 to 64 tokens; here they follow the longest length,
-which bounds the cost.
-In the decoder, block n mixes blocks before it alone, from scores of the tokens up to its first one, and sums of columns
-are those of rows up to n. There balance means "the block before" whatever the scores are, so that sinkhorn_iters is 0
-unless set: each row is a softmax over the blocks before.
-Training adds Gumbel noise to the scores, drawn anew for each update and alike for all segments; evaluation has none.
+Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296. Scores of all pairs
+of blocks become nearly a permutation: their exponentials are divided by the sums of rows and of columns in turn. Row n
+then mixes the blocks of keys and values, slot by slot, into the block that block n reads.
+Departures: the sorted and the own block share one softmax, so that a single block is full attention; the paper adds two
+terms. By default, products of mean queries and keys score blocks (sinkhorn_sortnet=attn), which has no limit of length;
+sinkhorn_sortnet=mlp is the paper's. Rows are finally divided by their sum over the blocks that have the slot. The
+paper's blocks have 8 to 64 tokens; here their size follows the longest length, which bounds the cost. In the decoder,
+block n mixes only earlier blocks, its scores depend on the tokens up to its first one, and sums of columns run over
+rows up to n. Such sums lead to "the block before", whatever the scores, so that sinkhorn_iters is 0 by default: each
+row is a softmax over the earlier blocks. Training adds Gumbel noise to the scores; it is drawn for each update and the
+same for all segments. Evaluation has none.
 Cost: O(T b) for blocks of b, and O(T² / b) to mix them: O(T sqrt T) for the default, which is close to the square root
-of the longest length (32 of 1,024). No T x T tensor. A step reads 2 b keys, and where a block begins, all t.
+of the longest length (32 of 1,024). No T x T tensor. A step reads 2 b keys, and at the start of a block all t keys.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -34,8 +33,8 @@ class Sinkhorn(BlockSorting):
     """Softmax attention over the own block and a mixture of others.
 
     sinkhorn_block: tokens per block. sinkhorn_iters: how often rows and columns are divided by their sums.
-    sinkhorn_temperature: what scores are divided by before. sinkhorn_sortnet: what scores blocks, "attn" (mean queries
-    and keys) or "mlp" (two layers on the sum of the tokens, for no more than the maximum length).
+    sinkhorn_temperature: divisor of the scores. sinkhorn_sortnet: what scores blocks, "attn" (mean queries and keys) or
+    "mlp" (two layers on the sum of the tokens, which limit the length).
     """
 
     roles = frozenset({"encoder", "decoder"})
@@ -69,47 +68,46 @@ class Sinkhorn(BlockSorting):
         query = inputs.query
         causal, heads = self.site.causal, self.site.heads
         length, size = query.shape[1], max(min(self.block, query.shape[1]), 1)
-        valid = None if causal else inputs.query_valid  # padding is later than all real tokens
+        valid = None if causal else inputs.query_valid  # padding follows all real tokens
         q, k, v = self.queries_keys_values(query)
         order = self.order(query, q, k, valid, size)
-        (keys, there), (values, _) = (sorted_rows(order, x, size, valid) for x in (k, v))
-        keys, values = (
-            torch.cat([x, block_rows(expand_heads(own, heads), size)], dim=3) for x, own in ((keys, k), (values, v))
-        )
+        (keys, filled), (values, _) = (sorted_rows(order, x, size, valid) for x in (k, v))
+        blocks = (block_rows(expand_heads(x, heads), size) for x in (k, v))
+        keys, values = (torch.cat(pair, dim=3) for pair in zip((keys, values), blocks, strict=True))
         visible = None
         if causal:
-            own = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+            past = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
             others = (torch.arange(order.shape[2], device=q.device) > 0).view(-1, 1, 1).expand(-1, size, size)
-            visible = torch.cat([others, own.expand_as(others)], dim=-1)[None, None]
-        elif there is not None:
+            visible = torch.cat([others, past.expand_as(others)], dim=-1)[None, None]
+        elif filled is not None:
             real = q.new_ones(1, length, dtype=torch.bool) if valid is None else valid
-            own = block_rows(real[:, None, :, None], size).squeeze(-1)
-            visible = torch.cat([there, own.expand_as(there)], dim=-1).unsqueeze(3)
+            real = block_rows(real[:, None, :, None], size).squeeze(-1)
+            visible = torch.cat([filled, real.expand_as(filled)], dim=-1).unsqueeze(3)
         output = attend_beside(block_rows(q, size), keys, values, visible, scale=self.scale, dropout=self.dropout)
         output = output.flatten(2, 3)[:, :, :length]
         return Attended(self.merge_heads(output), losses=self.losses(output, v, None, inputs.query_valid))
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same from the scores of all pairs of a token and a sorted slot or a token, under a mask."""
+        """The same from the scores of all pairs of a token with a sorted slot or a token, under a mask."""
         query = inputs.query
         q, k, v = self.queries_keys_values(query)
         real = torch.ones_like(query[..., 0], dtype=torch.bool) if inputs.query_valid is None else inputs.query_valid
-        keys, values, there = self.naive_sorted(query, q, k, v, real)
+        keys, values, filled = self.naive_sorted(query, q, k, v, real)
         block, place = (torch.arange(n, device=q.device) // self.block for n in (query.shape[1], keys.shape[2]))
-        others = (place == block.unsqueeze(-1)) & there.unsqueeze(-2)
-        own = visible_pairs(block == block.unsqueeze(-1), self.site.causal, real).expand(*others.shape[:3], -1)
+        others = (place == block.unsqueeze(-1)) & filled.unsqueeze(-2)
+        near = visible_pairs(block == block.unsqueeze(-1), self.site.causal, real).expand(*others.shape[:3], -1)
         k, v = (torch.cat([x, expand_heads(each, self.site.heads)], 2) for x, each in ((keys, k), (values, v)))
-        return Attended(self.merge_heads(dense_attend(q, k, v, torch.cat([others, own], -1), self.scale)[0]))
+        return Attended(self.merge_heads(dense_attend(q, k, v, torch.cat([others, near], -1), self.scale)[0]))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """No keys, no blocks, and the sum of what the scores of the next block are of."""
+        """Return an empty cache, and the sums for the scores of the next block."""
         return start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes) | {
             "order": self.start_order(inputs.batch_size, inputs.hypotheses)
         }, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token reads the sorted block and the tokens of its own; the first of a block sorts."""
+        """Read the sorted block and the tokens of the own block; the first token of a block sorts."""
         query = inputs.query
         count, leading = state["count"], query.shape[:2]
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
@@ -123,7 +121,7 @@ class Sinkhorn(BlockSorting):
         state = append(state, keys=k, values=v)
         near = [written(state, name)[:, :, :, count - count % self.block :] for name in past]
         if "sorted" in state:
-            every = [expand_heads(x.flatten(0, 1), self.site.heads).unflatten(0, leading) for x in near]
-            near = [torch.cat([state["sorted"][name], x], dim=3) for name, x in zip(past, every, strict=True)]
+            spread = [expand_heads(x.flatten(0, 1), self.site.heads).unflatten(0, leading) for x in near]
+            near = [torch.cat([state["sorted"][name], x], dim=3) for name, x in zip(past, spread, strict=True)]
         heads, _ = attend_step(q, *near, scale=self.scale)
         return Attended(self.merge_heads(heads.transpose(1, 2))), state

@@ -1,10 +1,10 @@
-"""SortCut: blocks of keys are sorted by learned soft weights, and all queries read the first few sorted blocks.
+"""SortCut: learned soft weights sort blocks of keys, and all queries read the first few sorted blocks.
 
-Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296, section 3.4.
-Blocks are sorted as by `sinkhorn` in the encoder, with the same departures.
-In the cross role (an extension) the source alone is sorted, so that target positions are independent of each other.
-With sinkhorn_sortnet=attn products of mean keys with mean keys score its blocks, because it has no queries.
-Training adds Gumbel noise to the scores, drawn anew for each update and alike for all segments; evaluation has none.
+Paper: Tay, Bahri, Yang, Metzler and Juan, "Sparse Sinkhorn Attention", ICML 2020, arXiv 2002.11296, section 3.4. Blocks
+are sorted as by `sinkhorn` in the encoder, with the same departures. In the cross role (an extension) only the source
+is sorted, so that target positions are independent of each other. With sinkhorn_sortnet=attn, products of mean keys
+with mean keys score its blocks, because it has no queries. Training adds Gumbel noise to the scores; it is drawn for
+each update and the same for all segments. Evaluation has none.
 Cost: O(T c b) for c blocks of b, and O(T² / b²) to sort them: O(T c sqrt T) for the default, which is close to the
 square root of the longest length (32 of 1,024). No T x T tensor. A step over the source costs O(c b).
 """
@@ -26,10 +26,10 @@ from mtkit.attention.slots import WITHOUT_SCORES
 class SinkhornSortcut(BlockSorting):
     """Softmax attention over the first blocks of a sorted sequence.
 
-    sinkhorn_block: tokens per block of the source. sortcut_blocks: number of blocks that are read.
-    sinkhorn_iters: how often rows and columns of the weights are divided by their sums. sinkhorn_temperature: what
-    scores are divided by before. sinkhorn_sortnet: what scores blocks, "attn" (mean queries and keys) or "mlp" (two
-    layers on the sum of the tokens, for no more than the maximum length).
+    sinkhorn_block: tokens per block of the source. sortcut_blocks: number of blocks that are read. sinkhorn_iters: how
+    often rows and columns are divided by their sums. sinkhorn_temperature: divisor of the scores. sinkhorn_sortnet:
+    what scores blocks, "attn" (mean queries and keys) or "mlp" (two layers on the sum of the tokens, which limit the
+    length).
     """
 
     roles = frozenset({"encoder", "cross"})
@@ -63,8 +63,8 @@ class SinkhornSortcut(BlockSorting):
         q = self.queries(inputs.query)
         source, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(source)
-        keys, values, there = self._cut(source, q if inputs.memory is None else k, k, v, valid)
-        visible = None if there is None else there[:, :, None, None]
+        keys, values, filled = self._sorted(source, q if inputs.memory is None else k, k, v, valid)
+        visible = None if filled is None else filled[:, :, None, None]
         q, keys, values = (x.unsqueeze(2) for x in (q, keys, values))  # one block of queries
         heads = attend_beside(q, keys, values, visible, scale=self.scale, dropout=self.dropout).squeeze(2)
         return Attended(
@@ -78,31 +78,32 @@ class SinkhornSortcut(BlockSorting):
         source, valid = inputs.context, inputs.context_valid
         real = torch.ones_like(source[..., 0], dtype=torch.bool) if valid is None else valid
         k, v = self.keys_values(source)
-        keys, values, there = self.naive_sorted(source, q if inputs.memory is None else k, k, v, real)
+        keys, values, filled = self.naive_sorted(source, q if inputs.memory is None else k, k, v, real)
         first = torch.arange(keys.shape[2], device=q.device) < self.sorted_blocks * self.block
-        return Attended(self.merge_heads(dense_attend(q, keys, values, (there & first).unsqueeze(-2), self.scale)[0]))
+        return Attended(self.merge_heads(dense_attend(q, keys, values, (filled & first).unsqueeze(-2), self.scale)[0]))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """The first sorted blocks of the source, shared by all hypotheses."""
+        """Return the first sorted blocks of the source, shared by all hypotheses."""
         memory = inputs.memory
         assert memory is not None  # the cross role is the only one that steps
         k, v = self.keys_values(memory)
-        keys, values, there = self._cut(memory, k, k, v, inputs.memory_valid)
-        return {"shared": {"keys": keys, "values": values, "there": there}}, None
+        keys, values, filled = self._sorted(memory, k, k, v, inputs.memory_valid)
+        return {"shared": {"keys": keys, "values": values, "filled": filled}}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The same for the newest token of each hypothesis; O(c b)."""
         shared = state["shared"]
-        visible = None if shared["there"] is None else shared["there"].unsqueeze(1)
+        visible = None if shared["filled"] is None else shared["filled"].unsqueeze(1)
         rows = self.queries(inputs.query).transpose(1, 2)
         heads, _ = attend_step(rows, shared["keys"], shared["values"], scale=self.scale, visible=visible)
         return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
-    def _cut(
+    def _sorted(
         self, source: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The first sorted blocks: keys (B, H, c b, K), values (B, H, c b, V), and which slots are there, None: all."""
+        """Return the first sorted blocks: keys (B, H, c b, K), values (B, H, c b, V), and which slots are filled or
+        None.
+        """
         size = max(min(self.block, source.shape[1]), 1)
         weights = self.order(source, q, k, valid, size)[:, :, : self.sorted_blocks]
-        (keys, there), (values, _) = (sorted_rows(weights, x, size, valid) for x in (k, v))
-        return keys.flatten(2, 3), values.flatten(2, 3), None if there is None else there.flatten(2)
+        (keys, filled), (values, _) = (sorted_rows(weights, x, size, valid) for x in (k, v))
+        return keys.flatten(2, 3), values.flatten(2, 3), None if filled is None else filled.flatten(2)

@@ -149,7 +149,7 @@ def test_an_adapter_moves_the_clusters_under_bfloat16_too() -> None:
         ("encoder", {"local_heads": 4}, "0 to 3 in the encoder role"),
         ("cross", {"local_heads": 1}, "0 to 0 in the cross role"),
         ("cross", {"share_qk": True}, "false in the cross role"),
-        ("decoder", {"share_qk": True, "projection": "multi-query"}, "beside projection"),
+        ("decoder", {"share_qk": True, "projection": "multi-query"}, "with projection"),
         ("encoder", {"decay": 1.5}, "from 0 to 1"),
         ("encoder", {"positions": "rotary"}, "positions"),
     ],
