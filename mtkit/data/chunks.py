@@ -42,14 +42,14 @@ class Chunk(NamedTuple):
         return hashlib.sha256("\n".join([json_text(about), *self.sources, *self.targets]).encode()).hexdigest()
 
 
-def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, before: int = 0) -> Iterator[Chunk]:
-    """The pairs of a corpus in chunks that fit in memory; `before`, a multiple of 10,000, pairs come before the first.
+def chunks(pairs: Iterable[SegmentPair], corpus: int, direction: str, skipped: int = 0) -> Iterator[Chunk]:
+    """The pairs of a corpus in chunks that fit in memory, after `skipped` pairs, a multiple of 10,000.
 
     Every 10,000th pair of a corpus ends a chunk, so chunks are the same wherever reading begins.
     """
     held: list[SegmentPair] = []
-    characters, number = 0, before
-    for number, pair in enumerate(pairs, start=before + 1):
+    characters, number = 0, skipped
+    for number, pair in enumerate(pairs, start=skipped + 1):
         held.append(pair)
         characters += len(pair.source) + len(pair.target)
         if number % _PAIRS == 0 or characters >= _CHARACTERS:

@@ -100,7 +100,7 @@ def translate_file(
                 joined = ids_by_blank_lines(texts) if ids is None else [item[1] for item in chunk.items]
             lines = translator.source(texts, direction=direction, documents=joined, first=first)
             translations = translator.translate(lines, on_progress=on_progress)
-            written: list[Iterable[str]] = [_output_lines(translations, first, translator.settings, scores=scores)]
+            written: list[Iterable[str]] = [output_lines(translations, first, translator.settings, scores=scores)]
             if alignments is not None:
                 best = [translation for translation, *_ in translations]
                 written.append(map(pharaoh, translator.links(lines, best, heads)))
@@ -203,7 +203,7 @@ def _translation(row: dict[str, Any]) -> Translation:
     return Translation(**row | {"pieces": tuple(row["pieces"]), "of_parts": tuple(map(_translation, row["of_parts"]))})
 
 
-def _output_lines(
+def output_lines(
     translations: Sequence[Sequence[Translation]], first: int, settings: DecodingSettings, *, scores: bool
 ) -> Iterable[str]:
     """The output of lines from number `first` on, from 0."""

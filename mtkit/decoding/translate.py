@@ -58,7 +58,7 @@ def make_batch(
     numbers: Sequence[int] | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> SourceBatch:
-    """The segments, padded, on the device, with the maximum number of pieces of each translation.
+    """The padded segments on the device; `limits` are the maximum numbers of pieces of their translations.
 
     `numbers` are the numbers of the lines, as in `SourceLines`. `stopped` becomes the attribute of the batch.
     """
@@ -111,7 +111,7 @@ class Translation:
     cut: bool = False
     """Whether it or one of its parts reached the maximum number of pieces, so that its end may be missing."""
     fell_back: bool = False
-    """Whether the joint translation did not separate into its lines, so that the line was translated again, alone."""
+    """Whether the joint translation did not separate into its lines, so the line was translated again by itself."""
     cleaned: bool = False
     """Whether its line has control or invisible characters that were dropped or became spaces."""
     of_parts: tuple["Translation", ...] = ()
@@ -137,7 +137,7 @@ def translate_lines(
 
     The result of a line is independent of other lines if the hypotheses of the engine are independent of the batch.
     Lines of `documents` that are not split are the exception: they are translated together. If a joint translation does
-    not separate into its lines, each line is translated alone (`Translation.fell_back`).
+    not separate into its lines, each line is translated by itself (`Translation.fell_back`).
 
     `stopped`, called from any thread, returns whether the translations are no longer wanted.
 
@@ -159,12 +159,12 @@ def translate_lines(
     with engine.ready() as device:
         groups = source.groups()
         for batch in batches([source.join_lines(group) for group in groups], device):
-            before = len(done)
+            translated = len(done)
             for index, (joint, *_) in batch:
                 group_sizes |= dict.fromkeys(groups[index], len(groups[index]))
                 separated = _separate(joint, tokenizers.target, len(groups[index]))
                 done |= {number: [line] for number, line in zip(groups[index], separated, strict=False)}
-            on_progress(len(done) - before)
+            on_progress(len(done) - translated)
         rest = [number for number in range(len(lines.lines)) if number not in done]
         segments = list(source.segments(rest))
         parts: dict[int, list[Translation]] = {}
@@ -241,12 +241,12 @@ def _separate(joint: Translation, tokenizer: Tokenizer, lines: int) -> list[Tran
 
 
 def _join_parts(parts: list[list[Translation]], settings: DecodingSettings, between: str) -> list[Translation]:
-    """The translations of a line from those of its parts, with `between` to separate sentences."""
+    """The translations of a line from its parts' translations, with `between` to separate sentences."""
     if not parts:
         return [BLANK] * settings.n_best
     if len(parts) == 1:
         return parts[0]
-    joined = [_join_translations(each, settings.length_penalty, between) for each in zip(*parts, strict=True)]
+    joined = [_join_translations(ranked, settings.length_penalty, between) for ranked in zip(*parts, strict=True)]
     return sorted(joined, key=lambda translation: -translation.score)
 
 

@@ -1,10 +1,10 @@
-"""Training text one side of which a trained run translates from the other.
+"""Training text with one side that a trained run translates from the other side.
 
-FOLDER-translated/train-2.txt   the side that the second training corpus of the prepared data FOLDER lacks
+FOLDER-translated/train-2.txt   the missing side of the second training corpus of the prepared data FOLDER
 FOLDER-translated/train-2.json  what it is made of
 
-A corpus with a source alone gets the run's translations as its target: sequence-level distillation (Kim and Rush, 2016,
-https://aclanthology.org/D16-1139). One with a target alone gets a source: back-translation (Sennrich et al., 2016,
+A corpus without a target gets the run's translations as its target: sequence-level distillation (Kim and Rush, 2016,
+https://aclanthology.org/D16-1139). A corpus without a source gets a source: back-translation (Sennrich et al., 2016,
 https://aclanthology.org/P16-1009).
 """
 
@@ -35,12 +35,12 @@ def with_translations(
     say: Callable[[str], object] = lambda message: None,
     progress: ProgressBar = silent,
 ) -> DataSettings:
-    """The settings with a text file for each side that a run is to translate; translates those that are not there.
+    """The settings with a text file for each side that a run is to translate; missing files are translated first.
 
-    An interrupted call resumes when it is repeated. A file made by the same weights and decoding settings from the same
-    text is used again. Translation follows the decoding settings of the run's recipe. `say` gets messages for people.
+    A repeated call resumes. A file translated from the same text with the same weights and decoding settings is used
+    again. The decoding settings are in the run's recipe. `say` gets messages for people.
 
-    Raises: RunError for a run that is not there; RecipeError for one of another direction; DataError for bad text.
+    Raises: RunError for a missing run; RecipeError for a run of another direction; DataError for bad text.
     """
     settings, notes = with_languages(with_tokenizer(settings))
     for note in notes:
@@ -56,7 +56,7 @@ def with_translations(
 def _completed(
     corpus: Corpus, direction: str, stem: Path, device: str, say: Callable[[str], object], progress: ProgressBar
 ) -> Corpus:
-    """The corpus with both sides, the missing one at `stem`.txt."""
+    """The corpus with both sides; the missing one is translated into `stem`.txt."""
     if corpus.translated_by is None:
         return corpus
     given, missing = ("source", "target") if corpus.target is None else ("target", "source")
@@ -94,11 +94,11 @@ def _completed(
 
 
 def _translator(run: Path, device: str) -> Translator:
-    """The run in that folder, or of that name under ./mtkit-runs; gives one translation per line."""
+    """A translator, with one translation per line, of the run in that folder or with that name in ./mtkit-runs."""
     if run_folder_of(run) == run and not run.is_dir():
         raise RunError(f"data.train: translated_by {run}: no such run folder; train that run first, or name another")
-    found = named_run(run)
-    return Translator([found], found.recipe.decoding.model_copy(update={"n_best": 1}), device=device, forks=True)
+    loaded = named_run(run)
+    return Translator([loaded], loaded.recipe.decoding.model_copy(update={"n_best": 1}), device=device, forks=True)
 
 
 def _check_direction(translator: Translator, direction: str) -> None:

@@ -66,7 +66,7 @@ class Translator:
         models = [run.load_model(one, str(where)) for run, one in zip(runs, chosen, strict=True)]
         for weights in (run.weights(one) for run, one in zip(runs, chosen, strict=True)):
             if not weights.with_name("state.json").exists():
-                say(f"{weights} was not verified: no state.json beside it has its checksum")
+                say(f"{weights} was not verified: it has no state.json with its checksum")
         # before a continued training can remove the files
         self._weights = [digest(run.weights(one)) for run, one in zip(runs, chosen, strict=True)]
         self.model: Model = Ensemble(models) if len(models) > 1 else models[0]
@@ -129,7 +129,7 @@ class Translator:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The values that determine a translation besides the text: hashes of the weights, settings, number type."""
+        """The values that determine the translation of a text: hashes of the weights, settings, number type."""
         return {
             "weights": self._weights,
             "vocabulary": self.runs[0].vocabulary,

@@ -27,7 +27,7 @@ def test_what_says_nothing_about_given_translations_is_refused(idle: list[str], 
 
 
 def test_ids_of_documents_say_nothing_of_lines_alone() -> None:
-    with pytest.raises(MtkitError, match="--document-ids says which lines are translated together; leave it out with"):
+    with pytest.raises(MtkitError, match="--document-ids selects lines to translate together; leave it out with"):
         typed("--input", "a", "--document-ids", "ids", "--sentences")
 
 

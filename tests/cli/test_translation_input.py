@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.cli.translation import count
+from mtkit.cli.translation import count_lines
 
 
 def test_lines_are_counted_for_a_bar_that_someone_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,9 +13,9 @@ def test_lines_are_counted_for_a_bar_that_someone_watches(tmp_path: Path, monkey
     path.write_text("one\ntwo\n")
     for stderr, wanted in [(Terminal(), 2), (object(), None), (None, None)]:
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert count(str(path)) == wanted
+        assert count_lines(str(path)) == wanted
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert count("-") is None
+    assert count_lines("-") is None
 
 
 class Terminal:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mtkit.cli.translation import given_settings, recipe_of
+from mtkit.cli.options import given
+from mtkit.cli.translation import recipe_of
 from mtkit.errors import MtkitError
+from mtkit.recipe.settings import with_method
 from mtkit.runs import Run
 from tests.cli.test_translate import lines_of, typed
 from tests.decoding.trained import make_run
@@ -33,7 +35,7 @@ def test_several_translations_of_a_side_go_to_the_output_as_those_of_a_file(
 
 
 @pytest.mark.parametrize(
-    ("given", "method"),
+    ("options", "method"),
     [
         ({"beam": 4, "n_best": 2}, "beam"),
         ({"beam": 4, "method": "sample"}, None),
@@ -41,9 +43,9 @@ def test_several_translations_of_a_side_go_to_the_output_as_those_of_a_file(
         ({"temperature": 0.5}, None),
     ],
 )
-def test_a_beam_size_selects_beam_search(given: dict[str, object], method: str | None, tmp_path: Path) -> None:
+def test_a_beam_size_selects_beam_search(options: dict[str, object], method: str | None, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("decoding: {method: greedy}\n")
-    settings = given_settings(**given)
+    settings = with_method(given(**options))
     if method is None:
         with pytest.raises(MtkitError, match="has no effect with --method"):
             recipe_of(Run(tmp_path), None, settings)

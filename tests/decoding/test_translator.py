@@ -117,7 +117,7 @@ def test_weights_without_a_checksum_are_said_not_to_be_verified(tmp_path: Path) 
     assert said == []
     (run.checkpoint() / "state.json").unlink()
     Translator([run], say=said.append)
-    assert said == [f"{run.weights()} was not verified: no state.json beside it has its checksum"]
+    assert said == [f"{run.weights()} was not verified: it has no state.json with its checksum"]
 
 
 @pytest.mark.peer

@@ -7,7 +7,7 @@ from typing import Any, Self
 from mtkit.decoding.translate import Translation
 
 NAMED = 10
-"""Line numbers that a note lists at most."""
+"""Maximum line numbers that a note lists."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Listed:
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Self:
         """The list of these numbers, which are in ascending order."""
-        every = tuple(numbers)
-        return cls(len(every), every[:NAMED])
+        numbers = tuple(numbers)
+        return cls(len(numbers), numbers[:NAMED])
 
     def __add__(self, other: Self) -> "Listed":
         """These numbers followed by the others."""
@@ -45,15 +45,15 @@ class Notes:
 
     @classmethod
     def of(cls, translations: Sequence[Sequence[Translation]], first: int = 0) -> Self:
-        """The notes on lines with these translations, the first of which has the number `first`, from 0."""
-        best = list(enumerate((each for each, *_ in translations), start=first + 1))
+        """The notes on the translations of lines from number `first` on, from 0."""
+        best = list(enumerate((line for line, *_ in translations), start=first + 1))
         return cls(
-            in_parts=Listed.of(number for number, each in best if each.parts > 1),
-            cut=Listed.of(number for number, each in best if each.cut),
-            failed=Listed.of(number for number, each in best if each.score == float("-inf")),
-            joined=Listed.of(number for number, each in best if each.together > 1),
-            fell_back=Listed.of(number for number, each in best if each.fell_back),
-            cleaned=Listed.of(number for number, each in best if each.cleaned),
+            in_parts=Listed.of(number for number, line in best if line.parts > 1),
+            cut=Listed.of(number for number, line in best if line.cut),
+            failed=Listed.of(number for number, line in best if line.score == float("-inf")),
+            joined=Listed.of(number for number, line in best if line.together > 1),
+            fell_back=Listed.of(number for number, line in best if line.fell_back),
+            cleaned=Listed.of(number for number, line in best if line.cleaned),
         )
 
     @classmethod
@@ -65,7 +65,7 @@ class Notes:
 
     def __add__(self, other: Self) -> "Notes":
         """These notes and those on the lines that follow."""
-        return Notes(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return Notes(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def state(self) -> list[Any]:
         """The notes as JSON values."""

@@ -107,7 +107,7 @@ class TrainedOn:
     """The lengths of the training pairs of a model, or of the models of an ensemble."""
 
     models: Sequence[Sequence[Lengths]] = ()
-    """For each model, the lengths in each direction; empty if those of one model are unknown."""
+    """For each model, the lengths in each direction; empty if the lengths of one model are unknown."""
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Self:
