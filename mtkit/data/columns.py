@@ -1,4 +1,4 @@
-"""Columns of prepared data, memory-mapped: token sequences and texts."""
+"""Columns of prepared data, memory-mapped: numbers, token sequences and texts."""
 
 import mmap
 import os
@@ -15,35 +15,35 @@ from mtkit.text.segments import Ragged
 from mtkit.text.tokenizer import PAD
 
 AGAIN = "repeat the `mtkit prepare` that made it, with --overwrite"
-"""What to do where prepared data is damaged or of another version."""
+"""Advice about prepared data that is damaged or of another version."""
 
 
 class MappedFile:
     """A memory-mapped file that is checked before it is read.
 
-    If another process shortens the file, a read behind its end kills this process by SIGBUS, which Python cannot catch.
-    A file that is removed or replaced under its name stays as it is for those that have it open.
+    If another process shortens the file, reading after its end kills this process by SIGBUS, which Python cannot catch.
+    A file that is removed or replaced under its name does not change for processes that have it open.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises: OSError if it cannot be read; ValueError if it is empty."""
         self._path, self._handle = path, os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._handle)
-        self._state = self._now()
+        self._state = self._stat()
         self.content = pa.py_buffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ))
 
     def check(self) -> None:
         """Raises: DataError if the file was written to since it was opened."""
-        if self._now() != self._state:
+        if self._stat() != self._state:
             raise DataError(f"{self._path} was changed while it was in use; {AGAIN}")
 
-    def _now(self) -> tuple[int, int]:
-        found = os.fstat(self._handle)
-        return found.st_size, found.st_mtime_ns
+    def _stat(self) -> tuple[int, int]:
+        status = os.fstat(self._handle)
+        return status.st_size, status.st_mtime_ns
 
 
 class Mapped:
-    """A column of numbers that stand in a mapped file, in a stretch for each record batch; nothing is copied ahead."""
+    """A column of numbers in a mapped file, one stretch per record batch; nothing is copied until it is indexed."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Mapped:
         added: Sequence[int] | None = None,
         file: MappedFile | None = None,
     ) -> None:
-        """`values` is the content of `file`; `places` say where in it the first of each batch's `rows` stands.
+        """`values` is the content of `file`; `places` has the index of the first number of each batch's `rows`.
 
-        `added`: what is to be added to the numbers of each batch, which are int64 then.
+        `added` is added to the numbers of each batch, which are then int64.
         """
         self._values, self._file = values, file
         self._ends = np.cumsum(rows, dtype=np.int64)
@@ -66,9 +66,9 @@ class Mapped:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """The numbers of these rows, counted from 0.
+        """Return the numbers of these rows, counted from 0.
 
-        Raises: IndexError for a row that there is not; DataError if the file was changed.
+        Raises: IndexError if a row does not exist; DataError if the file was changed.
         """
         if isinstance(rows, slice):
             rows = np.arange(*rows.indices(len(self)))
@@ -78,24 +78,24 @@ class Mapped:
         batch = np.searchsorted(self._ends, rows, side="right")
         if self._file is not None:
             self._file.check()
-        found = self._values[rows + self._shift[batch]]
-        return found if self._added is None else found + self._added[batch]
+        numbers = self._values[rows + self._shift[batch]]
+        return numbers if self._added is None else numbers + self._added[batch]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[:] if dtype is None else self[:].astype(dtype)
 
     def tolist(self) -> list[int]:
-        """All of them."""
+        """Return all numbers."""
         numbers: list[int] = self[:].tolist()
         return numbers
 
 
 Column = np.ndarray | Mapped
-"""(rows,) numbers; both give those of a slice or of an array of rows."""
+"""(rows,) numbers, indexed by a slice or an array of rows."""
 
 
 class Tokens:
-    """A column of token sequences, memory-mapped: a flat int32 array, and where each row starts and how long it is."""
+    """A column of token sequences, memory-mapped: a flat int32 array, with the start and length of each row."""
 
     def __init__(
         self,
@@ -105,15 +105,15 @@ class Tokens:
         vocabulary: int | None = None,
         file: MappedFile | None = None,
     ) -> None:
-        """`vocabulary` is how many pieces there are, where it is to be seen to that there are no others.
+        """`vocabulary`: the number of pieces, if tokens are to be checked against it.
 
-        `flat` is the content of `file`; DataError is raised by all that reads it after the file was changed.
+        `flat` is the content of `file`; every method that reads it raises DataError after the file was changed.
         """
         self._pieces, self._file = flat, file
         self._vocabulary = vocabulary
         self._starts = starts
         self.lengths = lengths
-        """(rows,) uint16, or int32 where one is longer: pieces of each row, without beginning and end."""
+        """(rows,) uint16, or int32 if one is longer: pieces of each row, without beginning and end."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -131,18 +131,18 @@ class Tokens:
 
     @property
     def adjoining(self) -> np.ndarray:
-        """(rows - 1,) bool: whether one piece, a break, lies between a row and the next."""
+        """(rows - 1,) bool: whether exactly one piece, a break, separates a row from the next."""
         starts = self._starts[:]
         return starts[:-1] + self.lengths[:-1] + 1 == starts[1:]
 
     def spans(self, firsts: np.ndarray, lasts: np.ndarray) -> "Tokens":
-        """A row from each of `firsts` to that of `lasts`, with all that lies between; the rows there are adjoining."""
+        """Return rows that each span the rows from one of `firsts` to one of `lasts`, which are adjoining."""
         starts = self._starts[firsts]
         lengths = (self._starts[lasts] + self.lengths[lasts] - starts).astype(np.int32)
         return Tokens(self._pieces, starts, lengths, self._vocabulary, self._file)
 
     def taken(self, rows: np.ndarray) -> Ragged:
-        """These rows, one behind the other. Raises: DataError for a piece that there is not."""
+        """Return a copy of these rows. Raises: DataError for a piece outside the vocabulary."""
         lengths = self.lengths[rows].astype(np.int32)
         ends = np.cumsum(lengths, dtype=np.int64)
         places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self._starts[rows] - (ends - lengths), lengths)
@@ -151,14 +151,14 @@ class Tokens:
         return Ragged(flat, lengths)
 
     def padded(self, rows: np.ndarray, width: int, first: int | None, last: int | None) -> np.ndarray:
-        """(len(rows), width) int64: the rows with `first` before and `last` behind, where given, then PAD.
+        """Return (len(rows), width) int64: each row with `first` before it and `last` after it, unless None, then PAD.
 
-        `width` must hold the longest row and what is added to it. Raises: DataError for a piece that there is not.
+        `width` must suffice for the longest row with these. Raises: DataError for a piece outside the vocabulary.
         """
         lengths = self.lengths[rows].astype(np.int64)
-        before = int(first is not None)
-        # every position reads some element, position 0 of the row at least, and padding is laid over afterwards
-        column = np.arange(-before, width - before)
+        offset = int(first is not None)
+        # every position reads some element, that at index 0 if it is padding
+        column = np.arange(-offset, width - offset)
         real = (column >= 0) & (column < lengths[:, None])
         index = np.where(real, self._starts[rows][:, None] + column, 0)
         result = np.where(real, self._flat[index], PAD).astype(np.int64, copy=False)
@@ -166,7 +166,7 @@ class Tokens:
         if first is not None:
             result[:, 0] = first
         if last is not None:
-            result[np.arange(len(rows)), lengths + before] = last
+            result[np.arange(len(rows)), lengths + offset] = last
         return result
 
     def _check(self, pieces: np.ndarray) -> None:
@@ -176,7 +176,7 @@ class Tokens:
 
 
 class Texts(Sequence[str]):
-    """A column of raw text, memory-mapped; a segment is decoded when it is asked for."""
+    """A column of raw text, memory-mapped; a segment is decoded when it is indexed."""
 
     def __init__(self, chunks: pa.ChunkedArray, file: MappedFile) -> None:
         self._chunks, self._file = chunks, file

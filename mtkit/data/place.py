@@ -1,7 +1,4 @@
-"""What decides whether data must be prepared anew: its settings, and the content of what it is made from.
-
-The folder that prepared data goes to: it is replaced whole, so it must hold nothing else.
-"""
+"""The folder of prepared data: what decides whether it must be written again, and whether it may be replaced."""
 
 import hashlib
 import os
@@ -16,45 +13,40 @@ from mtkit.data.prepared import read_record
 from mtkit.data.vocabulary import vocabulary_of
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DataSettings
-from mtkit.terminal import ProgressBar
-from mtkit.text.corpora import EMPTY_LINES, Facts, measure_corpus
+from mtkit.text.corpora import EMPTY_LINES, Facts
 
 Corpora = dict[str, Sequence[Corpus]]
 """The corpora of each side."""
 
 
-def measured(sides: Corpora, progress: ProgressBar) -> dict[str, list[Facts]]:
-    """The facts of all corpora. Raises: DataError where one cannot be read to the end, or is empty."""
-    return {side: [measure_corpus(corpus, progress) for corpus in corpora] for side, corpora in sides.items()}
-
-
-def identified(
+def identify(
     settings: DataSettings, facts: Mapping[str, Sequence[Facts]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """What was read, by the facts of each side's corpora, and what decides whether data must be prepared anew."""
-    inputs = _inputs(settings, facts)
-    return inputs, {
-        "settings": prepared_by(settings),
-        "inputs": {name: each["sha256"] for name, each in inputs.items()},
-    }
+    """Return the inputs, from the facts of each side's corpora, and the data's identity.
+
+    Data with another identity must be prepared again.
+    """
+    inputs = _describe_inputs(settings, facts)
+    hashes = {name: about["sha256"] for name, about in inputs.items()}
+    return inputs, {"settings": prepared_by(settings), "inputs": hashes}
 
 
-def _inputs(settings: DataSettings, facts: Mapping[str, Sequence[Facts]]) -> dict[str, dict[str, Any]]:
-    """What identifies each input by its content, with where it lies."""
-    borrowed = settings.tokenizer_from
-    tokenizer = {} if borrowed is None else {"the tokenizer": {"sha256": vocabulary_of(borrowed / "tokenizer")}}
+def _describe_inputs(settings: DataSettings, facts: Mapping[str, Sequence[Facts]]) -> dict[str, dict[str, Any]]:
+    """Return the content hash of each input, with its path and counts."""
+    folder = settings.tokenizer_from
+    tokenizer = {} if folder is None else {"the tokenizer": {"sha256": vocabulary_of(folder / "tokenizer")}}
     if not settings.train:
-        # its held-out sides stand for the whole corpus: they change when the grammar or a seed does
+        # the held-out sides represent the corpus: they change when the grammar or a seed does
         drawn = builtin_corpus(settings.builtin)
-        texts = (f"{each.source}\n{each.target}\n" for name in ("valid", "test") for each in drawn[name]())
+        texts = (f"{pair.source}\n{pair.target}\n" for name in ("valid", "test") for pair in drawn[name]())
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         return {"built-in corpus": {"sha256": digest}, **tokenizer}
-    named = (pair for side, each in facts.items() for pair in zip(_names(side, each), each, strict=True))
-    return {**{name: asdict(each) for name, each in named}, **tokenizer}
+    named = (pair for side, corpora in facts.items() for pair in zip(_names(side, corpora), corpora, strict=True))
+    return {**{name: asdict(corpus) for name, corpus in named}, **tokenizer}
 
 
 def prepared_by(settings: DataSettings) -> dict[str, Any]:
-    """The settings that decide what is prepared: text counts by content, so not by where it lies."""
+    """Return the settings that decide what is prepared, without paths: text is compared by content."""
     unused = {"folder", "train", "valid", "test", "tokenizer_from"} | ({"builtin"} if settings.train else set())
     sides = {"train": settings.train, "valid": settings.valid, **settings.test}
     corpora = {
@@ -63,23 +55,23 @@ def prepared_by(settings: DataSettings) -> dict[str, Any]:
             "weight": corpus.weight,
             "documents": corpus.documents is not None,
         }
-        for side, each in sides.items()
-        for name, corpus in zip(_names(side, each), each, strict=True)
+        for side, members in sides.items()
+        for name, corpus in zip(_names(side, members), members, strict=True)
     }
     dumped = settings.model_dump(mode="json", exclude=unused)
-    del dumped["cleaning"]["misaligned"]  # says whether, not what
+    del dumped["cleaning"]["misaligned"]  # decides whether data is prepared, not its content
     return {**dumped, "corpora": corpora}
 
 
 def _names(side: str, corpora: Sequence[object]) -> list[str]:
-    """What the corpora of a side are called in prepared.json."""
+    """Return the names of a side's corpora in prepared.json."""
     return [side] if len(corpora) == 1 else [f"{side} {number}" for number in range(1, len(corpora) + 1)]
 
 
-def check_place(folder: Path, sides: Corpora, borrowed: Path | None) -> None:
-    """The folder is replaced whole, so it must be free or hold prepared data, and nothing that it is made from.
+def check_place(folder: Path, sides: Corpora, tokenizer_from: Path | None) -> None:
+    """Check that the folder, which is replaced, is free or prepared data, and holds none of its own inputs.
 
-    Raises: DataError where it is not so; `borrowed`: the data that tokenizers are taken over from.
+    Raises: DataError if not.
     """
     place = Path(os.path.realpath(folder))
     if folder.exists() and not (folder / "prepared.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -88,21 +80,21 @@ def check_place(folder: Path, sides: Corpora, borrowed: Path | None) -> None:
         raise DataError(f"{folder} is a broken link; give another folder with --data")
     if Path.cwd().is_relative_to(place):
         raise DataError(f"{folder} is the current folder; give another one with --data, e.g. mtkit-data")
-    read = [path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)]
-    for path in read if borrowed is None else [*read, borrowed / "tokenizer"]:
+    inputs = [path for corpora in sides.values() for corpus in corpora for path in _paths(corpus)]
+    for path in inputs if tokenizer_from is None else [*inputs, tokenizer_from / "tokenizer"]:
         if Path(os.path.realpath(path)).is_relative_to(place):
             raise DataError(f"{path} lies in {folder}, which is to be written; give another folder with --data")
 
 
 def check_contents(folder: Path, sides: Iterable[str]) -> None:
-    """Raises: DataError where the folder holds what `prepare` did not write, by its record or these sides' names."""
-    with suppress(DataError):  # there is none, or a damaged one
+    """Raises: DataError if the folder holds a file that `prepare` did not write, by its record or these `sides`."""
+    with suppress(DataError):  # no record, or a damaged one
         sides = [*sides, *read_record(folder)["sides"]]
     names = {"prepared.json", *(f"tokenizer/{name}.model" for name in ("joint", "source", "target", "folding"))}
     names |= {f"{name}.arrow" for name in ("train", "valid", "test", *sides)}
     names |= {f"text/{name}.{language}" for name in ("train", "valid", "test") for language in ("en", "de")}
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    if others := sorted(found - names):
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if others := sorted(files - names):
         more = f" and {len(others) - 1:,} other files" if len(others) > 1 else ""
         raise DataError(
             f"{folder} holds {others[0]}{more}, which `mtkit prepare` did not write and would delete; move it away, or "
@@ -111,7 +103,7 @@ def check_contents(folder: Path, sides: Iterable[str]) -> None:
 
 
 def _paths(corpus: Corpus) -> list[Path]:
-    """The files and folders that a corpus is read from, as far as they are on this machine."""
+    """Return the files and folders of a corpus, as far as they are on this machine."""
     if corpus.file is not None:
         return [corpus.file]
     if corpus.dataset is not None:

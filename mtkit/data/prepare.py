@@ -18,7 +18,7 @@ from mtkit.data.builtin.corpus import corpus as builtin_corpus
 from mtkit.data.chunks import SideText
 from mtkit.data.cleaning import REASONS, Repeats, Seen
 from mtkit.data.encode import Encoder
-from mtkit.data.place import Corpora, check_contents, check_place, identified, measured, prepared_by
+from mtkit.data.place import Corpora, check_contents, check_place, identify, prepared_by
 from mtkit.data.prepared import FORMAT, Record, open_prepared, read_record
 from mtkit.data.resolve import with_languages, with_named_sets, with_tokenizer
 from mtkit.data.shards import Shards, check_joined
@@ -30,7 +30,7 @@ from mtkit.recipe.data import Corpus, DataSettings
 from mtkit.storage.files import inside, json_text, locked, write_json, writing
 from mtkit.storage.jobs import Part, all_parts
 from mtkit.terminal import ProgressBar, silent
-from mtkit.text.corpora import name_of
+from mtkit.text.corpora import measure_corpus, name_of
 from mtkit.version import __version__
 
 LEAST_PAIRS = 32
@@ -116,7 +116,7 @@ def prepare(
                 parts[0].write(settings, texts["train"], encoder, progress)
             written = _write_sides(temporary, settings, texts, encoder, parts, progress)
         _check_size(settings, written["train"]["segments"], written["train"]["left_out"])
-        inputs, identity = identified(settings, {name: text.facts for name, text in texts.items()})
+        inputs, identity = identify(settings, {name: text.facts for name, text in texts.items()})
         tokenizers = encoder.tokenizers
         record = {
             "format": FORMAT,
@@ -152,7 +152,8 @@ def _alone_at(folder: Path, overwrite: bool) -> Iterator[None]:
 def _unchanged(settings: DataSettings, sides: Corpora, notes: list[str], progress: ProgressBar) -> Report:
     """The data that is there. Raises: DiffersError where it was prepared from other text or with other settings."""
     found = read_record(settings.folder)
-    _, identity = identified(settings, measured(sides, progress))
+    facts = {side: [measure_corpus(corpus, progress) for corpus in corpora] for side, corpora in sides.items()}
+    _, identity = identify(settings, facts)
     if changes := differences(found["identity"], identity):
         raise DiffersError(
             f"{settings.folder} holds data prepared with other settings ({_listed(changes)})",

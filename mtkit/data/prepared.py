@@ -1,17 +1,15 @@
-"""Prepared data, read memory-mapped: token columns as one flat array with starts and lengths, never row by row.
+"""The folder of prepared data, opened memory-mapped: token columns are flat arrays with starts and lengths.
 
-The folder, written by `mtkit.data.prepare`:
+`mtkit.data.prepare` writes:
 
     prepared.json     format version, settings, input fingerprints, counts
     tokenizer/        joint.model, or source.model and target.model
     train.arrow       columns source and target (lists of int32) and line (int64), as an Arrow stream
-    valid.arrow       the same, and source_text and target_text as they were read; so NAME.arrow for each test side
+    valid.arrow       the same, and source_text and target_text as they were read; likewise NAME.arrow per test side
 
-Further columns where they are needed: task (int16, the direction; then the source begins with the tag of its target
-language), in train.arrow corpus (int16), document (int64). Where train.arrow has documents, a break piece stands behind
-each row, on both sides, so that neighbouring rows can be read as one (`mtkit.data.resampling`).
-
-prepared.json: what is known of prepared data, read back.
+Optional columns: task (int16, the direction; the source then begins with the tag of its target language), document
+(int64), and in train.arrow corpus (int16). If train.arrow has documents, each row is followed by a break piece, on both
+sides, so that neighbouring rows can be read as one (`mtkit.data.resampling`).
 """
 
 from collections.abc import Mapping
@@ -33,7 +31,7 @@ from mtkit.storage.records import Count, explain, read_stored, stored
 from mtkit.text.tokenizer import Tokenizers
 
 FORMAT = 3
-"""Raised when the layout of the folder changes so that older ones cannot be read."""
+"""Version of the folder's layout, incremented when older folders can no longer be read."""
 
 
 class Sides(TypedDict):
@@ -45,7 +43,7 @@ class Sides(TypedDict):
 
 @stored
 class Altered(TypedDict):
-    """A target that does not come back from its pieces."""
+    """A target that decoding its pieces does not restore: the result is `back`."""
 
     line: int
     text: str
@@ -54,7 +52,7 @@ class Altered(TypedDict):
 
 @stored
 class Counts(TypedDict):
-    """What was counted in a side or a corpus; see `mtkit.data.sides`."""
+    """Counts of a side or a corpus; see `mtkit.data.sides`."""
 
     segments: Count
     words: Sides
@@ -77,28 +75,28 @@ class CorpusCounts(Counts):
 
 @stored
 class PieceUse(TypedDict):
-    """Occurrences in training of the pieces of a vocabulary, without special pieces and byte pieces."""
+    """How often training uses a vocabulary's pieces, without special pieces and byte pieces."""
 
     used: Count
     """Pieces that occur at all."""
     rare: Count
-    """Pieces that occur, but fewer than `mtkit.data.sides.RARE` times."""
+    """Pieces that occur fewer than `mtkit.data.sides.RARE` times."""
     enough: Count
-    """Size of a vocabulary without the rare ones of several characters."""
+    """Size of the vocabulary without rare pieces of several characters."""
 
 
 class SideCounts(Counts):
-    """Counts of one side, with those of its corpora."""
+    """Counts of one side and of its corpora."""
 
     rows: Count
     corpora: list[CorpusCounts]
     use: NotRequired[dict[str, PieceUse]]
-    """Of the training side: by the name of a vocabulary, joint, or source and target."""
+    """In the training side, by vocabulary: joint, or source and target."""
 
 
 @stored
 class Input(TypedDict):
-    """What was read, and what was put right in it; see `mtkit.text.corpora`."""
+    """Fingerprint and repairs of a text; see `mtkit.text.corpora`."""
 
     sha256: str
     carriage_returns: NotRequired[int]
@@ -110,7 +108,7 @@ class Input(TypedDict):
 
 
 class Identity(TypedDict):
-    """What decides whether data must be prepared anew."""
+    """Values that decide whether data must be prepared again."""
 
     settings: dict[str, Any]
     inputs: dict[str, str]
@@ -127,14 +125,14 @@ class Record(TypedDict):
     identity: Identity
     inputs: dict[str, Input]
     normalization: NotRequired[dict[str, str]]
-    """Of source and target; earlier versions normalised both by `settings`."""
+    """By side; earlier versions normalised both sides as in `settings`."""
     vocabulary: Sides
     sides: dict[str, SideCounts]
     seconds: float
 
 
 def read_record(folder: Path) -> Record:
-    """The record of a prepared folder. Raises: DataError where it is missing, damaged or of another version."""
+    """Read the record of a prepared folder. Raises: DataError if it is missing, damaged or of another version."""
     path = folder / "prepared.json"
     if not path.exists():
         raise DataError(
@@ -145,8 +143,8 @@ def read_record(folder: Path) -> Record:
     return read_stored(path, Record, AGAIN, error=DataError, version=FORMAT)
 
 
-_STRETCH = 1 << 20
-"""Rows of a column that are looked at together."""
+_CHECKED_ROWS = 1 << 20
+"""Rows of a column that are checked together."""
 
 
 @dataclass(frozen=True)
@@ -158,44 +156,33 @@ class Side:
     lines: Column
     """(rows,) int64: the line of the input files that each row comes from, counted from 1."""
     source_text: Texts | None
-    """Raw text, which scores use; None for the training side."""
+    """Raw text, for scores; None for the training side."""
     target_text: Texts | None
     tasks: Column | None = None
-    """(rows,) int16: the direction of each row, its place in `Prepared.directions`; None where there is only one."""
+    """(rows,) int16: the direction of each row, an index into `Prepared.directions`; None if there is only one."""
     corpora: Column | None = None
-    """(rows,) int16: the training corpus of each row, its place in `DataSettings.train`; None where there is one."""
+    """(rows,) int16: the training corpus of each row, an index into `DataSettings.train`; None if there is only one."""
     documents: np.ndarray | None = None
-    """(rows,) int64: the document of each row, counted from 0, in validation and test sides that have documents, and in
-    the training side where its segments are to be joined."""
+    """(rows,) int64: the document of each row, counted from 0: in validation and test sides with documents, and in a
+    training side whose segments are to be joined."""
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def drawn(self, rows: np.ndarray, source: Tokens, target: Tokens) -> "Side":
-        """These rows with other tokens: source and target have them in the order of `rows`."""
-
-        def taken(column: Column | None) -> np.ndarray | None:
-            return None if column is None else column[rows]
-
-        return Side(
-            source,
-            target,
-            self.lines[rows],
-            None,
-            None,
-            tasks=taken(self.tasks),
-            corpora=taken(self.corpora),
-            documents=taken(self.documents),
-        )
+        """Return these rows with other tokens, without text; `source` and `target` have one row for each of `rows`."""
+        columns = (self.tasks, self.corpora, self.documents)
+        tasks, corpora, documents = (None if column is None else column[rows] for column in columns)
+        return Side(source, target, self.lines[rows], None, None, tasks, corpora, documents)
 
     def too_long(self, max_length: int) -> int:
-        """How many rows have more than `max_length` tokens on a side, end mark counted; training leaves them out."""
+        """Count the rows with more than `max_length` tokens on a side, end mark counted, which training leaves out."""
         return int((np.maximum(self.source.lengths, self.target.lengths) >= max_length).sum())
 
 
 @dataclass
 class Prepared:
-    """A prepared folder, opened: nothing of its text and tokens is in memory until it is used."""
+    """An opened prepared folder; its text and tokens are read when they are used."""
 
     folder: Path
     settings: DataSettings
@@ -217,20 +204,20 @@ class Prepared:
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """Loaded at first use. Raises: DataError for damaged ones, and for those of other data."""
-        found = Tokenizers.load(self.folder / "tokenizer")
-        if {"source": found.source.size, "target": found.target.size} != self.record["vocabulary"]:
+        """The tokenizers, loaded at first use. Raises: DataError if they are damaged or from other data."""
+        tokenizers = Tokenizers.load(self.folder / "tokenizer")
+        if {"source": tokenizers.source.size, "target": tokenizers.target.size} != self.record["vocabulary"]:
             raise DataError(f"the tokenizer in {self.folder} is not the one that encoded its pieces; {AGAIN}")
-        return found
+        return tokenizers
 
     @property
     def fingerprint(self) -> str:
-        """Changes when settings, inputs or vocabulary do; stays when the folder is moved."""
+        """A hash of settings, inputs and vocabulary; it does not change when the folder is moved."""
         return self.record["fingerprint"]
 
 
 def open_prepared(folder: Path) -> Prepared:
-    """Open what `mtkit prepare` wrote. Raises: DataError where it is missing, damaged or of another version."""
+    """Open what `mtkit prepare` wrote. Raises: DataError if it is missing, damaged or of another version."""
     record = read_record(folder)
     try:
         settings = DataSettings.model_validate({**record["settings"], "folder": folder})
@@ -239,7 +226,8 @@ def open_prepared(folder: Path) -> Prepared:
     except ValidationError as error:
         raise DataError(f"{folder / 'prepared.json'} is damaged (settings: {explain(error)}); {AGAIN}") from error
     except (ValueError, KeyError, TypeError, OSError, pa.ArrowException) as error:
-        raise DataError(f"the prepared data in {folder} is damaged ({_first_line(error)}); {AGAIN}") from error
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"the prepared data in {folder} is damaged ({first_line}); {AGAIN}") from error
     record["settings"] = settings.model_dump(mode="json", exclude={"folder"})
     train, valid = sides.pop("train"), sides.pop("valid")
     return Prepared(folder, settings, record, train, valid, tests=sides)
@@ -254,7 +242,7 @@ _COLUMNS = {
 
 
 def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Record) -> None:
-    """Raises: ValueError where the sides, or what is known of them, are not those that the settings name."""
+    """Raises: ValueError if the sides or their counts do not match the settings."""
     corpora = {"train": settings.train, "valid": settings.valid, **settings.test} if settings.train else {}
     if set(sides) != set(corpora or ("train", "valid", "test")):
         raise ValueError(f"it has the sides {', '.join(sides)}")
@@ -267,90 +255,85 @@ def _check_sides(sides: Mapping[str, Side], settings: DataSettings, record: Reco
 
 
 def _all_below(column: Column, count: int) -> bool:
-    """Whether all numbers are from 0 to below `count`. To read one that is mapped takes memory: it is in stretches."""
-    parts = (column[begin : begin + _STRETCH] for begin in range(0, len(column), _STRETCH))
+    """Return whether all numbers are in range(count). Stretches are read, since a mapped column takes memory."""
+    parts = (column[begin : begin + _CHECKED_ROWS] for begin in range(0, len(column), _CHECKED_ROWS))
     return all(0 <= part.min() <= part.max() < count for part in parts)
 
 
 def _open_side(folder: Path, name: str, record: Record) -> Side:
     path, rows = folder / f"{name}.arrow", record["sides"][name]["rows"]
     file = MappedFile(path)
-    whole = file.content
-    flat = np.frombuffer(whole, dtype=np.int32, count=whole.size // 4)
-    batches = list(pa.ipc.open_stream(pa.BufferReader(whole)))
+    flat = np.frombuffer(file.content, dtype=np.int32, count=file.content.size // 4)
+    batches = list(pa.ipc.open_stream(pa.BufferReader(file.content)))
     if not batches or sum(batch.num_rows for batch in batches) != rows:
         raise ValueError(f"{path.name} does not hold {rows:,} rows")
-    schema = batches[0].schema
-    needed = {"source", "target", "line"} | (set() if name == "train" else {"source_text", "target_text"})
-    if not needed <= set(schema.names) or any(_COLUMNS.get(each.name) != each.type for each in schema):
+    schema, has_text = batches[0].schema, name != "train"
+    needed = {"source", "target", "line"} | ({"source_text", "target_text"} if has_text else set())
+    if not needed <= set(schema.names) or any(_COLUMNS.get(field.name) != field.type for field in schema):
         raise ValueError(f"{path.name} has other columns than mtkit writes")
     for batch in batches:
         batch.validate(full=True)
         if any(column.null_count for column in batch.columns):
             raise ValueError(f"{path.name} has empty cells")
-    has_text = name != "train"
     breaks = int("document" in schema.names and not has_text)
 
-    def column(name: str) -> np.ndarray | None:
-        return np.concatenate([batch[name].to_numpy() for batch in batches]) if name in schema.names else None
-
     def tokens(side: Literal["source", "target"]) -> Tokens:
-        starts, lengths = _places([batch[side] for batch in batches], file, flat, breaks)
+        starts, lengths = _token_rows([batch[side] for batch in batches], file, flat, breaks)
         return Tokens(flat, starts, lengths, record["vocabulary"][side], file)
 
     def numbers(name: str) -> Mapped | None:
-        return _mapped([batch[name] for batch in batches], file) if name in schema.names else None
+        return _map_numbers([batch[name] for batch in batches], file) if name in schema.names else None
 
+    def texts(name: str) -> Texts | None:
+        return Texts(pa.chunked_array([batch[name] for batch in batches]), file) if has_text else None
+
+    documents = numbers("document")
     return Side(
         source=tokens("source"),
         target=tokens("target"),
-        lines=_mapped([batch["line"] for batch in batches], file),
-        source_text=Texts(pa.chunked_array([batch["source_text"] for batch in batches]), file) if has_text else None,
-        target_text=Texts(pa.chunked_array([batch["target_text"] for batch in batches]), file) if has_text else None,
+        lines=_map_numbers([batch["line"] for batch in batches], file),
+        source_text=texts("source_text"),
+        target_text=texts("target_text"),
         tasks=numbers("task"),
         corpora=numbers("corpus"),
-        documents=column("document"),
+        documents=None if documents is None else documents[:],
     )
 
 
-def _places(chunks: list[pa.ListArray], file: MappedFile, flat: np.ndarray, breaks: int) -> tuple[Mapped, np.ndarray]:
-    """Starts, in the mapped file, and lengths of all record batches' rows; the last `breaks` pieces are not theirs."""
+def _token_rows(
+    chunks: list[pa.ListArray], file: MappedFile, flat: np.ndarray, breaks: int
+) -> tuple[Mapped, np.ndarray]:
+    """Return the starts in the mapped file and the lengths of all rows, without the last `breaks` pieces of each."""
     rows = [len(chunk) for chunk in chunks]
     lengths = np.empty(sum(rows), dtype=np.uint16)
-    places, added, end, whole = [], [], 0, file.content
+    places, added, end = [], [], 0
     for chunk, count in zip(chunks, rows, strict=True):
-        offsets = chunk.offsets.to_numpy()
         values = chunk.values.buffers()[1]
-        # Arrow aligns buffers to 8 bytes, so distances are whole numbers of int32; that of no values lies anywhere
-        added.append(_distance(values, whole) // 4 + chunk.values.offset if len(chunk.values) else 0)
-        places.append(_distance(chunk.buffers()[1], whole) // 4 + chunk.offset if count else 0)
-        own = np.diff(offsets) - np.int32(breaks)
-        if own.min(initial=0) < 0:
-            raise ValueError("a row has no break behind it")
-        if own.max(initial=0) >= np.iinfo(lengths.dtype).max:  # one more, for an end mark, must go in
+        # Arrow aligns buffers to 8 bytes, so distances are multiples of int32; a buffer of no values may be anywhere
+        added.append(_distance(values, file) // 4 + chunk.values.offset if len(chunk.values) else 0)
+        places.append(_distance(chunk.buffers()[1], file) // 4 + chunk.offset if count else 0)
+        batch_lengths = np.diff(chunk.offsets.to_numpy()) - np.int32(breaks)
+        if batch_lengths.min(initial=0) < 0:
+            raise ValueError("a row has no break after it")
+        if batch_lengths.max(initial=0) >= np.iinfo(lengths.dtype).max:  # one more, for an end mark, must fit
             lengths = lengths.astype(np.int32)
-        lengths[end : end + count] = own
+        lengths[end : end + count] = batch_lengths
         end += count
     return Mapped(flat, places, rows, added, file), lengths
 
 
-def _mapped(chunks: list[pa.Array], file: MappedFile) -> Mapped:
-    """A column of numbers, as it stands in the mapped file."""
-    whole = file.content
+def _map_numbers(chunks: list[pa.Array], file: MappedFile) -> Mapped:
+    """Return a column of numbers that is read from the mapped file."""
     dtype = np.dtype(chunks[0].type.to_pandas_dtype())
-    values = np.frombuffer(whole, dtype=dtype, count=whole.size // dtype.itemsize)
+    values = np.frombuffer(file.content, dtype=dtype, count=file.content.size // dtype.itemsize)
     # a column of no rows may have no buffer
-    places = [len(each) and _distance(each.buffers()[1], whole) // dtype.itemsize + each.offset for each in chunks]
-    return Mapped(values, places, [len(each) for each in chunks], file=file)
+    places = [len(part) and _distance(part.buffers()[1], file) // dtype.itemsize + part.offset for part in chunks]
+    return Mapped(values, places, [len(chunk) for chunk in chunks], file=file)
 
 
-def _distance(buffer: pa.Buffer, whole: pa.Buffer) -> int:
-    """Bytes from the beginning of the file to that of one of its buffers."""
-    distance = int(buffer.address - whole.address)
-    if not 0 <= distance <= whole.size:
+def _distance(buffer: pa.Buffer, file: MappedFile) -> int:
+    """Return the offset of a buffer in the file, in bytes."""
+    distance = int(buffer.address - file.content.address)
+    if not 0 <= distance <= file.content.size:
         raise ValueError("its pieces are compressed")
     return distance
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

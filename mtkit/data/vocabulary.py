@@ -1,7 +1,4 @@
-"""The text that a tokenizer is trained on: all of it, or a sample that is spread over it.
-
-The tokenizers of prepared data: trained on a sample of its text, or taken over.
-"""
+"""The tokenizers of prepared data: trained on a sample of its text, or copied from a run or other prepared data."""
 
 import hashlib
 from collections import deque
@@ -24,17 +21,17 @@ from mtkit.text.tokenizer import train_tokenizer
 SOURCE, TARGET = 0, 1
 
 _BYTES = 1 << 26
-"""Text that is kept, at most."""
+"""Maximum size of a sample."""
 
 _BLOCK = 1 << 16
-"""Bytes of a file that are read together where not all of it is."""
+"""Bytes of a file that are read together if only a sample of it is read."""
 
 _CHUNK = 10_000
 
 
 @dataclass(frozen=True)
 class SampleLines:
-    """The lines of open text files, one file after the other, from the first whenever they are gone through."""
+    """The lines of open text files, one file after the other; each loop begins at the first. One loop at a time."""
 
     files: Sequence[TextIO]
 
@@ -46,10 +43,10 @@ class SampleLines:
 
 
 class TextSample:
-    """At most 64 MiB of parallel text, in files without names; a context, since these are open.
+    """At most 64 MiB of parallel text, in open files without names; a context manager that closes them.
 
-    Of plain text it is every n-th block of each file, of other text every n-th pair, and n is the smallest power of two
-    that suffices: so it depends on the text alone.
+    Plain text is sampled by every n-th block of each file, other text by every n-th pair. n is the smallest power of
+    two that suffices, so the sample depends only on the text.
     """
 
     def __init__(self) -> None:
@@ -72,7 +69,7 @@ class TextSample:
         return digest.hexdigest()
 
     def add(self, rows: Sequence[Sequence[Any]], size: int) -> None:
-        """Take in the next pairs, (line, source, target, ...) each, that are `size` bytes with the ends of lines."""
+        """Add the next pairs, (line, source, target, ...) each, of `size` bytes with line ends."""
         self._files = self._files or [self._file(), self._file()]
         first = -self._pairs % self._every
         for side, file in enumerate(self._files, start=1):
@@ -81,15 +78,15 @@ class TextSample:
         self._size += size
         while self._size > _BYTES * self._every:
             self._every *= 2
-            self._files = [self._thinned(file) for file in self._files]
+            self._files = [self._halve(file) for file in self._files]
 
     def read(self, corpora: Sequence[Corpus], progress: ProgressBar) -> list[int] | None:
-        """Take in the text of these corpora; the pairs of each, where all of it was read.
+        """Sample these corpora; return the number of pairs of each, or None if only blocks were read.
 
-        Of plain text beyond 64 MiB, blocks are read: every n-th of each file. Raises: DataError as `read_corpus`.
+        Blocks are read of plain text beyond 64 MiB. Raises: DataError as `read_corpus`.
         """
         files = [plain_files(corpus) for corpus in corpora]
-        plain = [each[:2] for each in files if each is not None]  # ids of documents aside
+        plain = [paths[:2] for paths in files if paths is not None]  # without document ids
         size = sum(path.stat().st_size for paths in plain for path in paths)
         if len(plain) < len(files) or size <= _BYTES:
             return [self._read_all(corpus, progress) for corpus in corpora]
@@ -100,7 +97,7 @@ class TextSample:
                 for file, path in zip(self._files, paths, strict=True):
                     file.writelines(f"{line}\n" for span in _blocks(path, every) for line in Lines(path, span=span))
             except DataError:
-                deque(read_corpus(corpus), maxlen=0)  # from the beginning, for the number of the line
+                deque(read_corpus(corpus), maxlen=0)  # from the beginning, to find the line's number
                 raise
         return None
 
@@ -113,67 +110,65 @@ class TextSample:
             raise DataError(f"{name_of(corpus)} is empty; give text with one segment per line")
         return lines
 
-    def fold(self, lines: Callable[[Sequence[str]], list[str]]) -> None:
-        """Write the sources anew as `lines` makes them, many at a time."""
+    def fold(self, fold_lines: Callable[[Sequence[str]], list[str]]) -> None:
+        """Replace the sources by what `fold_lines` makes of them, many at a time."""
         folded = self._file()
-        given = iter(self.lines(SOURCE))
-        while chunk := list(islice(given, _CHUNK)):
-            folded.writelines(f"{line}\n" for line in lines(chunk))
+        sources = iter(self.lines(SOURCE))
+        while chunk := list(islice(sources, _CHUNK)):
+            folded.writelines(f"{line}\n" for line in fold_lines(chunk))
         self._files[SOURCE].close()
         self._files[SOURCE] = folded
 
-    def lines(self, *sides: int) -> "SampleLines":
-        """The lines of these sides, `SOURCE` or `TARGET`, one side after the other, as often as they are asked for.
-
-        One iteration at a time.
-        """
+    def lines(self, *sides: int) -> SampleLines:
+        """Return the lines of these sides, `SOURCE` or `TARGET`, one side after the other."""
         return SampleLines([self._files[side] for side in sides])
 
     def _file(self) -> TextIO:
-        # it has no name, so nothing of it stays behind where the process is killed
+        # a file without a name is not left over if the process is killed
         return self._open.enter_context(TemporaryFile("w+", encoding="utf-8", newline="\n"))
 
-    def _thinned(self, file: TextIO) -> TextIO:
-        thinner = self._file()
+    def _halve(self, file: TextIO) -> TextIO:
+        half = self._file()
         file.seek(0)
-        thinner.writelines(islice(file, 0, None, 2))
+        half.writelines(islice(file, 0, None, 2))
         file.close()
-        return thinner
+        return half
 
 
 def _blocks(path: Path, every: int) -> Iterator[Span]:
-    """The lines that begin in every n-th block of a file; they have no numbers."""
+    """Yield the lines that begin in every n-th block of a file, without line numbers."""
     with open_file(path) as file:
         for begin in range(0, path.stat().st_size, every * _BLOCK):
             yield Span(next_line(file, begin), next_line(file, begin + _BLOCK), 0)
 
 
 def make_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
-    """Write the tokenizers of the training text that `sample` is of, or those that are taken over, to a new folder."""
+    """Train tokenizers on a sample of the training text, or copy those of `tokenizer_from`, to a new folder."""
     folder.mkdir()
     if settings.tokenizer_from is not None:
         copy_tokenizers(settings.tokenizer_from / "tokenizer", folder)
         return
     several = len(settings.directions) > 1
-    languages = list(dict.fromkeys(each.partition("-")[2] for each in settings.directions)) if several else []
+    languages = [direction.partition("-")[2] for direction in settings.directions] if several else []
     rule = settings.tokenizer.normalization
-    folding = None if rule == "identity" else Folding(rule)
-    if folding is not None:
+    if rule != "identity":
+        folding = Folding(rule)
         (folder / "folding.model").write_bytes(folding.model)
         sample.fold(folding.lines)
-    trained = {"joint": (SOURCE, TARGET)} if settings.tokenizer.joint else {"source": (SOURCE,), "target": (TARGET,)}
-    for name, sides in trained.items():
+    sides = {"joint": (SOURCE, TARGET)} if settings.tokenizer.joint else {"source": (SOURCE,), "target": (TARGET,)}
+    for name, members in sides.items():
         for _ in progress([name], f"training the {name} tokenizer", None):
-            train_tokenizer(folder / f"{name}.model", sample.lines(*sides), settings.tokenizer, languages)
+            lines = sample.lines(*members)
+            train_tokenizer(folder / f"{name}.model", lines, settings.tokenizer, list(dict.fromkeys(languages)))
 
 
 def vocabulary_of(folder: Path) -> str:
-    """Fingerprint of the tokenizers in a folder: where it is the same, the same pieces have the same numbers."""
+    """Return the fingerprint of the tokenizers in a folder; if it is equal, so are the numbers of all pieces."""
     models = sorted(folder.glob("*.model"))
-    return hashlib.sha256(b"".join(each.name.encode() + each.read_bytes() for each in models)).hexdigest()
+    return hashlib.sha256(b"".join(model.name.encode() + model.read_bytes() for model in models)).hexdigest()
 
 
 def copy_tokenizers(source: Path, target: Path) -> None:
-    """Copy the tokenizers of a folder into another, which is there."""
+    """Copy the tokenizers of a folder to another, which exists."""
     for model in sorted(source.glob("*.model")):
         (target / model.name).write_bytes(model.read_bytes())

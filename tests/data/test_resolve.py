@@ -281,7 +281,7 @@ def test_a_set_is_read() -> None:
     [
         ("wtm14", "en-de", "no test set 'wtm14' .did you mean 'wmt14'"),
         ("fake/one", "en-fr", "no language pair en-fr.*--languages: en-de"),
-        ("fake/away", "en-de", "fake/away .en-de. cannot be had: .*No such file"),
+        ("fake/away", "en-de", "fake/away .en-de. is not available: .*No such file"),
     ],
 )
 def test_what_cannot_be_had(name: str, languages: str, said: str) -> None:
@@ -311,7 +311,7 @@ def test_it_is_a_held_out_side_of_prepared_data(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("wtm14", "no test set 'wtm14' .did you mean 'wmt14'"),
-        ("fake/away", "fake/away .en-de. cannot be had: .*No such file"),
+        ("fake/away", "fake/away .en-de. is not available: .*No such file"),
         ("fake/french", "no language pair en-de.*; give the corpus one of these as its `direction`: en-fr"),
         ("fake/many", "fake/many .en-de. has 2 references; give one of them as text files: source: .*src, target: "),
     ],
