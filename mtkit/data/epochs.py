@@ -1,9 +1,8 @@
-"""The plan of an epoch: which rows each batch has, a pure function of a seed; a large side is planned by windows.
+"""The plan of an epoch: the rows of each batch, a pure function of a seed.
 
-An epoch of a large side: blocks of neighbouring rows in a drawn order, then rows shuffled within windows of those.
-
-Nothing here is as large as the side but the counts of its blocks, a quarter of a byte a row. The number of a window's
-batches follows from these counts, so any batch of the epoch is found by drawing one window.
+A large side is planned by windows: blocks of neighbouring rows are shuffled, then the rows within windows of blocks.
+Memory grows with the side only by the counts of its blocks, a quarter of a byte per row. A window's number of batches
+follows from these counts, so any batch of the epoch is found by drawing one window.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtkit.data.batches import buckets_of, edges_to, in_order, sizes_of, widths_of
+from mtkit.data.batches import buckets_of, edges_to, sizes_of, sort_by_length, widths_of
 from mtkit.data.prepared import Side
+
+WINDOW = 1_500_000
+"""Approximate number of rows that are shuffled together: those of thousands of updates."""
+
+BLOCK = 1 << 10
+"""Neighbouring rows that are always in the same window."""
+
+_COUNTED_ROWS = 1 << 18
+"""Rows that are counted together."""
 
 
 @dataclass(frozen=True)
@@ -22,48 +30,48 @@ class EpochPart:
     rows: np.ndarray
     """(rows,) row numbers in the order in which they were drawn."""
     copies: np.ndarray
-    """(rows,) how often each came before in the epoch; 0 but for corpora of weight above 1."""
+    """(rows,) how often each row came before in the epoch; 0 unless its corpus has a weight above 1."""
     sizes: np.ndarray
-    """(batches,) rows of each batch, that of the shortest segments first."""
+    """(batches,) rows of each batch, beginning with the shortest segments."""
     order: np.ndarray
     """(batches,) training order of the batches."""
 
     def batches(self, source: np.ndarray, target: np.ndarray) -> list[np.ndarray]:
-        """Places among `rows` of each batch, in training order, where the rows have these lengths (rows,).
+        """Return indices into `rows` of each batch, in training order, if the rows have these lengths (rows,).
 
-        They need not be the lengths that the part was planned by: as many rows go into each batch, but others.
+        The lengths may differ from those of the plan: the numbers of rows per batch stay, but other rows are chosen.
         """
-        return self._cut(in_order(source, target))
+        return self._split(sort_by_length(source, target))
 
     def planned(self, side: Side) -> list[np.ndarray]:
-        """The rows of each batch, in training order, by the lengths that they have in `side`."""
-        return self._cut(self.rows[in_order(side.source.lengths[self.rows], side.target.lengths[self.rows])])
+        """Return the rows of each batch, in training order, by their lengths in `side`."""
+        return self._split(self.rows[sort_by_length(side.source.lengths[self.rows], side.target.lengths[self.rows])])
 
-    def _cut(self, rows: np.ndarray) -> list[np.ndarray]:
+    def _split(self, rows: np.ndarray) -> list[np.ndarray]:
         cuts = np.cumsum([0, *self.sizes])
         return [rows[cuts[batch] : cuts[batch + 1]] for batch in self.order]
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """An epoch in windows that come one after the other, each in parts; rows of a window are drawn when it is due."""
+    """An epoch as a sequence of windows, each in parts; the rows of a window are drawn when they are needed."""
 
     sizes: Sequence[int]
     """Batches of each window."""
     heaviest: Sequence[int]
-    """Windows that have the batch of most tokens, and that of the widest rows."""
+    """The windows of the batch with most tokens and of the batch with the widest rows."""
     draw: Callable[[int], Sequence[EpochPart]]
     """Draws the parts of a window."""
 
     @property
     def batches(self) -> int:
-        """How many there are, known without drawing."""
+        """The number of batches, known without drawing."""
         return sum(self.sizes)
 
     def parts(self, begin: int = 0) -> Iterator[tuple[EpochPart, int]]:
-        """The parts from the one that has batch `begin`, counted from 0, and how many batches of each come before it.
+        """Yield the parts from the one with batch `begin`, counted from 0, and how many batches of each to skip.
 
-        What it takes does not grow with `begin`: windows before it are not drawn.
+        Windows before `begin` are not drawn, so the cost does not grow with it.
         """
         for window, batches in enumerate(self.sizes):
             if begin >= batches:
@@ -80,18 +88,20 @@ class EpochPlan:
 def plan(
     side: Side, *, batch_tokens: int, max_length: int, seed: int, epoch: int, weights: Sequence[float] | None = None
 ) -> list[np.ndarray]:
-    """The rows of each batch of an epoch, in training order: a pure function of the arguments.
+    """Return the rows of each batch of an epoch, in training order: a pure function of the arguments.
 
     A batch holds as many rows as keep rows times the wider side (end mark counted) within `batch_tokens`, rounded down
     to `ROW_DIGITS` binary digits, or a single longer row. Rows with more than `max_length` tokens on a side, end mark
-    counted, are left out. Every epoch shuffles the rows anew before they are sorted by length buckets of both sides,
-    and then the batches. Of more rows than `WINDOW`, blocks are shuffled, and then the rows of each window.
+    counted, are left out. Every epoch shuffles the rows before they are sorted by length buckets of both sides, and
+    then shuffles the batches. With more than `WINDOW` rows, blocks are shuffled, and then the rows of each window.
 
-    `weights` are those of the corpora that `side.corpora` counts in: every row of a corpus of weight 2.5 is there twice
-    and half of them, another half each epoch, a third time.
+    `weights` are those of the corpora of `side.corpora`: an epoch has every row of a corpus of weight 2.5 twice, and
+    half of them, another half each epoch, a third time.
     """
-    found = plan_epoch(side, batch_tokens=batch_tokens, max_length=max_length, seed=seed, epoch=epoch, weights=weights)
-    return [rows for part, _ in found.parts() for rows in part.planned(side)]
+    epoch_plan = plan_epoch(
+        side, batch_tokens=batch_tokens, max_length=max_length, seed=seed, epoch=epoch, weights=weights
+    )
+    return [rows for part, _ in epoch_plan.parts() for rows in part.planned(side)]
 
 
 def plan_epoch(
@@ -104,19 +114,16 @@ def plan_epoch(
     weights: Sequence[float] | None = None,
     pieces: int | None = None,
 ) -> EpochPlan:
-    """The plan of an epoch, in parts of about `pieces` pieces per side; one part for each window if None."""
-    if max(len(side), _drawn_rows(side, weights)) > WINDOW:
-        blocks = RowBlocks(side, max_length)
-        layout = EpochLayout(blocks, batch_tokens=batch_tokens, seed=seed, epoch=epoch, weights=weights, pieces=pieces)
-        return EpochPlan(
-            layout.batches, layout.heaviest, lambda window: [EpochPart(*part) for part in layout.draw(window)]
-        )
-    parts = _whole(side, batch_tokens, max_length, np.random.default_rng((seed, epoch)), weights, pieces)
+    """Plan an epoch in parts of about `pieces` pieces per side, or one part per window if None; else as `plan`."""
+    if max(len(side), _epoch_rows(side, weights)) > WINDOW:
+        windows = _Windows(side, max_length, batch_tokens, (seed, epoch), weights, pieces)
+        return EpochPlan(windows.batches, windows.heaviest, windows.draw)
+    parts = _one_window(side, batch_tokens, max_length, np.random.default_rng((seed, epoch)), weights, pieces)
     return EpochPlan([sum(len(part.sizes) for part in parts)], [0], lambda _: parts)
 
 
-def _drawn_rows(side: Side, weights: Sequence[float] | None) -> float:
-    """About how many rows an epoch of a side has that is no larger than a window."""
+def _epoch_rows(side: Side, weights: Sequence[float] | None) -> float:
+    """Return the approximate number of rows in an epoch, weights counted if the side is no larger than a window."""
     if not weights or len(side) > WINDOW:
         return len(side)
     if side.corpora is None:
@@ -124,7 +131,7 @@ def _drawn_rows(side: Side, weights: Sequence[float] | None) -> float:
     return float(np.bincount(side.corpora[:], minlength=len(weights)) @ np.array(weights))
 
 
-def _whole(
+def _one_window(
     side: Side,
     batch_tokens: int,
     max_length: int,
@@ -132,43 +139,42 @@ def _whole(
     weights: Sequence[float] | None,
     pieces: int | None,
 ) -> list[EpochPart]:
-    """The parts of an epoch that is one window."""
+    """Return the parts of an epoch of at most one window."""
     wider = np.maximum(side.source.lengths, side.target.lengths)
     rows = np.flatnonzero(wider < max_length).astype(np.int32)
     if weights is not None and side.corpora is not None:
-        rows = _weighted(rows, side.corpora[:], weights, random)
+        rows = _repeat_by_weight(rows, side.corpora[:], weights, random)
     elif weights and weights[0] != 1:
-        rows = _weighted(rows, np.zeros(len(side), dtype=np.int16), weights, random)
+        rows = _repeat_by_weight(rows, np.zeros(len(side), dtype=np.int16), weights, random)
     if len(rows) == 0:
         return []
     random.shuffle(rows)
-    copies = _copies(rows) if max(weights or [1]) > 1 else np.zeros(len(rows), dtype=np.int8)
+    copies = _count_copies(rows) if max(weights or [1]) > 1 else np.zeros(len(rows), dtype=np.int8)
     total = int(wider[rows].sum(dtype=np.int64)) + len(rows)
     count = 1 if pieces is None else min(max(1, round(total / pieces)), len(rows))
     parts = []
-    for part, again in zip(np.array_split(rows, count), np.array_split(copies, count), strict=True):
-        edges = edges_to(int(wider[part].max()) + 1)
-        counts = np.bincount(buckets_of(edges)[wider[part]], minlength=len(edges))
+    for part_rows, part_copies in zip(np.array_split(rows, count), np.array_split(copies, count), strict=True):
+        edges = edges_to(int(wider[part_rows].max()) + 1)
+        counts = np.bincount(buckets_of(edges)[wider[part_rows]], minlength=len(edges))
         sizes = sizes_of(widths_of(edges, counts), batch_tokens)
-        parts.append(EpochPart(part, again, sizes, random.permutation(len(sizes))))
+        parts.append(EpochPart(part_rows, part_copies, sizes, random.permutation(len(sizes))))
     return parts
 
 
-def _weighted(
+def _repeat_by_weight(
     rows: np.ndarray, corpora: np.ndarray, weights: Sequence[float], random: np.random.Generator
 ) -> np.ndarray:
-    """The rows as often as their corpus's weight says; which of them serve its fraction is drawn."""
+    """Repeat the rows by their corpus's weight; the rows for its fraction are drawn."""
     chosen, corpus = [], corpora[rows]
     for number, weight in enumerate(weights):
-        own = rows[corpus == number]
-        whole = int(weight)
-        part = random.permutation(own)[: round((weight - whole) * len(own))]
-        chosen += [np.tile(own, whole), part]
+        members = rows[corpus == number]
+        times = int(weight)
+        chosen += [np.tile(members, times), random.permutation(members)[: round((weight - times) * len(members))]]
     return np.concatenate(chosen)
 
 
-def _copies(rows: np.ndarray) -> np.ndarray:
-    """How often each row came before."""
+def _count_copies(rows: np.ndarray) -> np.ndarray:
+    """Return how often each row came before."""
     order = np.argsort(rows, kind="stable")
     same = np.diff(rows[order], prepend=-1) == 0
     places = np.arange(len(rows))
@@ -177,97 +183,85 @@ def _copies(rows: np.ndarray) -> np.ndarray:
     return copies
 
 
-WINDOW = 1_500_000
-"""Rows, about, that are shuffled among one another: those of thousands of updates."""
-
-BLOCK = 1 << 10
-"""Neighbouring rows that come into a window together."""
-
-_TOGETHER = 1 << 18
-"""Rows that are looked at together."""
-
-Part = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
 class RowBlocks:
-    """Stretches of neighbouring rows of one corpus; how many rows of each, none over `max_length`, have which width."""
+    """Blocks of neighbouring rows of one corpus, with the number of rows of each width, up to `max_length`."""
 
     def __init__(self, side: Side, max_length: int) -> None:
-        self.side, self.max_length = side, max_length
-        self.firsts = self._begin()
+        self.side = side
+        self.firsts = self._find_firsts()
         self.ends = np.append(self.firsts[1:], len(side))
         self.corpora = np.zeros(len(self.firsts), np.int16) if side.corpora is None else side.corpora[self.firsts]
         lengths = (side.source.lengths, side.target.lengths)
-        longest = min(max(int(each.max(initial=0)) for each in lengths) + 1, max_length)
+        longest = min(max(int(numbers.max(initial=0)) for numbers in lengths) + 1, max_length)
         self.edges = edges_to(longest)
         self._buckets = np.append(buckets_of(self.edges), len(self.edges)).astype(np.uint16)  # the last is too long
         self.counts = np.empty((len(self.firsts), len(self.edges)), dtype=np.uint16)
         """(blocks, widths) rows."""
-        for first in range(0, len(self.firsts), _TOGETHER // BLOCK):
-            those = np.arange(first, min(first + _TOGETHER // BLOCK, len(self.firsts)))
-            self.counts[those] = self._counted(those)
+        for first in range(0, len(self.firsts), _COUNTED_ROWS // BLOCK):
+            blocks = np.arange(first, min(first + _COUNTED_ROWS // BLOCK, len(self.firsts)))
+            self.counts[blocks] = self._count(blocks)
 
-    def _begin(self) -> np.ndarray:
-        """(blocks,) the first row of each."""
+    def _find_firsts(self) -> np.ndarray:
+        """Return (blocks,) the first row of each block."""
         rows, corpora = len(self.side), self.side.corpora
         firsts = [np.arange(0, rows, BLOCK)]
         if corpora is not None:
-            for first in range(1, rows, _TOGETHER):
-                here = corpora[first - 1 : min(first + _TOGETHER, rows)]
-                firsts.append(np.flatnonzero(here[1:] != here[:-1]) + first)
+            for first in range(1, rows, _COUNTED_ROWS):
+                numbers = corpora[first - 1 : min(first + _COUNTED_ROWS, rows)]
+                firsts.append(np.flatnonzero(numbers[1:] != numbers[:-1]) + first)
         return np.unique(np.concatenate(firsts))
 
-    def _counted(self, blocks: np.ndarray) -> np.ndarray:
-        """(blocks, widths) rows of blocks that stand together."""
+    def _count(self, blocks: np.ndarray) -> np.ndarray:
+        """Return (blocks, widths) the rows of neighbouring blocks."""
         rows, widths = slice(self.firsts[blocks[0]], self.ends[blocks[-1]]), len(self.edges) + 1
         block = np.repeat(np.arange(len(blocks)), self.ends[blocks] - self.firsts[blocks])
         counts = np.bincount(block * widths + self.bucket(rows), minlength=len(blocks) * widths)
         return counts.reshape(-1, widths)[:, :-1]
 
     def bucket(self, rows: slice | np.ndarray) -> np.ndarray:
-        """(rows,) the bucket of each row's width, one more than the last if it is too long."""
+        """Return (rows,) the bucket of each row's width; rows that are too long have one more than the last."""
         wider = np.maximum(self.side.source.lengths[rows], self.side.target.lengths[rows])
         return self._buckets[np.minimum(wider, len(self._buckets) - 1)]
 
     def rows(self, block: int) -> np.ndarray:
-        """(rows,) int64: the rows of a block that are not too long, in their order."""
+        """Return (rows,) int64: the rows of a block that are not too long, in their order."""
         first, end = self.firsts[block], self.ends[block]
         return first + np.flatnonzero(self.bucket(slice(first, end)) < len(self.edges))
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """RowBlocks of an epoch, in order. (blocks,) each."""
+class _DrawnBlocks:
+    """Blocks of an epoch, in order. (blocks,) each."""
 
     blocks: np.ndarray
     copies: np.ndarray
-    """How often each came before in the epoch."""
+    """How often each block came before in the epoch."""
     taken: np.ndarray
-    """How many of its rows are in the epoch: of one block per corpus, not all."""
+    """How many of its rows are in the epoch: all, except for one block per corpus."""
 
-    def __getitem__(self, places: np.ndarray | slice) -> "_Drawn":
-        return _Drawn(self.blocks[places], self.copies[places], self.taken[places])
+    def __getitem__(self, places: np.ndarray | slice) -> "_DrawnBlocks":
+        return _DrawnBlocks(self.blocks[places], self.copies[places], self.taken[places])
 
 
-class EpochLayout:
-    """Which blocks each window of an epoch has, and how many batches."""
+class _Windows:
+    """The windows of an epoch: their blocks and numbers of batches."""
 
     def __init__(
         self,
-        blocks: RowBlocks,
-        *,
+        side: Side,
+        max_length: int,
         batch_tokens: int,
-        seed: int,
-        epoch: int,
+        key: tuple[int, int],
         weights: Sequence[float] | None,
         pieces: int | None,
     ) -> None:
-        """`weights` and `pieces` are those of `plan_epoch`."""
-        self._blocks, self._key, self._pieces, self._batch_tokens = blocks, (seed, epoch), pieces, batch_tokens
+        """`key`: seed and epoch; the others as in `plan_epoch`."""
+        self._blocks = blocks = RowBlocks(side, max_length)
+        self._key, self._pieces, self._batch_tokens = key, pieces, batch_tokens
         self._rows = blocks.counts.sum(1, dtype=np.int64)
-        # further numbers tell these draws from those of a whole epoch, of documents, and of pieces
+        # the third number distinguishes these draws from those of a small epoch, of documents and of pieces
         random = np.random.default_rng((*self._key, 3))
-        drawn = self._drawn(weights or [1.0] * (int(blocks.corpora.max(initial=0)) + 1), random)
+        drawn = self._draw_blocks(weights or [1.0] * (int(blocks.corpora.max(initial=0)) + 1), random)
         drawn = drawn[random.permutation(len(drawn.blocks))]
         after = np.cumsum(drawn.taken)
         total = int(after[-1]) if len(after) else 0
@@ -283,16 +277,15 @@ class EpochLayout:
             self.batches.append(sum(map(len, parts)))
             tokens.append(most)
             widths.append(widest)
-        self.heaviest = sorted({each.index(max(each)) for each in (tokens, widths) if each})
-        """The windows with the batch of most tokens, and with that of the widest rows."""
+        self.heaviest = sorted({numbers.index(max(numbers)) for numbers in (tokens, widths) if numbers})
 
-    def draw(self, window: int) -> list[Part]:
-        """The parts of a window: rows, copies, sizes and order, as in `EpochPart`."""
+    def draw(self, window: int) -> list[EpochPart]:
+        """Draw the parts of a window."""
         drawn = self._windows[window]
         rows = np.empty(int(drawn.taken.sum()), dtype=np.int32 if len(self._blocks.side) < 1 << 31 else np.int64)
         end = 0
         for block, taken in zip(drawn.blocks.tolist(), drawn.taken.tolist(), strict=True):
-            rows[end : end + taken] = self._taken(block, taken)
+            rows[end : end + taken] = self._take(block, taken)
             end += taken
         random = np.random.default_rng((*self._key, 4, window))
         if drawn.copies.any():
@@ -302,44 +295,44 @@ class EpochLayout:
             random.shuffle(rows)
             copies = np.broadcast_to(np.int8(0), len(rows))
         sizes, _, _ = self._sizes(drawn)
-        split = (np.array_split(each, len(sizes)) for each in (rows, copies))
-        return [(*part, random.permutation(len(part[-1]))) for part in zip(*split, sizes, strict=True)]
+        parts = zip(np.array_split(rows, len(sizes)), np.array_split(copies, len(sizes)), sizes, strict=True)
+        return [EpochPart(rows, copies, batches, random.permutation(len(batches))) for rows, copies, batches in parts]
 
-    def _drawn(self, weights: Sequence[float], random: np.random.Generator) -> _Drawn:
-        """The blocks of the epoch: those of a corpus of weight 2.5 twice, and half its rows a third time."""
+    def _draw_blocks(self, weights: Sequence[float], random: np.random.Generator) -> _DrawnBlocks:
+        """Return the epoch's blocks: those of a corpus of weight 2.5 twice, and half its rows a third time."""
         blocks, copies, rows = [], [], []
         for corpus, weight in enumerate(weights):
-            own, whole = np.flatnonzero(self._blocks.corpora == corpus), int(weight)
-            for copy in range(whole):
-                blocks.append(own)
-                copies.append(np.full(len(own), copy))
-                rows.append(self._rows[own])
-            wanted = round((weight - whole) * int(self._rows[own].sum()))
+            members, times = np.flatnonzero(self._blocks.corpora == corpus), int(weight)
+            for copy in range(times):
+                blocks.append(members)
+                copies.append(np.full(len(members), copy))
+                rows.append(self._rows[members])
+            wanted = round((weight - times) * int(self._rows[members].sum()))
             if wanted:
-                own = random.permutation(own)
-                after = np.cumsum(self._rows[own])
-                own = own[: int(np.searchsorted(after, wanted)) + 1]
-                blocks.append(own)
-                copies.append(np.full(len(own), whole))
-                rows.append(np.minimum(self._rows[own], wanted - (after[: len(own)] - self._rows[own])))
+                members = random.permutation(members)
+                after = np.cumsum(self._rows[members])
+                members = members[: int(np.searchsorted(after, wanted)) + 1]
+                blocks.append(members)
+                copies.append(np.full(len(members), times))
+                rows.append(np.minimum(self._rows[members], wanted - (after[: len(members)] - self._rows[members])))
         if not blocks:
-            return _Drawn(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
-        return _Drawn(*map(np.concatenate, (blocks, copies, rows)))
+            return _DrawnBlocks(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        return _DrawnBlocks(*map(np.concatenate, (blocks, copies, rows)))
 
-    def _taken(self, block: int, taken: int) -> np.ndarray:
+    def _take(self, block: int, taken: int) -> np.ndarray:
         rows = self._blocks.rows(block)
         if taken == len(rows):
             return rows
         return np.random.default_rng((*self._key, 5, block)).permutation(rows)[:taken]
 
-    def _sizes(self, drawn: _Drawn) -> tuple[list[np.ndarray], int, int]:
-        """Rows of each batch of each part of a window; most tokens of a batch, and its greatest width."""
+    def _sizes(self, drawn: _DrawnBlocks) -> tuple[list[np.ndarray], int, int]:
+        """Return the rows of each batch of each part of a window, the most tokens of a batch, and its maximum width."""
         blocks = self._blocks
         counts = blocks.counts[drawn.blocks].sum(0, dtype=np.int64)
         for at in np.flatnonzero(drawn.taken != self._rows[drawn.blocks]).tolist():
             block = int(drawn.blocks[at])
-            some = blocks.bucket(self._taken(block, int(drawn.taken[at])))
-            counts += np.bincount(some, minlength=len(counts)) - blocks.counts[block]
+            buckets = blocks.bucket(self._take(block, int(drawn.taken[at])))
+            counts += np.bincount(buckets, minlength=len(counts)) - blocks.counts[block]
         widths = widths_of(blocks.edges, counts)
         total = int(widths.sum(dtype=np.int64))
         count = 1 if self._pieces is None else min(max(1, round(total / self._pieces)), len(widths))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtkit.data.batches import Batch, edges_to, in_order, make_batch, prefetched
+from mtkit.data.batches import Batch, edges_to, make_batch, prefetched, sort_by_length
 from mtkit.data.columns import Tokens
 from mtkit.data.epochs import EpochPart, plan, plan_epoch
 from mtkit.data.prepared import Prepared, Side
@@ -127,7 +127,7 @@ def test_rows_are_sorted_by_buckets_of_both_sides_as_a_loop_would(longest: int) 
         own, other = (next(at for at, edge in enumerate(edges) if edge > each[row]) for each in (source, target))
         return max(own, other), (own - other) * (1 if max(own, other) % 2 == 0 else -1)
 
-    assert in_order(source, target).tolist() == sorted(range(500), key=key)  # both are stable
+    assert sort_by_length(source, target).tolist() == sorted(range(500), key=key)  # both are stable
 
 
 def test_planning_takes_few_bytes_a_row() -> None:

@@ -24,7 +24,7 @@ def side() -> Side:
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtkit.data.epochs.WINDOW", 4_000)
     monkeypatch.setattr("mtkit.data.epochs.BLOCK", 64)
-    monkeypatch.setattr("mtkit.data.epochs._TOGETHER", 640)
+    monkeypatch.setattr("mtkit.data.epochs._COUNTED_ROWS", 640)
 
 
 def in_corpora(side: Side) -> Side:
