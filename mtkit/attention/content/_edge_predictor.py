@@ -1,9 +1,9 @@
 """Edges of a graph over tokens, chosen one after the other by an LSTM that is trained by reward.
 
-Source i reads its own vector, then t = 1, 2, ... choose one edge each: with g the state of the LSTM, candidate j has
-the score (U g) . (V h_j) / sqrt(E) + b[i - j], and the LSTM reads the vector of the chosen one next. Candidates are all
-real tokens not chosen yet; in the self roles without the source, which always has an edge to itself, and in the decoder
-role only those before it. Training draws an edge from the softmax of the scores; evaluation takes the best. If there
+The LSTM reads the vector of source i, then chooses one edge at each step t = 1, 2, ... With its state g, candidate j
+has the score (U g) . (V h_j) / sqrt(E) + b[i - j]. The LSTM reads the vector of the chosen candidate next. Candidates
+are all real tokens not chosen yet; the self roles leave out the source, which always has an edge to itself, and the
+decoder role later tokens. Training draws an edge from the softmax of the scores; evaluation takes the best. If there
 are fewer candidates than edges, all are chosen.
 
 The vectors h are detached: only the log-probabilities of the drawn edges train the predictor.
@@ -22,9 +22,9 @@ from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.reproducible import hashed, replay_choice, with_recorded_choices
 
 CHUNK = 64
-"""Sources whose scores are held at a time."""
+"""Sources whose scores are in memory at a time."""
 REACH = 16
-"""Distances beyond this share one bias."""
+"""Greater distances share one bias."""
 
 LstmState = tuple[Tensor, Tensor]
 """Hidden and cell, (B, G, c, E) each."""
@@ -36,25 +36,25 @@ class Candidates(NamedTuple):
     keys: Tensor
     """(B, G, S, E): U^T V h_j / sqrt(E), whose product with the state is the score."""
     inputs: Tensor
-    """(B, G, S, 4E): what the gates of the LSTM read of h_j."""
+    """(B, G, S, 4E): the inputs to the LSTM's gates from h_j."""
 
 
 class Edges(NamedTuple):
     """The chosen edges of c sources."""
 
     targets: Tensor
-    """(B, G, c, edges): positions in the order of choice, -1 where no candidate was left."""
+    """(B, G, c, edges): positions in the order of choice, -1 if no candidate was left."""
     log_prob: Tensor
-    """(B, G, c): the sum over what was drawn; 0 where nothing was."""
+    """(B, G, c): the sum over the drawn edges; 0 if none was drawn."""
     entropy: Tensor
-    """(B, G, c): the sum of the entropies of the distributions that were drawn from, where they are wanted."""
+    """(B, G, c): the entropies of the distributions of each draw, summed; 0 unless requested."""
 
 
 class EdgePredictor(nn.Module):
-    """Chooses `edges` targets for each source, in `graphs` graphs side by side, each with weights of its own.
+    """Chooses `edges` targets for each source, in `graphs` independent graphs, each with its own weights.
 
     With `sequence` one LSTM runs over all sources of a segment, reading each source and each target (the paper's single
-    run); otherwise the state starts anew at W_0 h_i for each source, and all sources run at the same time.
+    run). Otherwise the state starts at W_0 h_i for each source, and all sources run in parallel.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EdgePredictor(nn.Module):
         sequence: bool = False,
         entropy: bool = False,
     ) -> None:
-        """`entropy`: whether entropies are computed beside the log-probabilities; they are 0 otherwise."""
+        """`entropy`: whether to compute entropies in addition to log-probabilities; they are 0 otherwise."""
         super().__init__()
         self.hidden, self.edges, self.graphs, self.sequence, self.entropy = hidden, edges, graphs, sequence, entropy
         self.source = nn.Linear(source_width, graphs * hidden * (4 if sequence else 1))  # W_0, or for the gates
@@ -79,7 +79,7 @@ class EdgePredictor(nn.Module):
         self.distance = nn.Parameter(torch.zeros(graphs, 2 * REACH + 1))  # b
 
     def candidates(self, tokens: Tensor) -> Candidates:
-        """What is needed of tokens (B, S, D) that edges can lead to."""
+        """Return the predictor's inputs for tokens (B, S, D) that edges can lead to."""
         with torch.autocast(tokens.device.type, enabled=False):  # rounding must not choose another edge
             keys = _mapped(self._by_graph(self.key, tokens), self.query.mT * self.hidden**-0.5)
             return Candidates(keys, self._by_graph(self.inputs, tokens))
@@ -93,10 +93,10 @@ class EdgePredictor(nn.Module):
         valid: Tensor | None = None,
         noise_key: Tensor | None = None,
     ) -> Edges:
-        """The edges of all sources, query (B, T, D); drawn under `noise_key`, the best where it is None.
+        """Choose the edges of all sources, query (B, T, D): drawn under `noise_key`, or the best if it is None.
 
-        valid (B, S). Sources are taken in chunks whose scores are computed again in the backward pass, so that memory
-        is that of chunk x S.
+        valid (B, S). Scores are computed for chunks of sources and recomputed in the backward pass, so that memory is
+        O(chunk S).
         """
         parts: list[Edges] = []
         state: LstmState | None = None
@@ -106,37 +106,37 @@ class EdgePredictor(nn.Module):
             i = torch.arange(first, first + rows.shape[2], device=query.device)
             free = free_candidates(i, candidates.keys.shape[2], role, valid)
             uniforms = None if noise_key is None else self.uniforms(noise_key, i)
-            again = noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK
+            recompute = noise_key is not None and torch.is_grad_enabled() and query.shape[1] > CHUNK
             if self.sequence:
-                edges, state = self._run(rows, i, candidates, free, uniforms, state, again=again)
-            elif again:
+                edges, state = self._run(rows, i, candidates, free, uniforms, state, recompute=recompute)
+            elif recompute:
                 chunk = with_recorded_choices(self._chunk)
                 arguments = (rows, i, candidates, free, uniforms)
                 edges = checkpoint(chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 edges = self._chunk(rows, i, candidates, free, uniforms)
             parts.append(edges)
-        return Edges(*(torch.cat(each, dim=2) for each in zip(*parts, strict=True)))
+        return Edges(*(torch.cat(field, dim=2) for field in zip(*parts, strict=True)))
 
     def newest(
         self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor, state: LstmState | None = None
     ) -> tuple[Tensor, LstmState]:
-        """The best targets (B, G, c, edges) of sources side by side, none the next one of another.
+        """Choose the best targets (B, G, c, edges) of independent sources.
 
-        opened (B, G, c, E or 4E) from `opened`, i (c,) or (1,), free as in `free_candidates`; the state (of `sequence`)
-        is what the last call gave, and goes with each of the c.
+        opened (B, G, c, E or 4E) from `opened`, i (c,) or (1,), free as in `free_candidates`. The state (of `sequence`)
+        is what the last call returned, one for each of the c.
         """
         with torch.autocast(opened.device.type, enabled=False):
             edges, state = self._choose(opened, i, candidates, free, None, state)
         return edges.targets, state
 
     def opened(self, query: Tensor) -> Tensor:
-        """What the LSTM starts at, or reads, of sources query (B, T, D): (B, G, T, E or 4E)."""
+        """Return the LSTM's first states or inputs for sources query (B, T, D): (B, G, T, E or 4E)."""
         with torch.autocast(query.device.type, enabled=False):
             return self._by_graph(self.source, query)
 
     def uniforms(self, noise_key: Tensor, i: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1) for sources at i (c,), a function of key, graph, i and draw: (G, c, edges)."""
+        """Return numbers in [0, 1) for sources at i (c,), a function of key, graph, i and draw: (G, c, edges)."""
         graph, draw = (torch.arange(count, device=i.device) for count in (self.graphs, self.edges))
         bits = hashed(hashed(hashed(noise_key + graph).unsqueeze(-1) + i).unsqueeze(-1) + draw)
         return (bits >> 8).float() * 2.0**-24
@@ -144,12 +144,12 @@ class EdgePredictor(nn.Module):
     def naive(
         self, query: Tensor, tokens: Tensor, *, role: str, graph: int, noise_key: Tensor | None = None
     ) -> tuple[list[list[int]], Tensor]:
-        """The targets of each source of one segment in one graph, and the log-probability of all, one by one.
+        """Choose the targets of each source of one segment in one graph, one by one, with their log-probability.
 
-        query (T, D) and tokens (S, D), real ones only.
+        query (T, D) and tokens (S, D), without padding.
         """
         opened = self.opened(query.unsqueeze(0))[0, graph]
-        keys, inputs = (self._by_graph(each, tokens.unsqueeze(0))[0, graph] for each in (self.key, self.inputs))
+        keys, inputs = (self._by_graph(linear, tokens.unsqueeze(0))[0, graph] for linear in (self.key, self.inputs))
         log_prob, chosen = opened.new_zeros(()), []
         hidden = cell = opened.new_zeros(self.hidden)
         for i, start in enumerate(opened):
@@ -179,7 +179,7 @@ class EdgePredictor(nn.Module):
         return rows.unflatten(-1, (self.graphs, -1)).transpose(1, 2)
 
     def _chunk(self, opened: Tensor, i: Tensor, candidates: Candidates, free: Tensor, uniforms: Tensor | None) -> Edges:
-        """The edges of sources side by side, under no autocast."""
+        """Choose the edges of independent sources, without autocast."""
         with torch.autocast(opened.device.type, enabled=False):
             return self._choose(opened, i, candidates, free, uniforms, None)[0]
 
@@ -192,11 +192,11 @@ class EdgePredictor(nn.Module):
         uniforms: Tensor | None,
         state: LstmState | None,
         *,
-        again: bool,
+        recompute: bool,
     ) -> tuple[Edges, LstmState]:
-        """The edges of neighbouring sources, one source after the other, and the state (G, B, E) after the last.
+        """Choose the edges of consecutive sources in turn; return also the state (G, B, E) after the last.
 
-        With `again`, scores are computed again in the backward pass.
+        With `recompute`, the backward pass recomputes the scores.
         """
         nothing = opened.new_zeros(self.graphs, len(opened), self.hidden)
         state = state or (nothing, nothing)
@@ -216,38 +216,38 @@ class EdgePredictor(nn.Module):
             reads, read = (x.permute(2, 3, 1, 0, *range(4, x.dim())).flatten(0, 1) for x in (reads, read))
             hidden, *after = LstmRun.apply(reads, self.recurrent, *state, states, read)  # type: ignore[no-untyped-call]
             hidden = hidden.unflatten(0, (len(i), -1))[:, :-1].permute(3, 2, 0, 1, 4)  # (B, G, c, edges, E)
-            how = (hidden, i, candidates, free, targets)
-            if again:
-                found = checkpoint(self._likelihood, *how, use_reentrant=False, preserve_rng_state=False)
+            arguments = (hidden, i, candidates, free, targets)
+            if recompute:
+                sums = checkpoint(self._likelihood, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
-                found = self._likelihood(*how)
-        return Edges(targets, *found), (after[0], after[1])
+                sums = self._likelihood(*arguments)
+        return Edges(targets, *sums), (after[0], after[1])
 
     def _likelihood(
         self, hidden: Tensor, i: Tensor, candidates: Candidates, free: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The log-probability and entropy (B, G, c) of drawing these targets, from the states before each draw.
+        """Return log-probability and entropy (B, G, c) of drawing these targets, from the states before each draw.
 
-        hidden (B, G, c, edges, E) and targets (B, G, c, edges), in order, -1 where no candidate was left.
+        hidden (B, G, c, edges, E) and targets (B, G, c, edges), in order, -1 if no candidate was left.
         """
         some, count = targets >= 0, candidates.keys.shape[2]
         scores = (hidden.flatten(2, 3) @ candidates.keys.mT).unflatten(2, hidden.shape[2:4])
         scores = scores + self._near(i, candidates).unsqueeze(2)
         draws = torch.arange(self.edges, device=i.device)
         when = torch.full((*targets.shape[:3], count + 1), self.edges, device=i.device)
-        when.scatter_(-1, targets.where(some, count), draws.expand(targets.shape))  # at which draw each is taken
-        there = free.unsqueeze(3) & (when[..., :-1].unsqueeze(3) >= draws.unsqueeze(-1))
-        scores = scores.masked_fill(~there, torch.finfo(scores.dtype).min)
+        when.scatter_(-1, targets.where(some, count), draws.expand(targets.shape))  # the draw that takes each candidate
+        available = free.unsqueeze(3) & (when[..., :-1].unsqueeze(3) >= draws.unsqueeze(-1))
+        scores = scores.masked_fill(~available, torch.finfo(scores.dtype).min)
         total = scores.logsumexp(-1)
         chosen = scores.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         log_prob = torch.where(some, chosen - total, 0.0).sum(-1)
         if not self.entropy:
             return log_prob, torch.zeros_like(log_prob)
-        mean = (scores.softmax(-1) * scores.masked_fill(~there, 0.0)).sum(-1)
+        mean = (scores.softmax(-1) * scores.masked_fill(~available, 0.0)).sum(-1)
         return log_prob, torch.where(some, total - mean, 0.0).sum(-1)
 
     def _near(self, i: Tensor, candidates: Candidates) -> Tensor:
-        """The biases (G, c, S) of candidates by their distance from sources at i."""
+        """Return the biases (G, c, S) of candidates by their distance from sources at i."""
         j = torch.arange(candidates.keys.shape[2], device=i.device)
         return self.distance[:, (i.unsqueeze(-1) - j).clamp(-REACH, REACH) + REACH]
 
@@ -260,7 +260,7 @@ class EdgePredictor(nn.Module):
         uniforms: Tensor | None,
         state: LstmState | None,
     ) -> tuple[Edges, LstmState]:
-        """The edges of sources side by side, and the LSTM's state after each."""
+        """Choose the edges of independent sources; return also the LSTM's states after them."""
         nothing = opened.new_zeros(*opened.shape[:3], self.hidden)
         state = self._read(opened, state or (nothing, nothing)) if self.sequence else (opened, nothing)
         near = self._near(i, candidates)
@@ -284,12 +284,12 @@ class EdgePredictor(nn.Module):
             free = free.scatter(-1, target.unsqueeze(-1), False)
             if self.sequence or draw + 1 < self.edges:
                 read = self._read(rows_at(candidates.inputs, target.unsqueeze(-1)).squeeze(-2), state)
-                # a source with none left keeps its state for the next one, where one run goes through all
+                # in a single run a source without candidates passes its state on to the next source
                 state = _where(some.unsqueeze(-1), read, state) if self.sequence else read
         return Edges(torch.stack(targets, dim=-1), log_prob, entropy), state
 
     def _read(self, inputs: Tensor, state: LstmState) -> LstmState:
-        """One step of the LSTM; inputs (B, G, c, 4E) are for the input, forget and output gates and the cell."""
+        """Apply one step of the LSTM; inputs (B, G, c, 4E) are for the input, forget and output gates and the cell."""
         hidden, cell = state
         gates = inputs + _mapped(hidden, self.recurrent)
         i, f, o = gates[..., : 3 * self.hidden].sigmoid().chunk(3, dim=-1)
@@ -298,20 +298,20 @@ class EdgePredictor(nn.Module):
 
 
 def free_candidates(i: Tensor, count: int, role: str, valid: Tensor | None) -> Tensor:
-    """Which of `count` tokens an edge from sources i (c,) can lead to: (B or 1, 1, c, S)."""
+    """Return which of `count` tokens an edge from sources i (c,) can lead to: (B or 1, 1, c, S)."""
     j, i = torch.arange(count, device=i.device), i.unsqueeze(-1)
     free = {"encoder": j != i, "decoder": j < i, "cross": (j >= 0).expand(len(i), -1)}[role]
     return free[None, None] if valid is None else free & valid[:, None, None, :]
 
 
 def _mapped(x: Tensor, weights: Tensor) -> Tensor:
-    """x (B, G, c, E) times the weights (G, E, F) of its graph, in one product of all segments' rows."""
+    """Multiply x (B, G, c, E) by the weights (G, E, F) of its graph, in one product of all segments' rows."""
     rows = x.transpose(0, 1).flatten(1, 2) @ weights
     return rows.unflatten(1, (len(x), -1)).transpose(0, 1)
 
 
 def _where(some: Tensor, read: LstmState, state: LstmState) -> LstmState:
-    """The state after reading where something was read, else that before."""
+    """Return the new state for sources that read something, else the old one."""
     hidden, cell = (torch.where(some, *pair) for pair in zip(read, state, strict=True))
     return hidden, cell
 

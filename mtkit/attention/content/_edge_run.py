@@ -1,8 +1,8 @@
 """One run of an LSTM over all sources and the targets that it draws for each, in a loop over single draws.
 
-A draw depends on the state, which has read what was drawn before: of edges x T draws none can begin before the last.
-The loop therefore has only what depends on the draw before. It keeps no graph but the states. Their gradients come by
-a loop of `LstmRun`, and scores and log-probabilities are computed elsewhere, those of many sources at once.
+A draw depends on the state, which has read the earlier draws, so that all edges x T draws are sequential. The loop does
+only what depends on the previous draw and builds no autograd graph. `LstmRun` computes the gradients of the states in a
+loop of its own. Scores and log-probabilities are computed elsewhere, for many sources at once.
 
 Shapes: as in `mtkit.attention.content._edge_predictor`; the gates of the LSTM are input, forget, output and cell.
 """
@@ -26,10 +26,10 @@ def drawn_in_turn(
     some: Tensor,
     state: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """The targets (B, G, c, edges) of one source after the other, and the states (N, 2, G, B, E) of the LSTM.
+    """Return the targets (B, G, c, edges), source after source, and the states (N, 2, G, B, E) of the LSTM.
 
-    These are hidden and cell after it has read each source and each of its targets. near (G, c, S) is added to
-    scores. `some` (B, G, c, edges) says which targets there are; the others may be any number.
+    States are hidden and cell after reading each source and each of its targets. near (G, c, S) is added to scores.
+    `some` (B, G, c, edges) is True for targets that exist; the others may be any number.
     """
     batch, graphs, sources = opened.shape[:3]
     edges, width = some.shape[3], len(recurrent[0])
@@ -55,14 +55,16 @@ def drawn_in_turn(
             scored[n].scatter_(1, target, lowest)
             chosen = inputs.gather(1, target.unsqueeze(-1).expand(-1, -1, inputs.shape[2]))
             _read_into(read, chosen.view(opened[n].shape), last, recurrent)
-            # a source with none left keeps its state for the next one
+            # a source without candidates passes its state on to the next source
             last = torch.where(some[n, draw], read, last, out=states[n, draw + 1])
     shape = (sources, edges, graphs, batch)
     return torch.stack(targets).view(shape).permute(3, 2, 0, 1), states.flatten(0, 1)
 
 
 def drawn(scores: Tensor, taken: Tensor, uniform: Tensor) -> Tensor:
-    """One of the candidates not taken by the softmax of scores: the first whose cumulative probability is above it."""
+    """Draw one of the candidates not taken from the softmax of scores: the first whose cumulative probability exceeds
+    it.
+    """
     cumulative = scores.softmax(-1).cumsum(-1).masked_fill_(taken, -1.0)
     threshold = cumulative.amax(-1) * uniform.type_as(cumulative)
     return (cumulative > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
@@ -71,9 +73,9 @@ def drawn(scores: Tensor, taken: Tensor, uniform: Tensor) -> Tensor:
 class LstmRun(torch.autograd.Function):
     """The hidden states (N, G, B, E) after each read of the LSTM, and hidden and cell after the last.
 
-    They are known: `states` (N, 2, G, B, E), from reads (N, G, B, 4E), the weights (G, E, 4E) and the first state
-    (G, B, E). If `read` (N, G, B) is False, the state stayed. The backward pass computes the gates of all reads at
-    once; its loop has only what depends on the gradients of later reads.
+    The states are known: `states` (N, 2, G, B, E), from reads (N, G, B, 4E), the weights (G, E, 4E) and the first state
+    (G, B, E). If `read` (N, G, B) is False, the state did not change. The backward pass computes the gates of all reads
+    at once; its loop does only what depends on the gradients of later reads.
     """
 
     @staticmethod
@@ -87,30 +89,30 @@ class LstmRun(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_states: Tensor, d_hidden: Tensor, d_cell: Tensor) -> tuple[Tensor | None, ...]:
         reads, recurrent, hidden, cell, states, read = ctx.saved_tensors
-        before, read = torch.cat([torch.stack([hidden, cell]).unsqueeze(0), states[:-1]]), read.unsqueeze(-1)
-        rows = before[:, 0].transpose(0, 1).flatten(1, 2)  # (G, N B, E)
+        earlier, read = torch.cat([torch.stack([hidden, cell]).unsqueeze(0), states[:-1]]), read.unsqueeze(-1)
+        rows = earlier[:, 0].transpose(0, 1).flatten(1, 2)  # (G, N B, E)
         gates = reads + (rows @ recurrent).unflatten(1, (len(reads), -1)).transpose(0, 1)
         i, f, o = gates[..., : 3 * hidden.shape[-1]].sigmoid().chunk(3, dim=-1)
         g = gates[..., 3 * hidden.shape[-1] :].tanh()
-        shown = (f * before[:, 1] + i * g).tanh()
-        slopes = [g * i * (1 - i), before[:, 1] * f * (1 - f), shown * o * (1 - o), i * (1 - g * g)]
-        by_gate, to_cell = torch.cat(slopes, -1) * read, o * (1 - shown * shown) * read
-        kept, stayed = f.where(read, 1.0), (~read).type_as(f)
+        tanh_cell = (f * earlier[:, 1] + i * g).tanh()
+        slopes = [g * i * (1 - i), earlier[:, 1] * f * (1 - f), tanh_cell * o * (1 - o), i * (1 - g * g)]
+        by_gate, to_cell = torch.cat(slopes, -1) * read, o * (1 - tanh_cell * tanh_cell) * read
+        to_earlier, stayed = f.where(read, 1.0), (~read).type_as(f)
         d_gates, back = torch.empty_like(gates), recurrent.mT
         nothing = torch.zeros_like(hidden)
         d_hidden = d_hidden + d_states[-1]
         for n in range(len(reads) - 1, -1, -1):
             d_cell = torch.addcmul(d_cell, d_hidden, to_cell[n])
             torch.mul(by_gate[n], torch.cat([d_cell, d_cell, d_hidden, d_cell], -1), out=d_gates[n])
-            earlier = torch.baddbmm(d_states[n - 1] if n else nothing, d_gates[n], back)
-            d_hidden = torch.addcmul(earlier, d_hidden, stayed[n])
-            d_cell = d_cell * kept[n]
+            d_earlier = torch.baddbmm(d_states[n - 1] if n else nothing, d_gates[n], back)
+            d_hidden = torch.addcmul(d_earlier, d_hidden, stayed[n])
+            d_cell = d_cell * to_earlier[n]
         d_recurrent = rows.mT @ d_gates.transpose(0, 1).flatten(1, 2)
         return d_gates, d_recurrent, d_hidden, d_cell, None, None
 
 
 def _read_into(new: Tensor, inputs: Tensor, last: Tensor, recurrent: Tensor) -> Tensor:
-    """Writes to `new` the hidden and cell (2, G, B, E) after `last`, once the LSTM has read inputs (G, B, 4E)."""
+    """Write to `new` the hidden and cell (2, G, B, E) that follow `last` when the LSTM reads inputs (G, B, 4E)."""
     gates = torch.baddbmm(inputs, last[0], recurrent)
     i, f, o = gates[..., : 3 * last.shape[-1]].sigmoid().chunk(3, dim=-1)
     torch.addcmul(f * last[1], i, gates[..., 3 * last.shape[-1] :].tanh(), out=new[1])

@@ -2,15 +2,14 @@
 
 Paper: Li, Meng, Zhou, Han, Wu and Li, "SAC: Accelerating and Structuring Self-Attention via Sparse Adaptive
 Connection", NeurIPS 2020, arXiv 2003.09833.
-Departures: edges are chosen source by source, and never twice. The edge of a token to itself always exists and is not
-among the chosen ones. In the decoder a token chooses among those before it, from its own state alone, so that no choice
-depends on later tokens. In the cross role, an extension, target tokens choose source tokens and have no edge to
-themselves. With share=model, each layer draws its own graph with the shared predictor. The reward is the mean
-log-likelihood of the target tokens of a segment, and the baseline is that of the training loop.
+Departures: edges are chosen source by source, and never twice. A token always has an edge to itself, which is not among
+the chosen ones. In the decoder a token chooses among earlier tokens, from its own state only, so that no choice depends
+on later tokens. In the cross role, an extension, target tokens choose source tokens and have no edge to themselves.
+With share=model, each layer draws its own graph with the shared predictor. The reward is the mean log-likelihood of a
+segment's target tokens; the training loop provides the baseline.
 Cost: attention O(edges T); the predictor scores all pairs, O(edges T^2 hidden) in time but O(T) in memory; a step at
-position t costs O(edges t hidden).
-Training draws edges with noise that is new in each update and the same for all of its segments; evaluation takes the
-likeliest edges.
+position t costs O(edges t hidden). Training draws edges with noise that changes with each update and is the same for
+all of its segments; evaluation takes the likeliest edges.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -30,7 +29,7 @@ from mtkit.attention.options import LossWeight, OneOf, Positive, Within
 from mtkit.attention.slots import WITHOUT_SCORES
 
 MOST_KEYS = 64
-"""Keys up to which all scores of a head are computed."""
+"""Number of keys up to which all scores of a head are computed."""
 
 SHARE = ("layer", "head", "model")
 SCAN = ("source", "sequence")
@@ -42,9 +41,9 @@ class Sac(HeadAttention):
     edges: number of edges per token. hidden: width of the predictor. share: "layer" (a predictor and a graph per
     layer), "head" (per head of each layer) or "model" (one predictor for all layers and roles of equal widths and
     options). scan: where the LSTM starts, at every source ("source") or once per segment ("sequence", the paper's
-    single run of edges x T sequential steps). weight: weight of the choices in the training loss, small because their
-    gradient, a sum over all edges, is clipped together with that of the translation; Adam cancels its scale. entropy:
-    weight of the bonus for the entropy of the choices.
+    single run of edges x T sequential steps). weight: weight of the choices in the training loss; it is small because
+    their gradient, a sum over all edges, is clipped together with the translation's gradient, and Adam cancels its
+    scale. entropy: weight of the bonus for the entropy of the choices.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -98,16 +97,16 @@ class Sac(HeadAttention):
 
     @property
     def predictor(self) -> EdgePredictor:
-        """The predictor of the edges: its own, or that of the model, which another layer owns."""
-        found = getattr(self, "own_predictor", None) or self.site.shared[self._shared]
-        assert isinstance(found, EdgePredictor)
-        return found
+        """The layer's predictor, or the model's shared one, which another layer owns."""
+        predictor = getattr(self, "own_predictor", None) or self.site.shared[self._shared]
+        assert isinstance(predictor, EdgePredictor)
+        return predictor
 
     def attend(self, inputs: Inputs) -> Attended:
         """Softmax over each token's edges: the best ones, or in training drawn ones, with their log-probability."""
         query, query_valid = inputs.query, inputs.query_valid
         source, valid = inputs.context, inputs.context_valid
-        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):  # choices alone have no gradient
+        with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):  # choices have no gradient
             candidates = self.predictor.candidates(source)
             edges: Edges = self.predictor(
                 query, candidates, role=self.site.role, valid=valid, noise_key=self._noise_key()
@@ -124,7 +123,7 @@ class Sac(HeadAttention):
         return Attended(self.merge_heads(heads), losses=losses, log_prob=self._weighted(log_prob.sum((1, 2))))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Keys, values and predictor columns: of no tokens, or in the cross role of the source, for all hypotheses."""
+        """Return empty keys, values and predictor inputs; in the cross role those of the source, for all hypotheses."""
         memory = inputs.memory
         predictor, like = self.predictor, self.q_proj.weight
         lstm = {}
@@ -144,7 +143,7 @@ class Sac(HeadAttention):
         return {**start_cache(inputs.batch_size, inputs.hypotheses, like, **shapes), **lstm}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
-        """The newest token of each hypothesis chooses its best edges and attends along them."""
+        """Choose the best edges of the newest token and attend along them."""
         query = inputs.query
         batch, hypotheses = query.shape[:2]
         here = torch.full((1,), state["count"], device=query.device)
@@ -173,13 +172,13 @@ class Sac(HeadAttention):
         return Attended(self.merge_heads(by_hypotheses(heads, hypotheses))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Draws new noise for training."""
+        """Select new noise for training."""
         super().after_update(update, total_updates)
         self.updates.fill_(update)
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same with edges chosen one by one, each segment by itself, and a dense softmax over them."""
+        """The same with edges chosen one by one, segment by segment, and a dense softmax over them."""
         query = inputs.query
         source, valid = inputs.context, inputs.context_valid
         q, (k, v) = self.queries(query), self.keys_values(source)
@@ -208,15 +207,15 @@ class Sac(HeadAttention):
         )
 
     def _noise_key(self) -> Tensor | None:
-        """The key of the noise of this update; None in evaluation, which has no noise."""
+        """Return the key of this update's noise, or None in evaluation."""
         return hashed(self.updates + self._site_key) if self.training else None
 
     def _weighted(self, log_prob: Tensor) -> Tensor:
-        """The same number, its gradient times the weight."""
+        """Return the same number, with its gradient multiplied by `weight`."""
         return log_prob if self.weight == 1 else log_prob.detach() + self.weight * (log_prob - log_prob.detach())
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, targets: Tensor, position: Tensor | None = None) -> Tensor:
-        """The heads' outputs (B, H, T, V) along edges to `targets` (B, G, T, edges), none where negative.
+        """Return the heads' outputs (B, H, T, V) along edges to `targets` (B, G, T, edges); a negative target is none.
 
         q (B, H, T, K), k (B, G', S, K), v (B, G', S, V); position (T,) of the queries, 0 to T - 1 if None.
         """
@@ -225,22 +224,22 @@ class Sac(HeadAttention):
             targets = torch.cat([targets, i.view(-1, 1).expand(*targets.shape[:3], 1)], dim=-1)
         if k.shape[2] <= MOST_KEYS:
             return self._attend_all(q, k, v, targets)
-        there, at = targets >= 0, targets.clamp(min=0)
+        exists, at = targets >= 0, targets.clamp(min=0)
         keys, values = (rows_at(self._spread(x, targets.shape[1]), at) for x in (k, v))  # (B, G', T, L, K)
         rows = (q * self.scale).unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
         scores = (rows @ keys.transpose(-1, -2)).transpose(2, 3).flatten(1, 2)  # (B, H, T, L)
-        weights = safe_softmax(scores, there)
+        weights = safe_softmax(scores, exists)
         dropped = (F.dropout(weights, self.dropout) if self.dropout else weights).type_as(values)
         rows = dropped.unflatten(1, (values.shape[1], -1)).transpose(2, 3)
         return (rows @ values).transpose(2, 3).flatten(1, 2)
 
     def _attend_all(self, q: Tensor, k: Tensor, v: Tensor, targets: Tensor) -> Tensor:
-        """The same by a mask over all keys, where copies of a few for each query would take longer."""
+        """The same by a mask over all keys, which is faster for few keys."""
         seen = torch.zeros(*targets.shape[:3], k.shape[2] + 1, dtype=torch.bool, device=q.device)
         seen = seen.scatter_(-1, targets.where(targets >= 0, k.shape[2]), True)[..., :-1]
         weights = safe_softmax(scores_of(q, k, self.scale), seen)
         return weighted(F.dropout(weights, self.dropout) if self.dropout else weights, v)
 
     def _spread(self, x: Tensor, graphs: int) -> Tensor:
-        """Keys or values of each head where each has its own graph, else of the groups of heads that share them."""
+        """Repeat keys or values for each head if heads have different graphs."""
         return x if graphs == 1 else expand_heads(x, self.site.heads)
