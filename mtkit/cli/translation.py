@@ -158,14 +158,14 @@ def choose_sides(
 def lexicon_for(run: "Run", data: Path, each: int) -> "Lexicon":
     """The run's lexicon with `each` translations of a source piece; learned from prepared data if it has none.
 
-    Raises: MtkitError as `learn_lexicon`; RunError for a damaged lexicon.
+    Raises: MtkitError as `training_text`; RunError for a damaged lexicon.
     """
     from mtkit.cli.progress import through
-    from mtkit.decoding.lexicon import FILE, learn_lexicon, load_lexicon, save_lexicon
+    from mtkit.decoding.lexicon import FILE, learn_lexicon, load_lexicon, save_lexicon, training_text
 
     lexicon = load_lexicon(run)
     if lexicon is None:
-        lexicon = learn_lexicon(run, data, through)
+        lexicon = learn_lexicon(training_text(run, data), through)
         try:
             save_lexicon(run, lexicon)
             note(f"learned the lexicon from {data}; it is kept in {run.folder / FILE}")

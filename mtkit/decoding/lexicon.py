@@ -101,7 +101,7 @@ def load_lexicon(run: Run) -> Lexicon | None:
         tensors = read_tensors(path)
         # copies, because reading a mapped file that another process truncates kills this process
         copies = tensors["translations"].clone(), tensors["frequent"].clone()
-        lexicon = Lexicon(*copies, _if_separate(run.tokenizers))
+        lexicon = Lexicon(*copies, None if run.tokenizers.joint else run.tokenizers)
         if lexicon.translations.shape != (run.tokenizers.source.size, 1 + MOST) or lexicon.frequent.dim() != 1:
             raise ValueError
         for pieces in (lexicon.translations, lexicon.frequent):
@@ -112,14 +112,6 @@ def load_lexicon(run: Run) -> Lexicon | None:
             raise  # the file may be intact
         raise RunError(f"{path} is damaged or of another version; delete it, and it will be learned again") from error
     return lexicon
-
-
-def learn_lexicon(run: Run, folder: Path, progress: ProgressBar = silent) -> Lexicon:
-    """The lexicon of a run from prepared data.
-
-    Raises: MtkitError if the data is missing or has other pieces; DataError if all its segments are too long.
-    """
-    return learn(training_text(run, folder), progress)
 
 
 def training_text(run: Run, folder: Path) -> Prepared:
@@ -138,7 +130,7 @@ def training_text(run: Run, folder: Path) -> Prepared:
     return prepared
 
 
-def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
+def learn_lexicon(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
     """The lexicon of the training side of prepared data. Raises: DataError if all its segments are too long."""
     tokenizers, target_pieces = prepared.tokenizers, prepared.tokenizers.target.size
     counts = np.bincount(_flat(prepared.train.target, _rows(prepared)), minlength=target_pieces)
@@ -150,11 +142,8 @@ def learn(prepared: Prepared, progress: ProgressBar = silent) -> Lexicon:
     translations = np.full((tokenizers.source.size, 1 + MOST), PAD, dtype=np.int32)
     translations[:, 0] = _same_piece(tokenizers)
     translations[source, 1 + rank] = target
-    return Lexicon(torch.from_numpy(translations), torch.from_numpy(frequent), _if_separate(tokenizers))
-
-
-def _if_separate(tokenizers: Tokenizers) -> Tokenizers | None:
-    return None if tokenizers.joint else tokenizers
+    separate = None if tokenizers.joint else tokenizers
+    return Lexicon(torch.from_numpy(translations), torch.from_numpy(frequent), separate)
 
 
 @dataclass(frozen=True)

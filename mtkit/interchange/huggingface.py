@@ -186,7 +186,7 @@ def _of_all_heads(weight: Tensor, name: str, weights: Weights) -> Tensor:
     attention, _, part = place.rpartition(".")
     if part not in ("k_proj", "v_proj"):
         return weight
-    projection: Projection = weights.projection(attention)
+    projection: Projection = weights.module(attention).projection
     by_head = weight.unflatten(0, (projection.key_heads, -1))
     return by_head.repeat_interleave(projection.heads // projection.key_heads, 0).flatten(0, 1)
 

@@ -23,10 +23,10 @@ from mtkit.decoding.lexicon import (
     FILE,
     ITERATIONS,
     Lexicon,
-    learn,
     learn_lexicon,
     load_lexicon,
     save_lexicon,
+    training_text,
 )
 from mtkit.decoding.translate import Translation, translate_lines
 from mtkit.decoding.translator import Translator
@@ -97,7 +97,7 @@ def model_1(prepared: Prepared) -> dict[int, dict[int, float]]:
 @pytest.mark.parametrize("joint", [True, False])
 def test_translations_are_the_likeliest_by_model_1(trained: Trained, tmp_path: Path, joint: bool) -> None:
     prepared = trained.prepared if joint else apart(tmp_path / "apart")
-    found, expected = learn(prepared), model_1(prepared)
+    found, expected = learn_lexicon(prepared), model_1(prepared)
     frequent = found.frequent.tolist()
     for x in range(prepared.tokenizers.source.size):
         row = found.translations[x, 1:].tolist()
@@ -112,7 +112,7 @@ def test_translations_are_the_likeliest_by_model_1(trained: Trained, tmp_path: P
 def test_the_frequent_ones_are_counted(trained: Trained) -> None:
     side = trained.prepared.train
     counts = np.bincount(np.concatenate([side.target[row] for row in range(len(side))]))
-    found = learn(trained.prepared).frequent.tolist()
+    found = learn_lexicon(trained.prepared).frequent.tolist()
     assert [counts[piece] for piece in found] == sorted(counts, reverse=True)[:FEW]
 
 
@@ -120,7 +120,7 @@ def test_names_have_the_piece_that_is_spelt_the_same(tmp_path: Path) -> None:
     prepared = apart(tmp_path / "apart")
     source, target = prepared.tokenizers.source, prepared.tokenizers.target
     names = {target.piece(y): y for y in range(target.size)}
-    same = learn(prepared).translations[:, 0].tolist()
+    same = learn_lexicon(prepared).translations[:, 0].tolist()
     assert same == [names.get(source.piece(x), PAD) for x in range(source.size)]
     assert PAD in same[BREAK + 1 :]
     assert any(x != y != PAD for x, y in enumerate(same))
@@ -131,7 +131,7 @@ def test_of_much_text_every_nth_pair_is_learned_from(trained: Trained, monkeypat
     cells = (side.source.lengths.astype(int) + 1) * side.target.lengths
     monkeypatch.setattr(module, "CELLS", int(cells.sum()) - 1)
     counts = np.bincount(np.concatenate([side.target[row] for row in range(0, len(side), 2)]))
-    found = learn(trained.prepared).frequent.tolist()
+    found = learn_lexicon(trained.prepared).frequent.tolist()
     assert [counts[piece] for piece in found] == sorted(counts, reverse=True)[:FEW]
 
 
@@ -151,7 +151,7 @@ def test_names_can_be_copied_between_separate_vocabularies(tmp_path: Path) -> No
     lines = [" ".join("".join(draw.choice(["ba", "na", "da"], 3)) for _ in range(5)) for _ in range(80)]
     prepared = apart(tmp_path / "apart", lines)
     source, target = prepared.tokenizers.source, prepared.tokenizers.target
-    lexicon = learn(prepared).cut(1)
+    lexicon = learn_lexicon(prepared).cut(1)
     names = ["nabanadaba", "abanabad", "Ωμέγα"]
     rows = [torch.tensor([*source.encode(f"bana {name}."), EOS]) for name in names]
     for may_copy in (lexicon, replace(lexicon, separate=None)):
@@ -164,7 +164,7 @@ def test_names_can_be_copied_between_separate_vocabularies(tmp_path: Path) -> No
 
 def test_ctranslate2_leaves_shortlists_of_separate_vocabularies_to_the_own_search(trained: Trained) -> None:
     pytest.importorskip("ctranslate2")
-    lexicon, said = replace(learn(trained.prepared).cut(2), separate=trained.run.tokenizers), list[str]()
+    lexicon, said = replace(learn_lexicon(trained.prepared).cut(2), separate=trained.run.tokenizers), list[str]()
     translator = Translator([trained.run], DecodingSettings(), engine="auto")
     assert translator.engine.program != "mtkit"
     translator.shorten(lexicon, said.append)
@@ -215,7 +215,7 @@ def test_searches_find_what_they_find_where_no_other_piece_is_likely(
 
 def test_lines_hold_only_what_is_on_the_shortlist_of_their_batch(trained: Trained) -> None:
     model, tokenizers, lines = trained.run.load_model(), trained.run.tokenizers, sentences(12, seed=5)
-    lexicon, settings = learn(trained.prepared).cut(2), DecodingSettings()
+    lexicon, settings = learn_lexicon(trained.prepared).cut(2), DecodingSettings()
     engine = ModelEngine(model, settings, lexicon=lexicon)
     found = translate_lines(engine, tokenizers, lines)
     assert only_of(lexicon, tokenizers, lines, found)
@@ -225,7 +225,7 @@ def test_lines_hold_only_what_is_on_the_shortlist_of_their_batch(trained: Traine
 def test_a_translator_shortens_lines_and_sides(trained: Trained) -> None:
     translator, side = Translator([trained.run], DecodingSettings()), held_out(trained.prepared)
     assert translator.about["shortlist"] is None
-    lexicon, tokenizers = learn(trained.prepared).cut(2), trained.run.tokenizers
+    lexicon, tokenizers = learn_lexicon(trained.prepared).cut(2), trained.run.tokenizers
     assert not only_of(lexicon, tokenizers, side.sources, translator.translate(side.sources))
     translator.shorten(lexicon)
     for found in (translator.translate(side.sources), translate_side(translator, side, joined=False)[0]):
@@ -248,22 +248,23 @@ def test_pairs_that_are_too_long_are_left_out(trained: Trained, monkeypatch: pyt
     limit = int(np.median(longest))
     monkeypatch.setattr(module, "LONGEST", limit)
     counts = np.bincount(np.concatenate([side.target[row] for row in np.flatnonzero(longest <= limit)]))
-    found = learn(trained.prepared).frequent.tolist()
+    found = learn_lexicon(trained.prepared).frequent.tolist()
     assert [counts[piece] for piece in found] == sorted(counts, reverse=True)[:FEW]
     monkeypatch.setattr(module, "LONGEST", 1)
     with pytest.raises(DataError, match="too long to learn a lexicon from"):
-        learn(trained.prepared)
+        learn_lexicon(trained.prepared)
 
 
 def test_a_run_keeps_its_lexicon(trained: Trained, tmp_path: Path) -> None:
     run, told = make_run(tmp_path / "one").run, []
     assert load_lexicon(run) is None
     with pytest.raises(MtkitError, match=r"no prepared data in .*nowhere.*--data"):
-        learn_lexicon(run, tmp_path / "nowhere")
+        training_text(run, tmp_path / "nowhere")
     with pytest.raises(MtkitError, match=r"other pieces.*--data"):
-        learn_lexicon(run, apart(tmp_path / "apart").folder)
+        training_text(run, apart(tmp_path / "apart").folder)
     learned = learn_lexicon(
-        run, tmp_path / "one" / "mtkit-data", lambda items, what, total: told.append((what, total)) or items
+        training_text(run, tmp_path / "one" / "mtkit-data"),
+        lambda items, what, total: told.append((what, total)) or items,
     )
     assert told == [("learning the lexicon", ITERATIONS)]
     save_lexicon(run, learned)
@@ -304,6 +305,6 @@ def test_a_shortlist_and_its_length_decide_a_translation(trained: Trained) -> No
             translator.shorten(lexicon)
         return translator.identity
 
-    lexicon = learn(trained.prepared)
+    lexicon = learn_lexicon(trained.prepared)
     assert identity(lexicon) != identity(lexicon.cut(5))
     assert identity(lexicon) != identity(None)

@@ -125,7 +125,7 @@ def _checksums(files: Files) -> dict[str, str]:
 
 
 def _remove_stale(run: Run, checkpoint: str, current: Path, names: set[str]) -> None:
-    """Removes the folders beside `current` whose names are those of conversions and that hold only files of `names`."""
+    """Removes the other folders with names of conversions that hold only files of these names."""
     for other in current.parent.iterdir():
         if other == current or other.is_symlink() or not (match := _CONVERSION.fullmatch(other.name)):
             continue
@@ -178,7 +178,9 @@ def convert(model: Network, folder: Path, spelled: tuple[Sequence[str], Sequence
 def _shared_heads(weights: Weights, side: str, layers: int) -> int | None:
     """The key-value heads of all attentions of a side, if their numbers are equal and smaller than the heads'."""
     names = [f"{side}.{number}.{attention}" for number in range(layers) for attention in SIDES[side]]
-    (heads, keys), *others = {(shape.heads, shape.key_heads) for shape in map(weights.projection, names)}
+    (heads, keys), *others = {
+        (shape.heads, shape.key_heads) for shape in (weights.module(name).projection for name in names)
+    }
     return None if others or keys == heads else keys
 
 
@@ -186,7 +188,7 @@ def _set_layer(layer: Any, weights: Weights, name: str, side: str, shared: int |
     """`shared`: the key-value heads of its attentions; None: keys and values are repeated for each head."""
     self_attention, *cross_attentions = (f"{name}.{attention}" for attention in SIDES[side])
     q, k, v, out = _projections(weights, self_attention, repeated=shared is None)
-    rotary = weights.relative_positions(self_attention)
+    rotary = weights.module(self_attention).positions
     if isinstance(rotary, Rotary):
         layer.self_attention = MultiHeadAttentionSpec(
             self_attention=True,
@@ -219,7 +221,7 @@ def _projections(weights: Weights, name: str, *, repeated: bool) -> list[Map]:
     q, k, v, out = [(linear.weight, linear.bias) for linear in weights.projections(name)]
     if not repeated:
         return [q, k, v, out]
-    shape = weights.projection(name)
+    shape = weights.module(name).projection
 
     def repeat(tensor: Tensor) -> Tensor:
         heads = tensor.unflatten(0, (shape.key_heads, -1))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.attention.registry import find
-from mtkit.attention.slots import SLOTS, Positions, Projection
+from mtkit.attention.slots import SLOTS
 from mtkit.errors import MtkitError
 from mtkit.model.build import choose_attention
 from mtkit.model.network import Network
@@ -66,16 +66,6 @@ class Weights:
         """The projections of an attention's queries, keys, values and output."""
         attention = self.module(name)
         return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
-
-    def projection(self, name: str) -> Projection:
-        """The numbers and widths of an attention's heads."""
-        projection: Projection = self.module(name).projection
-        return projection
-
-    def relative_positions(self, name: str) -> Positions | None:
-        """The slot `positions` of an attention."""
-        positions: Positions | None = self.module(name).positions
-        return positions
 
     def norm_around(self, name: str) -> nn.LayerNorm:
         """The layer norm before or after an attention."""

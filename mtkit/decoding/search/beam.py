@@ -2,14 +2,13 @@
 
 The rules are fairseq's (Ott et al., 2019, https://github.com/facebookresearch/fairseq, `sequence_generator.py`).
 Each step considers the 2 * beam best continuations, so that the beam keeps its width when hypotheses end. An EOS counts
-only among the first `beam` continuations. A segment is finished with `beam` ended hypotheses or at its own limit, where
-EOS is forced. Prefixes are compared by log-probability, ended hypotheses by score. Unlike fairseq, of all that end at
-the last step those with the best scores are kept; without a coverage penalty, the best of all is the same.
+only among the first `beam` continuations. A segment is finished if `beam` hypotheses have ended, or at its own limit:
+EOS is forced there. Prefixes are compared by log-probability, ended hypotheses by score. Unlike fairseq, of all that
+end at the last step those with the best scores are kept; without a coverage penalty, the best of all is the same.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -36,8 +35,8 @@ def beam_search(model: Model, batch: SourceBatch, settings: DecodingSettings) ->
     Of equally good continuations, one of the better hypothesis comes first, then one with a lower id.
     """
     beam, with_coverage = settings.beam, settings.coverage_penalty > 0
-    prefixes = _Prefixes.start(batch, with_coverage)
-    ended = _Ended.start(batch, beam)
+    prefixes = _Prefixes(batch, with_coverage)
+    ended = _Ended(batch, beam)
     state = begin(model, batch, hypotheses=1)  # one hypothesis suffices: the first step makes several of it
     for step in range(batch.longest):
         batch.check()
@@ -74,34 +73,24 @@ class _Continuations:
     token: Tensor
 
 
-@dataclass
 class _Prefixes:
     """The N prefixes of each unfinished segment: one at first, then `beam`, or fewer if there are no more.
 
     A log-probability of -inf marks a missing one.
     """
 
-    rows: Tensor
-    """(B',) the indices of the segments in the batch."""
-    token: Tensor
-    """(B', N), the last piece."""
-    pieces: Tensor
-    """(B', N, L), PAD from the present step on."""
-    log_prob: Tensor
-    """(B', N) float32."""
-    attention: Tensor
-    """(B', N, S), each source piece's attention so far; S = 0 without a coverage penalty."""
-
-    @classmethod
-    def start(cls, batch: SourceBatch, with_coverage: bool) -> Self:
+    def __init__(self, batch: SourceBatch, with_coverage: bool) -> None:
         size, device = len(batch.limits), batch.source.device
-        return cls(
-            rows=torch.arange(size, device=device),
-            token=torch.full((size, 1), BOS, device=device),
-            pieces=torch.full((size, 1, batch.longest), PAD, device=device),
-            log_prob=torch.zeros(size, 1, device=device),
-            attention=torch.zeros(size, 1, batch.source.shape[1] if with_coverage else 0, device=device),
-        )
+        self.rows = torch.arange(size, device=device)
+        """(B',) the indices of the segments in the batch."""
+        self.token = torch.full((size, 1), BOS, device=device)
+        """(B', N), the last piece."""
+        self.pieces = torch.full((size, 1, batch.longest), PAD, device=device)
+        """(B', N, L), PAD from the present step on."""
+        self.log_prob = torch.zeros(size, 1, device=device)
+        """(B', N) float32."""
+        self.attention = torch.zeros(size, 1, batch.source.shape[1] if with_coverage else 0, device=device)
+        """(B', N, S), each source piece's attention so far; S = 0 without a coverage penalty."""
 
     @property
     def done(self) -> Tensor:
@@ -126,36 +115,28 @@ class _Prefixes:
         self.log_prob, self.attention = self.log_prob[running], self.attention[running]
 
 
-@dataclass
 class _Ended:
     """The ended hypotheses of each segment of the batch, in the order in which they ended.
 
     There are at most 2 * beam - 1: beam - 1 before the last step, and `beam` at it.
     """
 
-    count: Tensor
-    """(B,) their number."""
-    pieces: Tensor
-    """(B, 2 * beam, L); here and below, what has not ended is written to the last place."""
-    log_prob: Tensor
-    coverage: Tensor
-    """(B, 2 * beam), the coverage penalty."""
-
-    @classmethod
-    def start(cls, batch: SourceBatch, beam: int) -> Self:
+    def __init__(self, batch: SourceBatch, beam: int) -> None:
         size, device = len(batch.limits), batch.source.device
-        return cls(
-            count=torch.zeros(size, dtype=torch.long, device=device),
-            pieces=torch.full((size, 2 * beam, batch.longest), PAD, device=device),
-            log_prob=torch.full((size, 2 * beam), -torch.inf, device=device),
-            coverage=torch.zeros(size, 2 * beam, device=device),
-        )
+        self.beam = beam
+        self.count = torch.zeros(size, dtype=torch.long, device=device)
+        """(B,) their number."""
+        self.pieces = torch.full((size, 2 * beam, batch.longest), PAD, device=device)
+        """(B, 2 * beam, L); here and below, what has not ended is written to the last place."""
+        self.log_prob = torch.full((size, 2 * beam), -torch.inf, device=device)
+        self.coverage = torch.zeros(size, 2 * beam, device=device)
+        """(B, 2 * beam), the coverage penalty."""
 
     def add(
         self, continuations: _Continuations, prefixes: _Prefixes, batch: SourceBatch, step: int, coverage_weight: float
     ) -> None:
         """Adds the hypotheses that end among the first `beam` continuations."""
-        beam = self.log_prob.shape[1] // 2
+        beam = self.beam
         log_prob, parent = continuations.log_prob[:, :beam], continuations.parent[:, :beam]
         ends = (continuations.token[:, :beam] == EOS) & (log_prob > -torch.inf)
         rows = prefixes.rows[:, None]
@@ -171,11 +152,11 @@ class _Ended:
 
     def full(self, rows: Tensor) -> Tensor:
         """Whether `beam` hypotheses of the segments `rows` (B',) have ended."""
-        return self.count[rows] >= self.log_prob.shape[1] // 2
+        return self.count[rows] >= self.beam
 
     def hypotheses(self, alpha: float) -> Hypotheses:
         """The `beam` best of the ended hypotheses, ranked."""
-        pieces, log_probs, beam = self.pieces[:, :-1], self.log_prob[:, :-1], self.log_prob.shape[1] // 2
+        pieces, log_probs, beam = self.pieces[:, :-1], self.log_prob[:, :-1], self.beam
         scores = normalised(log_probs, (pieces != PAD).sum(-1), alpha) + self.coverage[:, :-1]
         ranked = Hypotheses(pieces, log_probs, scores).ranked()
         return Hypotheses(ranked.pieces[:, :beam], ranked.log_probs[:, :beam], ranked.scores[:, :beam])

@@ -1,6 +1,5 @@
 """Greedy decoding and sampling: each step extends every hypothesis by one chosen piece."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 from mtkit.attention.contract import close_gaps
 from mtkit.decoding.contract import Hypotheses, SourceBatch
 from mtkit.decoding.search.continuations import (
-    Forbid,
     allowed_log_probs,
     at_limit,
     begin,
@@ -19,7 +17,7 @@ from mtkit.decoding.search.continuations import (
     normalised,
     still_running,
 )
-from mtkit.model.network import Logits, Model
+from mtkit.model.network import Model
 from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import BOS, EOS, PAD
 
@@ -28,21 +26,10 @@ GAMMA = 0x9E3779B97F4A7C15 - 2**64
 FIRST = 0xBF58476D1CE4E5B9 - 2**64
 SECOND = 0x94D049BB133111EB - 2**64
 
-Choose = Callable[[Logits, Tensor, int, Tensor | None, Forbid | None], tuple[Tensor, Tensor]]
-"""(logits (B', N, V), segments (B',), step, and `ends` and `forbid` of `allowed_log_probs`) to the chosen pieces and
-their log-probabilities, (B', N) each."""
-
 
 def greedy_search(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
     """One hypothesis per segment: the likeliest piece at each step; of equally likely ones, the lowest id."""
-
-    def choose(
-        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
-    ) -> tuple[Tensor, Tensor]:
-        log_prob, _, piece = best_continuations(logits, torch.zeros(len(rows), 1, device=rows.device), 1, ends, forbid)
-        return piece, log_prob
-
-    return _generate(model, batch, settings, choose, hypotheses=1)
+    return _generate(model, batch, settings, hypotheses=1, sampling=False)
 
 
 def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypotheses:
@@ -50,27 +37,11 @@ def sample(model: Model, batch: SourceBatch, settings: DecodingSettings) -> Hypo
 
     The draws of a segment depend on the seed and its key, not on its batch, unless `batch.pieces` restricts them.
     """
-
-    def choose(
-        logits: Logits, rows: Tensor, step: int, ends: Tensor | None, forbid: Forbid | None
-    ) -> tuple[Tensor, Tensor]:
-        log_probs = allowed_log_probs(logits, ends, forbid)
-        uniforms = uniform(settings.seed, batch.keys[rows], log_probs.shape[1], step)
-        drawn = draw(
-            log_probs.flatten(0, 1),
-            uniforms.flatten(),
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-        )
-        token = drawn.view(log_probs.shape[:2])
-        return token, log_probs.gather(-1, token[..., None]).squeeze(-1)
-
-    return _generate(model, batch, settings, choose, hypotheses=settings.n_best)
+    return _generate(model, batch, settings, hypotheses=settings.n_best, sampling=True)
 
 
 def _generate(
-    model: Model, batch: SourceBatch, settings: DecodingSettings, choose: Choose, hypotheses: int
+    model: Model, batch: SourceBatch, settings: DecodingSettings, *, hypotheses: int, sampling: bool
 ) -> Hypotheses:
     """The hypotheses (B, N) made by choosing piece after piece, until EOS is chosen, or forced at the limit.
 
@@ -90,7 +61,19 @@ def _generate(
         ends, forbid = at_limit(batch, rows, step), None
         if settings.no_repeat_ngram:
             forbid = partial(forbid_repeats, pieces=pieces[rows, :, :step], size=settings.no_repeat_ngram)
-        token, log_prob = choose(logits, rows, step, ends, forbid)
+        if sampling:
+            candidates = allowed_log_probs(logits, ends, forbid)
+            uniforms = uniform(settings.seed, batch.keys[rows], hypotheses, step)
+            token = draw(
+                candidates.flatten(0, 1),
+                uniforms.flatten(),
+                temperature=settings.temperature,
+                top_k=settings.top_k,
+                top_p=settings.top_p,
+            ).view(uniforms.shape)
+            log_prob = candidates.gather(-1, token[..., None]).squeeze(-1)
+        else:
+            log_prob, _, token = best_continuations(logits, torch.zeros(len(rows), 1, device=device), 1, ends, forbid)
         impossible = ~log_prob.isfinite()
         token = token.masked_fill(impossible, EOS).masked_fill(done, PAD)
         pieces[rows, :, step] = token
