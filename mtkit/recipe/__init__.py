@@ -1,26 +1,12 @@
 """The recipe of an experiment: its settings and the functions that read them."""
 
-from mtkit.recipe.recipe import (
-    AttentionSettings,
-    ModelSettings,
-    Recipe,
-    differences,
-    load_recipe,
-    make_recipe,
-    merged,
-    overridden,
-)
-from mtkit.recipe.settings import DecodingSettings, TrainingSettings
-
-__all__ = [
-    "AttentionSettings",
-    "DecodingSettings",
-    "ModelSettings",
-    "Recipe",
-    "TrainingSettings",
-    "differences",
-    "load_recipe",
-    "make_recipe",
-    "merged",
-    "overridden",
-]
+from mtkit.recipe.recipe import AttentionSettings as AttentionSettings
+from mtkit.recipe.recipe import ModelSettings as ModelSettings
+from mtkit.recipe.recipe import Recipe as Recipe
+from mtkit.recipe.recipe import differences as differences
+from mtkit.recipe.recipe import load_recipe as load_recipe
+from mtkit.recipe.recipe import make_recipe as make_recipe
+from mtkit.recipe.recipe import merged as merged
+from mtkit.recipe.recipe import overridden as overridden
+from mtkit.recipe.settings import DecodingSettings as DecodingSettings
+from mtkit.recipe.settings import TrainingSettings as TrainingSettings

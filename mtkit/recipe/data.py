@@ -148,9 +148,9 @@ class Cleaning(Settings):
     """Leave out pairs with more pieces than this on a side. Default: `model.max_length`."""
 
 
-def _listed(given: Any) -> Any:
+def _listed(corpora: Any) -> Any:
     """Return a list unchanged, and wrap a single corpus in a list."""
-    return given if isinstance(given, list | tuple) else [given]
+    return corpora if isinstance(corpora, list | tuple) else [corpora]
 
 
 def _one_word(name: str) -> str:
@@ -159,11 +159,11 @@ def _one_word(name: str) -> str:
     return name.strip()
 
 
-def _named(given: Any) -> Any:
+def _named(sides: Any) -> Any:
     """Return test sides by name; corpora without a name become the side `test`."""
-    if isinstance(given, Mapping) and all(isinstance(each, Mapping | list | tuple | Corpus) for each in given.values()):
-        return given
-    return {"test": given}
+    if isinstance(sides, Mapping) and all(isinstance(side, Mapping | list | tuple | Corpus) for side in sides.values()):
+        return sides
+    return {"test": sides}
 
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_listed, json_schema_input_type=Corpus | tuple[Corpus, ...])]
@@ -258,7 +258,7 @@ class DataSettings(Settings):
                         f"the {name} side has the direction {direction}, which is not among the training corpora's "
                         f"({', '.join(known)}); give each corpus its `direction`"
                     )
-        if len(known) > 1 and (odd := [each for each in known if each.count("-") != 1]):
+        if len(known) > 1 and (odd := [direction for direction in known if direction.count("-") != 1]):
             raise ValueError(f"direction {odd[0]}: write a direction as en-de, with no other hyphen in the languages")
         return self
 

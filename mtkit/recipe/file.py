@@ -1,27 +1,19 @@
-"""Find a recipe file by path or by the name of a shipped recipe, and read it.
+"""Recipe files: their YAML, the comment at their head, and their promises.
 
-The comment at the head of a recipe file: a description and the reached score.
-
-# Multi30k English-German: captions of photographs
+# Multi30k English-German: captions of photographs             the first line is the description
 #
 #     mtkit recipes check multi30k-en-de
 #
 # reached: BLEU 37.42 on flickr2016 after 20 minutes on 2 CPU cores (nrefs:1|...)
 
-The first line is the description.
-
-Promises of a recipe: bounds on the scores of its test sides, as in
-
-promises:
+promises:                                       # bounds on scores of test sides, after the minutes of training if given
   - BLEU >= 37 on flickr2016 after 20 minutes
   - TER <= 45 on flickr2016 after 75 minutes
-
-The score of the test side must be within the bound, after the given minutes of training if there are any.
 """
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -47,23 +39,19 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"), key=lambda path: path.stem)}
 
 
-def shipped_recipe(name: str) -> Path:
-    """Return the path of a recipe that comes with mtkit. Raises: RecipeError with the nearest name if it is unknown."""
-    paths = shipped_recipes()
-    if name not in paths:
-        raise RecipeError(
-            f"no recipe {shown(name)} comes with mtkit{did_you_mean(name, list(paths))}; there are: {', '.join(paths)}"
-        )
-    return paths[name]
-
-
 def find_recipe(path: Path) -> Path:
     """Return `path`, or the shipped recipe of this name if `path` is a plain name and no such file exists.
 
-    Raises: RecipeError if no shipped recipe has this name.
+    Raises: RecipeError, with the nearest name, if no shipped recipe has this name.
     """
-    plain = path.name == str(path) and not path.suffix
-    return shipped_recipe(path.name) if plain and not path.is_file() else path
+    name = path.name
+    if name != str(path) or path.suffix or path.is_file():
+        return path
+    recipes = shipped_recipes()
+    if name not in recipes:
+        hint = did_you_mean(name, list(recipes))
+        raise RecipeError(f"no recipe {shown(name)} comes with mtkit{hint}; there are: {', '.join(recipes)}")
+    return recipes[name]
 
 
 def read_text(path: Path) -> str:
@@ -86,17 +74,17 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises: RecipeError with the file, and the line if it is known.
     """
     try:
-        given = load_yaml(read_text(path))
+        settings = load_yaml(read_text(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or "bad text"
         raise RecipeError(f"{where}: not a YAML recipe: {cut_words(problem)}") from error
-    if given is None:
+    if settings is None:
         return {}
-    if not isinstance(given, dict):
+    if not isinstance(settings, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of settings, as in `training: {{max_updates: 1000}}`")
-    return given
+    return settings
 
 
 def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
@@ -105,7 +93,7 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
     Column names are not expanded: they may contain a dollar. Raises: RecipeError for a variable that is not set.
     """
 
-    def filled(name: str) -> str:
+    def value_of(name: str) -> str:
         if not os.environ.get(name):
             raise RecipeError(
                 f"{origin}: the environment variable {name} is not set; the recipe's first lines describe the "
@@ -113,18 +101,17 @@ def with_variables(settings: Mapping[str, Any], origin: Path) -> dict[str, Any]:
             )
         return os.environ[name]
 
-    return {**settings, "data": _filled(settings["data"], filled)} if "data" in settings else dict(settings)
+    def expanded(value: Any) -> Any:
+        if isinstance(value, str):
+            return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), value)
+        if isinstance(value, list):
+            return [expanded(item) for item in value]
+        if isinstance(value, dict):
+            columns = ("source", "target", "documents") if "file" in value or "dataset" in value else ()
+            return {key: item if key in columns else expanded(item) for key, item in value.items()}
+        return value
 
-
-def _filled(given: Any, value_of: Callable[[str], str]) -> Any:
-    if isinstance(given, str):
-        return _VARIABLE.sub(lambda match: value_of(match[1] or match[2]), given)
-    if isinstance(given, list):
-        return [_filled(each, value_of) for each in given]
-    if isinstance(given, dict):
-        columns = ("source", "target", "documents") if "file" in given or "dataset" in given else ()
-        return {key: each if key in columns else _filled(each, value_of) for key, each in given.items()}
-    return given
+    return {**settings, "data": expanded(settings["data"])} if "data" in settings else dict(settings)
 
 
 _REACHED = "reached:"
@@ -190,10 +177,7 @@ def due_after(promises: Sequence[Promise], minutes: float | None) -> list[Promis
     return [item for item in promises if (item.minutes or 0) <= minutes] or list(promises[:1])
 
 
-def _understood(text: str) -> str:
-    promise(text)
-    return text
-
-
-PromiseText = Annotated[str, AfterValidator(_understood), Field(json_schema_extra={"pattern": f"^{_FORM}$"})]
+PromiseText = Annotated[
+    str, AfterValidator(lambda text: promise(text).text), Field(json_schema_extra={"pattern": f"^{_FORM}$"})
+]
 """The text of a promise in a recipe."""

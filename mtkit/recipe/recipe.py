@@ -1,9 +1,7 @@
 """The recipe: one tree of settings for an experiment, read from YAML and from the command line.
 
-A value comes from the command line, else the recipe file, else the preset, else the default in the class. The docstring
-under a setting is its documentation, with the unit of a number.
-
-Settings that a new run inherits from the run in `training.init_from`.
+A value comes from the command line, else the recipe file, else the run in `training.init_from`, else the preset, else
+the default in the class. The docstring under a setting is its documentation, with the unit of a number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -192,36 +190,36 @@ def load_recipe(
     if path is None:
         return make_recipe(with_beginning(overrides or {}, begun))
     path = find_recipe(path)
-    given = overridden(with_variables(read_settings(path), path), overrides or {}, origin=str(path))
-    return make_recipe(with_beginning(given, begun), origin=str(path))
+    settings = overridden(with_variables(read_settings(path), path), overrides or {}, origin=str(path))
+    return make_recipe(with_beginning(settings, begun), origin=str(path))
 
 
-def make_recipe(given: Mapping[str, Any], origin: str | None = None) -> Recipe:
+def make_recipe(settings: Mapping[str, Any], origin: str | None = None) -> Recipe:
     """Make the recipe from nested settings over their preset. Raises: RecipeError that starts with `origin`."""
-    preset, where = given.get("preset", "tiny"), f"{origin}: " if origin else ""
+    preset, where = settings.get("preset", "tiny"), f"{origin}: " if origin else ""
     if preset not in get_args(Preset):
         names = list(get_args(Preset))
         hint = did_you_mean(str(preset), names)
         raise RecipeError(f"{where}no preset {shown(preset)}{hint}; the presets are {', '.join(names)}")
     try:
-        return Recipe.model_validate(merged(PRESETS[preset], given))
+        return Recipe.model_validate(merged(PRESETS[preset], settings))
     except PydanticError as error:
         raise RecipeError(where + _explain(error)) from error
 
 
-def overridden(given: Mapping[str, Any], above: Mapping[str, Any], origin: str | None = None) -> dict[str, Any]:
+def overridden(settings: Mapping[str, Any], above: Mapping[str, Any], origin: str | None = None) -> dict[str, Any]:
     """Return a user's settings, overridden by the settings `above`.
 
-    Raises: RecipeError that starts with `origin`, if `above` would replace an invalid value of `given` with a mapping.
+    Raises: RecipeError that starts with `origin`, if `above` would replace an invalid value with a mapping.
     """
-    if _replaces(given, above):
-        make_recipe(given, origin)
-    return merged(given, above)
+    if _replaces(settings, above):
+        make_recipe(settings, origin)
+    return merged(settings, above)
 
 
-def _replaces(given: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
-    """Return whether a mapping in `above` replaces a value of another type in `given`."""
-    pairs = [(given.get(key), value) for key, value in above.items() if isinstance(value, Mapping)]
+def _replaces(settings: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    """Return whether a mapping in `above` replaces a value of another type in `settings`."""
+    pairs = [(settings.get(key), value) for key, value in above.items() if isinstance(value, Mapping)]
     return any(_replaces(under, value) if isinstance(under, Mapping) else under is not None for under, value in pairs)
 
 
@@ -270,31 +268,31 @@ def _groups(annotation: Any) -> Iterator[Any]:
     """Yield the settings classes in a type annotation."""
     if hasattr(annotation, "model_fields"):
         yield annotation
-    for each in get_args(annotation):
-        yield from _groups(each)
+    for argument in get_args(annotation):
+        yield from _groups(argument)
 
 
 ROLES = ("name", "encoder", "decoder", "cross")
 
 
-def with_beginning(given: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
-    """Merge nested settings with the settings that they inherit from the run in `training.init_from`.
+def with_beginning(own: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
+    """Add the settings that nested settings inherit from the run in `training.init_from`.
 
     A run that resumes in the folder `begun` reads them from its own recipe.yaml and does not need the other run.
     The model is inherited unless a preset is set, because otherwise the weights would not fit. The attention is
     inherited if no mechanism is set. If there is no such run, the settings do not change.
     """
-    settings, training = dict(given), given.get("training")
+    settings, training = dict(own), own.get("training")
     run_name = training.get("init_from") if isinstance(training, Mapping) else None
     path = (begun or run_folder_of(Path(str(run_name)))) / "recipe.yaml"
     if run_name is None or not path.is_file():
         return settings  # the caller raises when it opens the run
-    model, attention = given.get("model") or {}, given.get("attention") or {}
+    model, attention = own.get("model") or {}, own.get("attention") or {}
     options: Any = attention.get("options", {}) if isinstance(attention, Mapping) else None
     if not all(isinstance(section, Mapping) for section in (model, attention, options)):
         return settings  # make_recipe raises
     inherited = read_settings(path)
-    if "preset" not in given:
+    if "preset" not in own:
         settings["model"] = {**inherited.get("model", {}), **model}
     if all(attention.get(role) is None for role in ROLES):
         options = {**inherited.get("attention", {}).get("options", {}), **options}
