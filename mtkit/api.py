@@ -20,7 +20,7 @@ from mtkit.evaluation.scores import METRICS, RESAMPLES, Score, score_corpus
 from mtkit.model.build import label_attention
 from mtkit.recipe import Recipe, load_recipe, make_recipe, merged, overridden
 from mtkit.recipe.settings import with_method
-from mtkit.runs import beginning, begun_folder, find_run, named_run, run_folder
+from mtkit.runs import find_run, initial_run, named_run, resumable_folder, run_folder
 from mtkit.text.text_files import Lines
 from mtkit.text.tokenizer import EOS
 from mtkit.training.loop import train as run_training
@@ -194,9 +194,9 @@ def train(
 
     Raises: as `mtkit.training.loop.train`, and DataError if the data is not prepared.
     """
-    settings = _recipe(recipe, init_from, begun_folder(name))
+    settings = _recipe(recipe, init_from, resumable_folder(name))
     folder = run_folder(label_attention(settings) if name is None else name)
-    source = beginning(settings.training.init_from if init_from is None else Path(init_from), folder)
+    source = initial_run(settings.training.init_from if init_from is None else Path(init_from), folder)
     prepared = open_prepared(settings.data.folder)
     command = ["python", *map(str, getattr(sys, "argv", []))]  # a program that embeds Python may have none
     return run_training(settings, prepared, folder, command=command, device=device, init_from=source, say=say)

@@ -271,25 +271,25 @@ def find_run(folder: Path | None = None, name: str | None = None) -> Run:
     return run
 
 
-def is_begun(folder: Path) -> bool:
+def can_resume(folder: Path) -> bool:
     """Return whether the folder has a run to resume: one with a checkpoint."""
     return (folder / "run.json").exists() and any((folder / "checkpoints").glob("update-*"))
 
 
-def begun_folder(name: str | None) -> Path | None:
+def resumable_folder(name: str | None) -> Path | None:
     """Return the folder of the run of this name if it can be resumed. Raises: RunError as `run_folder`."""
     folder = None if name is None else run_folder(name)
-    return folder if folder is not None and is_begun(folder) else None
+    return folder if folder is not None and can_resume(folder) else None
 
 
-def beginning(named: Path | None, folder: Path) -> Run | None:
+def initial_run(named: Path | None, folder: Path) -> Run | None:
     """Find the run, by folder or name, that initialises the training in `folder`; None without one.
 
     Raises: RunError as `find_run`, unless the training has begun and does not need the run any more.
     """
     if named is None:
         return None
-    if is_begun(folder):
+    if can_resume(folder):
         return Run(run_folder_of(named))
     return named_run(named)
 

@@ -97,7 +97,7 @@ def train(
       torchrun --nproc-per-node 8 -m mtkit train --preset base
     """
     from mtkit.recipe import load_recipe
-    from mtkit.runs import beginning, begun_folder, run_folder
+    from mtkit.runs import initial_run, resumable_folder, run_folder
 
     settings = load_recipe(
         recipe,
@@ -125,7 +125,7 @@ def train(
             ),
             scoring=given(tokenize=tokenize),
         ),
-        begun_folder(name),
+        resumable_folder(name),
     )
 
     from mtkit.data.prepared import open_prepared
@@ -136,7 +136,7 @@ def train(
     label = label_attention(settings)  # checks names, roles and options before any data is read
     folder = run_folder(label if name is None else name)
     use_threads(threads)
-    source = beginning(settings.training.init_from, folder)
+    source = initial_run(settings.training.init_from, folder)
     prepared = open_prepared(settings.data.folder)
     changed = [] if recipe is None or data is not None else _changed(prepared.settings, settings.data)
     if changed and os.environ.get("RANK", "0") == "0":  # only one process of torchrun

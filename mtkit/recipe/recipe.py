@@ -188,10 +188,10 @@ def load_recipe(
     Raises: RecipeError with the file, the setting, the value and the rule.
     """
     if path is None:
-        return make_recipe(with_beginning(overrides or {}, begun))
+        return make_recipe(with_inherited(overrides or {}, begun))
     path = find_recipe(path)
     settings = overridden(with_variables(read_settings(path), path), overrides or {}, origin=str(path))
-    return make_recipe(with_beginning(settings, begun), origin=str(path))
+    return make_recipe(with_inherited(settings, begun), origin=str(path))
 
 
 def make_recipe(settings: Mapping[str, Any], origin: str | None = None) -> Recipe:
@@ -275,7 +275,7 @@ def _groups(annotation: Any) -> Iterator[Any]:
 ROLES = ("name", "encoder", "decoder", "cross")
 
 
-def with_beginning(own: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
+def with_inherited(own: Mapping[str, Any], begun: Path | None = None) -> dict[str, Any]:
     """Add the settings that nested settings inherit from the run in `training.init_from`.
 
     A run that resumes in the folder `begun` reads them from its own recipe.yaml and does not need the other run.

@@ -16,7 +16,7 @@ from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, beginning, is_begun
+from mtkit.runs import Run, can_resume, initial_run
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
 from mtkit.training.data_loader import Feed, Work
@@ -72,8 +72,8 @@ def train(
             target_vocabulary=tokenizers.target.size,
             tasks=len(prepared.directions),
         )
-        init_from = beginning(recipe.training.init_from, folder) if init_from is None else init_from
-        if init_from is not None and not is_begun(folder):
+        init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
+        if init_from is not None and not can_resume(folder):
             begin(model, init_from, prepared, say)
         train_in_part(model, recipe.training, recipe.seed)
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)

@@ -16,7 +16,7 @@ import torch
 from mtkit.memory import forget_peak
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.runs import Run, is_begun
+from mtkit.runs import Run, can_resume
 from mtkit.training.data_loader import Feed, Work
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision, precisions
@@ -62,7 +62,7 @@ def settle(recipe: Recipe, folder: Path, model: Network, feed: Feed, world: Worl
     names = precisions(world.device)
     (fewest,) = world.agree(-len(names))  # what the processes' machines have in common
     names = names[: -int(fewest)]
-    if is_begun(folder):  # by a version that measured nothing
+    if can_resume(folder):  # by a version that measured nothing
         return Precision("auto", world.device)
     if len(names) == 1:
         return Precision(names[0], world.device)

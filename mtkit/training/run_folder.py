@@ -21,7 +21,7 @@ from mtkit.errors import DiffersError, MtkitError, RunError
 from mtkit.model.build import attention_packages
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe, differences
-from mtkit.runs import FORMAT, Origin, Run, is_begun
+from mtkit.runs import FORMAT, Origin, Run, can_resume
 from mtkit.storage.files import FILES_OF_RUNS, inside, locked, write_json, write_text, writing
 from mtkit.storage.records import read_object
 from mtkit.storage.yaml_text import dump_yaml
@@ -131,7 +131,7 @@ def open_folder(
             "target": prepared.tokenizers.target.size,
         },
     }
-    if is_begun(folder):
+    if can_resume(folder):
         before = Run(folder)
         _check(before, recipe, about)
         about["origins"] = origins(before)
