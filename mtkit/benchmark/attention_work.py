@@ -95,9 +95,9 @@ class Walk:
         seconds = seconds_of(walk, self.device) / STEPS
         flops, peak = 0, 0
         for _ in range(STEPS):
-            before = held_bytes(state)
+            held = held_bytes(state)
             cost = cost_of(step, self.device)
-            flops, peak = flops + cost.flops, max(peak, before + cost.peak_bytes)
+            flops, peak = flops + cost.flops, max(peak, held + cost.peak_bytes)
         return seconds, Cost(round(flops / STEPS), peak)
 
     def _next(self, state: State) -> State:

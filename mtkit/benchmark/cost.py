@@ -38,11 +38,11 @@ def cost_of(compute: Callable[[], Any], device: torch.device) -> Cost:
     """Run `compute()` once, including its backward passes, and return its cost."""
     counter = _counter()
     if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
+        held = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         with counter:
             compute()
-        return Cost(counter.get_total_flops(), torch.cuda.max_memory_allocated(device) - before)
+        return Cost(counter.get_total_flops(), torch.cuda.max_memory_allocated(device) - held)
     with _LiveBytes() as live, counter:
         compute()
     return Cost(counter.get_total_flops(), live.peak)
@@ -81,8 +81,8 @@ def predict_bytes(held: Mapping[int, float], length: int, growth: float) -> floa
     last = shorter[-1]
     if growth < 2 or len(shorter) == 1:
         return held[last] * (length / last) ** growth
-    before = shorter[-2]
-    square = max(0.0, (held[last] / last - held[before] / before) / (last - before))
+    second = shorter[-2]
+    square = max(0.0, (held[last] / last - held[second] / second) / (last - second))
     return (held[last] / last - square * last) * length + square * length**2
 
 

@@ -89,10 +89,10 @@ class OwnDecoder:
         """Translate with the run's settings, except beam and batch size."""
         changes = {"method": "beam" if beam > 1 else "greedy", "beam": beam, "batch_tokens": size, "n_best": 1}
         settings = DecodingSettings.model_validate(self._settings.model_dump() | changes)
-        found = translate_lines(
+        translations = translate_lines(
             self._engine.with_settings(settings), self._tokenizers, SourceLines(lines, trained_on=self._trained_on)
         )
-        return [Decoded(best.text, len(best.pieces)) for best, *_ in found]
+        return [Decoded(best.text, len(best.pieces)) for best, *_ in translations]
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ def _translate(decoder: Decoder, row: Measured, lines: Sequence[str]) -> None:
 def _timed(decoder: Decoder, lines: Sequence[str], beam: int, size: int) -> tuple[list[Decoded], float]:
     """Return the translations and their time; text exists only after the device has finished."""
     begin = time.perf_counter()
-    found = decoder.translate(lines, beam, size)
-    return found, time.perf_counter() - begin
+    decoded = decoder.translate(lines, beam, size)
+    return decoded, time.perf_counter() - begin
 
 
 def _operations(candidate: Candidate, side: HeldOut, row: Measured) -> float:

@@ -141,9 +141,9 @@ class _Endless:
             self.times[self.steps] = time.perf_counter()
         self.steps += 1
         logits, state, weights = self.model.step(token, state, need_weights=need_weights)
-        whole = logits.whole()
-        whole[..., EOS] = -torch.inf
-        return Logits.known(whole), state, weights
+        log_probs = logits.whole()
+        log_probs[..., EOS] = -torch.inf
+        return Logits.known(log_probs), state, weights
 
 
 def _model(
@@ -190,8 +190,8 @@ def table(benchmark: DocumentBenchmark) -> str:
         f"{setting.vocabulary:,} pieces; encoder full; ×: how many times faster than full in both roles)"
     )
     last = _section(benchmark, f"milliseconds per piece, last {LAST} pieces", lambda row: row.last)
-    whole = _section(benchmark, "milliseconds per piece, whole document", lambda row: row.seconds / row.length)
-    return "\n\n".join([head, last, whole])
+    per_piece = _section(benchmark, "milliseconds per piece, whole document", lambda row: row.seconds / row.length)
+    return "\n\n".join([head, last, per_piece])
 
 
 def as_object(benchmark: DocumentBenchmark) -> dict[str, Any]:

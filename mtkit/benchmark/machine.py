@@ -128,8 +128,8 @@ def _int8_product(side: int, device: torch.device) -> Callable[[], torch.Tensor]
     """Return an int8 product; on the CPU as in a linear layer: float32 in, quantised to int8, float32 out."""
     if device.type == "cpu":
         scaled = torch.quantize_per_tensor(torch.randn(side, side), 0.05, 0, torch.qint8)
-        weight, given = torch.ops.quantized.linear_prepack(scaled, None), torch.randn(side, side)
-        return lambda: torch.ops.quantized.linear_dynamic(given, weight, True)
+        weight, inputs = torch.ops.quantized.linear_prepack(scaled, None), torch.randn(side, side)
+        return lambda: torch.ops.quantized.linear_dynamic(inputs, weight, True)
     left, right = (torch.randint(-127, 127, (side, side), dtype=torch.int8, device=device) for _ in range(2))
     return lambda: torch._int_mm(left, right.t())
 

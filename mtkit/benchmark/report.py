@@ -34,10 +34,10 @@ def outputs(folder: Path, name: str) -> list[Path]:
     """
     paths = [inside(folder, f"{name}{end}") for end in (".txt", ".json", ".png")]
     try:
-        own = "mtkit" in from_json(paths[1].read_bytes())
+        ours = "mtkit" in from_json(paths[1].read_bytes())
     except (OSError, ValueError, TypeError):
-        own = False
-    if not own and (foreign := [path for path in paths if path.exists()]):
+        ours = False
+    if not ours and (foreign := [path for path in paths if path.exists()]):
         raise MtkitError(f"{foreign[0]} exists, and mtkit has no record that it wrote it; give another --output")
     return paths
 
@@ -64,8 +64,8 @@ def draw(charts: Sequence[Bars], path: Path) -> None:
     figure = Figure(figsize=(9, sum(heights)), layout="constrained")
     grid = figure.subplots(len(charts), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     for (axes,), chart in zip(grid, charts, strict=True):
-        labels, speeds, own = zip(*chart.speeds, strict=True)
-        drawn = axes.barh(range(len(speeds)), speeds, color=["#1f77b4" if each else "#9a9a9a" for each in own])
+        labels, speeds, ours = zip(*chart.speeds, strict=True)
+        drawn = axes.barh(range(len(speeds)), speeds, color=["#1f77b4" if our else "#9a9a9a" for our in ours])
         axes.bar_label(drawn, [f"{speed:,.0f}" for speed in speeds], padding=4, fontsize="small")
         axes.set_yticks(range(len(labels)), labels)
         axes.invert_yaxis()

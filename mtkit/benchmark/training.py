@@ -269,9 +269,9 @@ def _take_turn(trainer: Trainer, row: Trained, batches: Iterator[Work], before: 
     def work() -> None:
         nonlocal tokens
         for number in range(before + 1, before + count + 1):
-            made = next(batches)
-            trainer.update(made, number)
-            tokens += made.tokens
+            work = next(batches)
+            trainer.update(work, number)
+            tokens += work.tokens
 
     with trainer.arithmetic():
         world.agree()  # all processes begin together
@@ -374,15 +374,15 @@ def _ordered(benchmark: TrainingBenchmark) -> list[Trained]:
 
 def _beside(benchmark: TrainingBenchmark) -> dict[str, dict[str, Trained]]:
     """Return {heading: {label of an mtkit row: the row that it is compared with}}."""
-    own = [row for row in benchmark.measured if row.program == "mtkit"]
+    rows = [row for row in benchmark.measured if row.program == "mtkit"]
     columns: dict[str, dict[str, Trained]] = {}
-    if len({row.attention for row in own}) > 1 and "full" in {row.attention for row in own}:
-        full = {row.precision: row for row in own if row.attention == "full"}
-        columns["× full"] = {label_of(row): full[row.precision] for row in own if row.precision in full}
-    precisions = list(dict.fromkeys(row.precision for row in own))
+    if len({row.attention for row in rows}) > 1 and "full" in {row.attention for row in rows}:
+        full = {row.precision: row for row in rows if row.attention == "full"}
+        columns["× full"] = {label_of(row): full[row.precision] for row in rows if row.precision in full}
+    precisions = list(dict.fromkeys(row.precision for row in rows))
     if len(precisions) > 1:
-        first = {row.attention: row for row in own if row.precision == precisions[0]}
-        columns[f"× {precisions[0]}"] = {label_of(row): first[row.attention] for row in own if row.attention in first}
+        first = {row.attention: row for row in rows if row.precision == precisions[0]}
+        columns[f"× {precisions[0]}"] = {label_of(row): first[row.attention] for row in rows if row.attention in first}
     return columns
 
 

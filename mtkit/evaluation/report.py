@@ -288,8 +288,8 @@ def _comparison_table(side: SideScores) -> str:
 def _difference_cells(difference: Difference | None) -> list[str]:
     if difference is None:
         return ["", "", ""]
-    found = [difference.bootstrap_p, difference.randomisation_p]
-    return [f"{difference.value:+.2f}", *("" if p is None else f"{p:.4f} {'*' if p < SURE else ' '}" for p in found)]
+    p_values = [difference.bootstrap_p, difference.randomisation_p]
+    return [f"{difference.value:+.2f}", *("" if p is None else f"{p:.4f} {'*' if p < SURE else ' '}" for p in p_values)]
 
 
 def _signatures(comparison: Comparison) -> str:

@@ -93,7 +93,7 @@ def gather(
     blocks = [
         part[start : start + SEGMENTS] for part in np.split(order, cuts) for start in range(0, len(part), SEGMENTS)
     ]
-    found = []
+    statistics = []
     for name, ways in metrics:
         rows: list[Numbers] = []
         for block in progress(blocks, name, len(blocks)):
@@ -104,8 +104,8 @@ def gather(
             rows.append(np.array(metric._extract_corpus_statistics(stripped, given), dtype=np.float64))
         in_order = np.concatenate(rows)
         in_order[order] = in_order.copy()
-        found.append(Statistics(name, ways, in_order, kinds))
-    return found
+        statistics.append(Statistics(name, ways, in_order, kinds))
+    return statistics
 
 
 def resample(
@@ -144,14 +144,14 @@ def shuffle(
     """
     segments = len(baseline[0].rows)
     generator = np.random.default_rng(seed())
-    found: list[list[list[float]]] = [[[] for _ in system] for system in systems]
+    scores: list[list[list[float]]] = [[[] for _ in system] for system in systems]
     # a trial moves the summed differences of the swapped segments from one system to the other
     gaps = [[one.rows - other.rows for one, other in zip(baseline, system, strict=True)] for system in systems]
     sums = [[each.rows.sum(axis=0) for each in system] for system in (baseline, *systems)]
     blocks = _blocks(trials, segments, WORD)
     for size in progress(blocks, "randomisation", len(blocks)):
         swapped = generator.integers(2, size=(size, segments), dtype=np.bool_)
-        for system, distances in enumerate(found):
+        for system, distances in enumerate(scores):
             for number, statistics in enumerate(baseline):
                 moved = _picked_sums(swapped, gaps[system][number])
                 one, other = sums[system + 1][number] + moved, sums[0][number] - moved
@@ -159,13 +159,13 @@ def shuffle(
                 distances[number] += [
                     abs(compute(a).score - compute(b).score) for a, b in zip(one.tolist(), other.tolist(), strict=True)
                 ]
-    return [[np.array(each) for each in system] for system in found]
+    return [[np.array(each) for each in system] for system in scores]
 
 
 def seed() -> int | None:
     """Return sacrebleu's seed: SACREBLEU_SEED, or 12345; None if it is "none"."""
-    given = os.environ.get("SACREBLEU_SEED", "12345")
-    return None if given.lower() == "none" else int(given)
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    return None if seed.lower() == "none" else int(seed)
 
 
 def _picked_sums(picked: NDArray[np.bool_], rows: Numbers) -> Numbers:

@@ -51,13 +51,15 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
     labels = [run.folder.name for run in runs]
     if len({run.folder.resolve() for run in runs}) > len(set(labels)):
         labels = [str(run.folder) for run in runs]
-    found = [_translations(run, label) for run, label in zip(runs, labels, strict=True)]
+    translated = [_translations(run, label) for run, label in zip(runs, labels, strict=True)]
     sides = list(dict.fromkeys(names))
     if not sides:
-        first = {name: each for name, each in found[0].items() if len(runs) == 1 or not each.ensemble} or found[0]
+        first = {
+            name: each for name, each in translated[0].items() if len(runs) == 1 or not each.ensemble
+        } or translated[0]
         latest = max(first.values(), key=lambda each: each.finished).checkpoint
         sides = [name for name, each in first.items() if each.checkpoint == latest]
-    for run, translations in zip(runs, found, strict=True):
+    for run, translations in zip(runs, translated, strict=True):
         for side in sides:
             if side not in translations:
                 hint = did_you_mean(side, list(translations))
@@ -65,7 +67,7 @@ def run_sides(runs: Sequence[Run], names: Sequence[str] = ()) -> dict[str, list[
                     f"{run.folder} has no translations of a side {shown(side)}{hint}; "
                     f"it has: {', '.join(translations)}; choose with --side, or run `mtkit translate` first"
                 )
-    return {side: [translations[side].files for translations in found] for side in sides}
+    return {side: [translations[side].files for translations in translated] for side in sides}
 
 
 def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemTexts:
@@ -81,9 +83,9 @@ def read_texts(files: Sequence[Translated], *, sources: bool = False) -> SystemT
 
     def read(path: Path) -> list[str]:
         lines = Lines(path)
-        found = list(lines)
+        stripped = list(lines)
         marked.extend([path] * lines.repairs.byte_order_marks)
-        return found
+        return stripped
 
     references = [read(reference) for reference in first.references]
     hypotheses = []
@@ -130,7 +132,7 @@ class _TranslatedSide(NamedTuple):
 
 def _translations(run: Run, label: str) -> dict[str, _TranslatedSide]:
     """Return a run's translated sides by name, in order of time. Raises: RunError if there are none."""
-    found: list[_TranslatedSide] = []
+    sides: list[_TranslatedSide] = []
     for record in (run.folder / "translations").glob("*.json"):
         text, reference, source, direction = (
             record.with_suffix(suffix) for suffix in (".txt", ".reference.txt", ".source.txt", ".direction.txt")
@@ -139,12 +141,12 @@ def _translations(run: Run, label: str) -> dict[str, _TranslatedSide]:
             continue
         files = Translated(label, text, (reference,), _if_there(source), _if_there(direction))
         about = read_stored(record, _Record, "run `mtkit translate` again", error=RunError)
-        found.append(
+        sides.append(
             _TranslatedSide(about["finished"], record.stem, about.get("checkpoint"), "ensemble" in about, files)
         )
-    if not found:
+    if not sides:
         raise RunError(f"{run.folder} has no translations yet; run `mtkit translate --run {run.folder}` first")
-    return {side.name: side for side in sorted(found, key=lambda each: (each.finished, each.name))}
+    return {side.name: side for side in sorted(sides, key=lambda each: (each.finished, each.name))}
 
 
 def _if_there(path: Path) -> Path | None:

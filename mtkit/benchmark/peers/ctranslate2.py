@@ -74,7 +74,7 @@ class CTranslate2:
         sources = [[*map(token, pieces), token(EOS)] for pieces in encoded]
         most = self._settings.max_pieces
         limit = max(self._trained_on.limit([*pieces, EOS], None, self._longest[1], most) for pieces in encoded)
-        found = self._translator.translate_batch(
+        results = self._translator.translate_batch(
             sources,
             beam_size=beam,
             max_batch_size=size,
@@ -83,5 +83,5 @@ class CTranslate2:
             disable_unk=True,
             use_vmap=self.shortlist > 0,
         )
-        pieces = [list(map(piece, each.hypotheses[0])) for each in found]
+        pieces = [list(map(piece, result.hypotheses[0])) for result in results]
         return [Decoded(self._tokenizers.target.decode(each), len(each) + 1) for each in pieces]

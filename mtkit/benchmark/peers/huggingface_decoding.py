@@ -51,7 +51,7 @@ class HuggingFaceDecoder:
         """Translate the longest segments first; a batch has the highest piece limit of its segments."""
         encoded = [pieces[: self._longest[0] - 1] for pieces in self._tokenizers.source.encode_lines(lines)]
         order = sorted(range(len(lines)), key=lambda line: -len(encoded[line]))
-        found: dict[int, Decoded] = {}
+        decoded: dict[int, Decoded] = {}
         for first in range(0, len(order), size):
             chosen = order[first : first + size]
             sources = [[*encoded[line], EOS] for line in chosen]
@@ -60,8 +60,8 @@ class HuggingFaceDecoder:
             generated = self._generate(padded(sources, self._device), beam, limit).tolist()
             for line, row in zip(chosen, generated, strict=True):
                 pieces = row[1 : row.index(EOS)] if EOS in row else row[1:]
-                found[line] = Decoded(self._tokenizers.target.decode(pieces), len(pieces) + 1)
-        return [found[line] for line in range(len(lines))]
+                decoded[line] = Decoded(self._tokenizers.target.decode(pieces), len(pieces) + 1)
+        return [decoded[line] for line in range(len(lines))]
 
     def _generate(self, source: Tensor, beam: int, limit: int) -> Tensor:
         how = GenerationConfig(
@@ -121,8 +121,8 @@ def convert(settings: ModelSettings, model: Network) -> nn.Module:
 
 
 def _layer(layer: Any, weights: Weights, name: str, side: str) -> None:
-    own = "attention" if side == "encoder" else "self_attention"
-    _attention(layer.self_attn, layer.self_attn_layer_norm, weights, f"{name}.{own}")
+    prefix = "attention" if side == "encoder" else "self_attention"
+    _attention(layer.self_attn, layer.self_attn_layer_norm, weights, f"{name}.{prefix}")
     if side == "decoder":
         _attention(layer.encoder_attn, layer.encoder_attn_layer_norm, weights, f"{name}.cross_attention")
     _copy(layer.fc1, weights.module(f"{name}.feed_forward.inner"))
