@@ -59,15 +59,15 @@ def test_promises_are_checked_against_the_scores_of_their_sides() -> None:
 
 
 def test_killed_between_two_sides_it_goes_on_with_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    translate = Translator.held_out
+    translate = checking.translate_side
 
-    def killed_at_two(self: Translator, side: Any, **how: Any) -> Any:
+    def killed_at_two(translator: Translator, side: Any, **how: Any) -> Any:
         if side.name == "two":
             raise KeyboardInterrupt
-        return translate(self, side, **how)
+        return translate(translator, side, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Translator, "held_out", killed_at_two)
+        patch.setattr(checking, "translate_side", killed_at_two)
         with pytest.raises(KeyboardInterrupt):
             checked()
     once = ("data/prepared.json", "run/checkpoints/update-00000002/state.json", "run/translations/one.txt")
