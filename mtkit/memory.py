@@ -22,7 +22,7 @@ from mtkit.errors import MtkitError
 
 Result = TypeVar("Result")
 
-GIVES_OUT = (RuntimeError, MemoryError)
+OOM_ERRORS = (RuntimeError, MemoryError)
 """Classes of out-of-memory errors; other errors have these classes too."""
 
 _MESSAGES = re.compile(r"out of memory|allocate memory|bad_alloc|ALLOC_FAILED|ALLOCATION_FAILED")
@@ -53,7 +53,7 @@ class Halving:
         if len(rows) == 1 or self._room is None or len(rows) * longest <= self._room:
             try:
                 return [work(rows)]
-            except GIVES_OUT as error:
+            except OOM_ERRORS as error:
                 if len(rows) == 1 or not is_oom(error):
                     raise
             # outside `except`, no error keeps the failed call's frames and tensors alive
@@ -118,7 +118,7 @@ def weights_within_memory(advice: str) -> Iterator[None]:
     handle = register_module_parameter_registration_hook(count)
     try:
         yield
-    except GIVES_OUT as error:
+    except OOM_ERRORS as error:
         if not is_oom(error):
             raise
         raise MtkitError(f"the memory is too small for the model's weights: {advice}") from error

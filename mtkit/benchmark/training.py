@@ -24,10 +24,11 @@ from mtkit.errors import MtkitError
 from mtkit.model.build import build_model, label_attention
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
-from mtkit.training.data_loader import Feed, Work
+from mtkit.training.data_loader import DataLoader, UpdateBatches
+from mtkit.training.objective import LOSS
 from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable
-from mtkit.training.update import LOSS, Updater
+from mtkit.training.update import Updater
 from mtkit.training.world import World
 
 TURN = 10
@@ -51,7 +52,7 @@ class Trainer(Protocol):
     def arithmetic(self) -> AbstractContextManager[object]:
         """Context with the process settings that this program trains with."""
 
-    def update(self, work: Work, number: int) -> None:
+    def update(self, work: UpdateBatches, number: int) -> None:
         """Do update `number`, counted from 1."""
 
     def read_loss(self) -> float:
@@ -85,7 +86,7 @@ class OwnTrainer:
         """Context with the arithmetic settings of `mtkit train`."""
         return fast_and_repeatable(self._device, deterministic=self._deterministic)
 
-    def update(self, work: Work, number: int) -> None:
+    def update(self, work: UpdateBatches, number: int) -> None:
         """Do an update as at the start of `mtkit train`."""
         self._updater.run(work, number, rate=self._schedule(number, 0.0), total_updates=max(number, 100_000))
 
@@ -182,7 +183,7 @@ def measure_training(
         raise MtkitError(f"updates are whole numbers from 1, and those of the warm-up from {COUNTED}")
     trainers: list[Trainer] = [*own, *peers]
     longest = min(min(each.model.longest_source, each.model.longest_target) for each in own)
-    feed = Feed(recipe, prepared, longest, world)
+    feed = DataLoader(recipe, prepared, longest, world)
     rates = _rates(recipe, trainers, world.device)
     turns = [min(TURN, plan.updates - first) for first in range(0, plan.updates, TURN)]
     rows = [_row(trainer) for trainer in trainers]
@@ -243,7 +244,7 @@ def _row(trainer: Trainer) -> Trained:
     return Trained(trainer.program, trainer.attention, trainer.precision, parameters)
 
 
-def _warm_up(trainer: Trainer, row: Trained, batches: Iterator[Work], plan: Plan, world: World) -> None:
+def _warm_up(trainer: Trainer, row: Trained, batches: Iterator[UpdateBatches], plan: Plan, world: World) -> None:
     """Do the first updates: they select kernels, create the optimiser's moments, and measure memory."""
     weights = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())
     with trainer.arithmetic():
@@ -262,7 +263,9 @@ def _read_loss(trainer: Trainer, row: Trained) -> None:
     row.loss = trainer.read_loss() / sum(row.tokens)
 
 
-def _take_turn(trainer: Trainer, row: Trained, batches: Iterator[Work], before: int, count: int, world: World) -> None:
+def _take_turn(
+    trainer: Trainer, row: Trained, batches: Iterator[UpdateBatches], before: int, count: int, world: World
+) -> None:
     """Do and time `count` updates together: the device computes while the next one is prepared."""
     tokens = 0
 

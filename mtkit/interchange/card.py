@@ -15,7 +15,7 @@ from mtkit.runs import Origin, Run
 from mtkit.storage.records import read_stored
 from mtkit.terminal import markdown
 from mtkit.text.languages import languages_of
-from mtkit.training.run_folder import imported_from, origins, trained_on
+from mtkit.training.run_folder import ancestors, imported_from, trained_on
 from mtkit.version import __version__
 
 USES = {
@@ -90,13 +90,13 @@ def _made(run: Run) -> str:
     version = run.about.get("mtkit", __version__)
     if imported := imported_from(run):
         return f"Imported by mtkit {version} from {imported}, which was trained elsewhere"
-    earlier = ", which began with ".join(map(_origin, origins(run)))
+    earlier = ", which began with ".join(map(_origin, ancestors(run)))
     return f"Trained with mtkit {version}" + (f", beginning with the weights of {earlier}" if earlier else "")
 
 
 def _base_models(run: Run) -> list[str]:
     """Return the model on the hub from which the run was made or trained; only hub models have a slash in the name."""
-    imported = [imported_from(run), *(origin["imported_from"] for origin in origins(run))]
+    imported = [imported_from(run), *(origin["imported_from"] for origin in ancestors(run))]
     return [name for name in imported if name is not None and "/" in name][:1]
 
 
@@ -139,7 +139,7 @@ def _search(run: Run) -> str:
 def _data(run: Run) -> list[str]:
     if imported_from(run):
         return [f"mtkit does not know the training data of {imported_from(run)}"]
-    earlier = [f"{_origin(origin)} before: {text}" for origin in origins(run) for text in origin["data"]]
+    earlier = [f"{_origin(origin)} before: {text}" for origin in ancestors(run) for text in origin["data"]]
     return [*(trained_on(run) or ["not recorded"]), *earlier]
 
 

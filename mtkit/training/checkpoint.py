@@ -1,12 +1,12 @@
-"""Checkpoints: a folder for each, written whole or not at all, checked when read, and never run.
+"""Checkpoints: one folder each, written atomically, checked by checksum when read, never executed.
 
 checkpoints/update-00000500/model.safetensors       weights and buffers
                             optimizer.safetensors   moments and counts, by parameter name
-                            ema.safetensors         the moving average of the weights, where there is one
-                            state.json              the place in training, and the checksums of the files above
+                            ema.safetensors         the moving average of the weights, if there is one
+                            state.json              `Progress`, and the checksums of the files above
 checkpoints/average/        model.safetensors and state.json of the average of the last ones
-checkpoints/base/           the same two of the weights that are not trained, where there are any: the others lack them
-best.json                   the checkpoint with the best validation score, of equals with the lowest loss
+checkpoints/base/           the same two files of the frozen weights, if there are any: other checkpoints lack them
+best.json                   the checkpoint with the best validation score, among equals the lowest loss
 """
 
 import re
@@ -27,15 +27,15 @@ from mtkit.storage.files import clear, digest, inside, is_left_of, json_text, wr
 from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import PICKLES, check_sum, read_tensors
 from mtkit.training.optimizer import mean_weights
-from mtkit.training.progress import LATER, Progress, rank
+from mtkit.training.progress import LATER, Progress, sort_key
 
 FORMAT = 1
-"""Raised when the layout of a checkpoint changes so that older ones cannot be read."""
+"""Incremented when the layout changes so that older checkpoints cannot be read."""
 
 
 @stored
 class State(TypedDict):
-    """state.json, as far as all checkpoints have it."""
+    """The keys of state.json that all checkpoints share."""
 
     format: int
     sha256: dict[str, str]
@@ -54,20 +54,20 @@ class Checkpoints:
     """The checkpoints of one run: the last one, the last few that were validated, and the best few."""
 
     def __init__(
-        self, run: Path, *, keep_last: int, keep_best: int, judged_by: str = "", best_by: BestBy = "bleu"
+        self, run: Path, *, keep_last: int, keep_best: int, fingerprint: str = "", best_by: BestBy = "bleu"
     ) -> None:
-        """`judged_by` is the fingerprint of the settings that new scores are made by; `best_by` is their measure."""
+        """`fingerprint` identifies the settings of search and scoring; `best_by` is the measure of new scores."""
         self.folder = inside(run, "checkpoints")
         self.base = inside(self.folder, BASE)
         self._best = inside(run, "best.json")
         self._keep_last = keep_last
         self._keep_best = keep_best
-        self._judged_by, self._best_by = judged_by, best_by
+        self._fingerprint, self._best_by = fingerprint, best_by
 
     def save(self, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]]) -> Path:
-        """Write the checkpoint of an update and let go of those not kept; `tensors` by file name without suffix.
+        """Write the checkpoint of an update and remove those not kept; `tensors` by file name without suffix.
 
-        Where the update has its checkpoint already, only its state is written: its weights are the same.
+        If the update has a checkpoint already, only its state is written: its weights are the same.
         """
         path = inside(self.folder, f"update-{progress.update:08d}")
         if path.is_dir():
@@ -76,11 +76,11 @@ class Checkpoints:
         else:
             write_checkpoint(path, tensors, asdict(progress))
         self.mark_best()
-        self._let_go()
+        self._remove_old()
         return path
 
     def save_base(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights that are not trained, before the first checkpoint; nothing where there are none."""
+        """Write the frozen weights, if there are any, before the first checkpoint."""
         if weights:
             write_checkpoint(self.base, {"model": weights}, {"update": 0})
 
@@ -90,52 +90,51 @@ class Checkpoints:
 
     def last(self) -> Path | None:
         """The latest checkpoint, from which training resumes; None without one."""
-        every = self.all()
-        return every[-1] if every else None
+        paths = self.all()
+        return paths[-1] if paths else None
 
     def last_good(self) -> Path | None:
-        """The latest checkpoint that no divergence had reached; None without one."""
+        """The latest checkpoint from before any divergence; None without one."""
         return next((path for path in reversed(self.all()) if not read_state(path).get("diverging")), None)
 
     @property
     def validated(self) -> bool:
-        """Whether the last one was validated, by whatever settings."""
+        """Whether the last checkpoint was validated, with any settings."""
         return self.last() in self._validated()
 
     def is_averaged(self, count: int) -> bool:
-        """Whether the last `count` validated checkpoints were averaged, and the average judged as is done now."""
+        """Whether the average of the last `count` validated checkpoints exists, validated with the present settings."""
         average = self.folder / "average"
         state = read_state(average) if average.is_dir() else None
-        if state is None or state.get("judged_by") != self._judged_by:
+        if state is None or state.get("judged_by") != self._fingerprint:
             return False
         wanted = _updates(self._validated()[-count:])
-        # earlier versions kept the last update alone
+        # earlier versions recorded only the last update
         return state["update"] == wanted[-1] and state.get("averaged", wanted) == wanted
 
     def mean_of_last(self, count: int, parameters: Collection[str]) -> tuple[dict[str, Tensor], list[int]]:
-        """The mean of the weights of the last `count` validated checkpoints, averaged ones where kept; their updates.
+        """The mean of the last `count` validated checkpoints' weights, of moving averages if saved, and their updates.
 
-        `parameters` names the weights; all else is the last one's. Checkpoints that a signal left do not count: a run
-        that was interrupted comes to what it would have come to.
+        `parameters` names the weights; other tensors are the last checkpoint's. Checkpoints written after a signal do
+        not count, so an interrupted run has the same result.
         """
         last = self._validated()[-count:]
-        files = ["ema" if (path / "ema.safetensors").exists() else "model" for path in last]
-        mean = mean_weights((verified_tensors(path, file) for path, file in zip(last, files, strict=True)), parameters)
-        return mean, _updates(last)
+        weights = (verified_tensors(path, "ema" if (path / "ema.safetensors").exists() else "model") for path in last)
+        return mean_weights(weights, parameters), _updates(last)
 
     def save_average(
         self, weights: Mapping[str, Tensor], *, updates: list[int], bleu: float, nll: float, score: float
     ) -> None:
-        """Write the average of the checkpoints of these updates; with the best score it is the best checkpoint."""
+        """Write the average of these updates' checkpoints; it can become the best checkpoint."""
         state = {"update": updates[-1], "averaged": updates, "bleu": bleu, "nll": nll, "score": score}
-        state |= {"best_by": self._best_by, "judged_by": self._judged_by}
+        state |= {"best_by": self._best_by, "judged_by": self._fingerprint}
         write_checkpoint(inside(self.folder, "average"), {"model": weights}, state)
         self.mark_best()
 
     def mark_best(self) -> None:
-        """Point best.json at the checkpoint with the best score, the average among them.
+        """Point best.json at the checkpoint with the best score, the average included.
 
-        Of equals it is the one with the lowest loss, and of these the earliest.
+        Among equal scores the lowest loss is best, and among equal losses the earliest update.
         """
         average = inside(self.folder, "average")
         ranked = self._ranked(self.all() + ([average] if average.is_dir() else []))
@@ -144,15 +143,15 @@ class Checkpoints:
             write_json(self._best, {"checkpoint": ranked[0].name, state.get("best_by", "bleu"): _score(state)})
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written, half-removed or too many, and see that the best is known.
+        """Remove incomplete and superfluous folders of a killed process, and update best.json.
 
-        Without a checkpoint the run begins anew, so best.json and the frozen weights of an earlier one go too.
+        Without a checkpoint the run starts again, so best.json and the frozen weights are removed too.
         """
         for path in self.folder.glob(".*"):
             written = re.match(r"\.(average|base|update-[0-9]+)\.", path.name)
             if written and is_left_of(path, self.folder / written[1]):
                 clear(path, self.folder / written[1])
-            elif re.fullmatch(r"\.update-[0-9]+\.old", path.name) and _is_own(path):
+            elif re.fullmatch(r"\.update-[0-9]+\.old", path.name) and _has_only_checkpoint_files(path):
                 shutil.rmtree(path)
         for folder in self.all():
             for path in folder.glob(".state.json.*.tmp"):
@@ -160,40 +159,39 @@ class Checkpoints:
                     clear(path, folder / "state.json")
         if self.last() is None:
             self._best.unlink(missing_ok=True)
-            if _is_own(self.base):
+            if _has_only_checkpoint_files(self.base):
                 shutil.rmtree(self.base)
         self.mark_best()
-        self._let_go()
+        self._remove_old()
 
     def _validated(self) -> list[Path]:
         return [path for path in self.all() if read_state(path).get("bleu") is not None]
 
     def _ranked(self, paths: list[Path]) -> list[Path]:
-        """Those with a score, the best first; where some are judged as is done now, those alone."""
+        """The paths with a score, best first; if some have scores of the present settings, only those."""
         states = [(read_state(path), path) for path in paths]
         scored = [
-            (rank(state.get("best_by", "bleu"), score, state.get("nll")), path, state)
+            (sort_key(state.get("best_by", "bleu"), score, state.get("nll")), path, state)
             for state, path in states
             if (score := _score(state)) is not None
         ]
-        alike = [each for each in scored if each[2].get("judged_by") == self._judged_by]
-        return [path for _, path, _ in sorted(alike or scored, key=itemgetter(0), reverse=True)]
+        comparable = [entry for entry in scored if entry[2].get("judged_by") == self._fingerprint]
+        return [path for _, path, _ in sorted(comparable or scored, key=itemgetter(0), reverse=True)]
 
-    def _let_go(self) -> None:
-        every = self.all()
-        kept = {*every[-1:], *self._validated()[-self._keep_last :], self.last_good()}
-        kept |= set(self._ranked(every)[: self._keep_best])
-        for path in every:
+    def _remove_old(self) -> None:
+        paths = self.all()
+        kept = {*paths[-1:], *self._validated()[-self._keep_last :], self.last_good()}
+        kept |= set(self._ranked(paths)[: self._keep_best])
+        for path in paths:
             if path not in kept:
-                # renamed first: a kill in between leaves no half of a checkpoint under its name
-                doomed = path.rename(path.with_name(f".{path.name}.old"))
-                shutil.rmtree(doomed)
+                # renamed first: if killed in between, no incomplete checkpoint has a valid name
+                shutil.rmtree(path.rename(path.with_name(f".{path.name}.old")))
 
 
-def _is_own(path: Path) -> bool:
-    """Whether the path is a folder with nothing but the files of a checkpoint, or what is left of them."""
+def _has_only_checkpoint_files(path: Path) -> bool:
+    """Whether the path is a folder with only files of a checkpoint, not necessarily all."""
     files = {"state.json", *(f"{name}.safetensors" for name in ("model", "optimizer", "ema"))}
-    return path.is_dir() and not path.is_symlink() and {each.name for each in path.iterdir()} <= files
+    return path.is_dir() and not path.is_symlink() and {file.name for file in path.iterdir()} <= files
 
 
 def _updates(paths: Sequence[Path]) -> list[int]:
@@ -202,42 +200,42 @@ def _updates(paths: Sequence[Path]) -> list[int]:
 
 
 def _score(state: State) -> float | None:
-    """The validation score of a checkpoint; earlier versions kept only BLEU."""
+    """The validation score of a checkpoint; earlier versions stored only BLEU."""
     return state["score"] if "score" in state else state.get("bleu")
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
     """Write a checkpoint folder: safetensors files, and a state.json with their checksums.
 
-    Raises: MtkitError where the disk is full or the place cannot be written; nothing of it then stays.
+    Raises: MtkitError if the disk is full or the folder cannot be written; no files remain then.
     """
     with writing(path) as temporary:
         temporary.mkdir()
         checksums = {}
         for name, content in tensors.items():
             file = temporary / f"{name}.safetensors"
-            write_tensors(file, _apart(content))
+            write_tensors(file, _without_sharing(content))
             checksums[file.name] = digest(file)
         text = json_text({"format": FORMAT, **state, "sha256": checksums}, indent=2)
         (temporary / "state.json").write_text(text + "\n", encoding="utf-8")
 
 
 def read_state(path: Path) -> State:
-    """The state of a checkpoint folder. Raises: RunError where it is missing, damaged or of another version."""
+    """The state of a checkpoint folder. Raises: RunError if it is missing, damaged or of another version."""
     if not (path / "state.json").exists():
-        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json; {_way_out(path)}")
-    return read_stored(path / "state.json", State, _way_out(path), error=RunError, version=FORMAT)
+        raise RunError(f"{path} is not a checkpoint of mtkit: it has no state.json; {_remedy(path)}")
+    return read_stored(path / "state.json", State, _remedy(path), error=RunError, version=FORMAT)
 
 
 def read_progress(path: Path) -> Progress:
-    """Where training stood when the checkpoint was written. Raises: RunError."""
+    """The progress when the checkpoint was written. Raises: RunError."""
     state, file = read_state(path), path / "state.json"
     missing = [name for name in Progress.__dataclass_fields__ if name not in state.keys() | LATER]
     if missing:
-        raise RunError(f"{file} is damaged ({missing[0]} is missing); {_way_out(path)}")
-    progress = read_stored(file, Progress, _way_out(path), error=RunError)
+        raise RunError(f"{file} is damaged ({missing[0]} is missing); {_remedy(path)}")
+    progress = read_stored(file, Progress, _remedy(path), error=RunError)
     if path.name != f"update-{progress.update:08d}":
-        raise RunError(f"{file} is damaged (update = {progress.update}); {_way_out(path)}")
+        raise RunError(f"{file} is damaged (update = {progress.update}); {_remedy(path)}")
     if "score" not in state:
         best = state.get("best_bleu")
         progress = replace(progress, score=progress.bleu, best_score=best, patience_score=best)
@@ -247,29 +245,31 @@ def read_progress(path: Path) -> Progress:
 def verified_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors of one file of a checkpoint, on the CPU, checked against its checksum.
 
-    Raises: RunError where the file is missing, truncated, altered or a pickle.
+    Raises: RunError if the file is missing, truncated, altered or a pickle.
     """
     file = path / f"{name}.safetensors"
     read_state(path)
-    check_sum(file, _way_out(path))
-    if not file.is_file() and not any(each.suffix in PICKLES for each in path.iterdir()):  # which have their own error
-        raise RunError(f"{file} is missing; {_way_out(path)}")
-    # copied out of the mapped file, which may be removed while training goes on
+    check_sum(file, _remedy(path))
+    if not file.is_file() and not any(
+        other.suffix in PICKLES for other in path.iterdir()
+    ):  # pickles have their own error
+        raise RunError(f"{file} is missing; {_remedy(path)}")
+    # copied from the mapped file, which may be removed during training
     return {key: value.clone() for key, value in read_tensors(file).items()}
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without shared memory, as safetensors wants them: tied weights are written under each name."""
+def _without_sharing(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without shared memory, as safetensors requires: tied weights are written under each name."""
     seen: set[int] = set()
-    apart = {}
+    copies = {}
     for name, tensor in tensors.items():
         shared = tensor.data_ptr() in seen and tensor.numel() > 0
         seen.add(tensor.data_ptr())
-        apart[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
-    return apart
+        copies[name] = tensor.detach().clone() if shared else tensor.detach().contiguous()
+    return copies
 
 
-def _way_out(path: Path) -> str:
+def _remedy(path: Path) -> str:
     if path.name == BASE:  # all checkpoints need it
         return f"copy {path} again if the run was copied, or train under another --name"
     return f"remove {path} and the same command resumes from the checkpoint before it"

@@ -1,8 +1,9 @@
-"""What each update trains on: a place in the data that is two numbers, and the batches from there on."""
+"""The batches of each update, from a place in the data that is two numbers: an epoch, and a batch of it."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,49 +18,49 @@ from mtkit.recipe import Recipe
 from mtkit.text.corpora import name_of
 from mtkit.training.world import World
 
-DRAWN_TOGETHER = 1 << 19
-"""Pieces a side, about, that subword regularisation draws before their rows are sorted into batches: seconds of work,
-and rows enough that batches hold hardly any padding. More where batches are large."""
+SAMPLED_TOGETHER = 1 << 19
+"""Pieces per side, about, that subword regularisation samples before their rows are sorted into batches: seconds of
+work, and enough rows for batches with hardly any padding. More if batches are large."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """The batches of one update on this process, and where they stand in the data."""
+class UpdateBatches:
+    """The batches of one update on this process, and the place in the data after it."""
 
     batches: list[Batch]
-    """Those of this process; a small global batch may leave it none."""
+    """This process's part of the update's global batches; a small global batch may leave it none."""
     tokens: int
-    """Real target tokens of the whole update, over all processes and batches: what its loss is a mean over."""
+    """Real target tokens of all processes and batches of the update: its loss is a mean over them."""
     rows: list[np.ndarray]
-    """Rows of the epoch's side, each global batch of the update, over all processes."""
+    """Rows of the epoch's side in each global batch of the update, over all processes."""
     epoch: int
     batch: int
     """The place in the data after this update: `epoch`, and how many of its global batches are used up."""
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """A batch on the device, as the model and the loss take it. N real target tokens."""
+class DeviceBatch:
+    """A batch on the device, for the model and the loss. N real target tokens."""
 
     source: Tensor
     source_valid: Tensor | None
-    """(B, S), or None where nothing is padding: attention without a mask is faster."""
+    """(B, S), or None without padding: attention without a mask is faster."""
     source_lengths: Tensor | None
-    """(B,), on the host: how many source tokens of each segment are real; None where nothing is padding."""
+    """(B,), on the host: real source tokens of each segment; None without padding."""
     target_in: Tensor
     target_valid: Tensor | None
     places: Tensor
-    """(N,): where the real target tokens stand in the flattened (B * T,) batch."""
+    """(N,): indices of the real target tokens in the flattened (B * T,) batch."""
     target: Tensor
     """(N,): the token to predict at each place."""
     width: int
-    """T: place // T is the segment."""
+    """T."""
     task: Tensor | None = None
-    """(B,): the direction of each segment; None where there is only one."""
+    """(B,): the direction of each segment; None if there is only one."""
 
     @classmethod
-    def of(cls, batch: Batch, device: torch.device) -> "Inputs":
-        """The batch as the model takes it; all that depends on its contents is worked out before it leaves the host."""
+    def of(cls, batch: Batch, device: torch.device) -> "DeviceBatch":
+        """Move a batch to the device; everything that depends on its contents is computed on the host before."""
         padded = not bool(batch.source_valid.all())
         places = batch.target_valid.flatten().nonzero().squeeze(1)
         target = batch.target_out.flatten()[places]
@@ -81,10 +82,42 @@ class Inputs:
             task=None if batch.task is None else move(batch.task),
         )
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of `Network.forward`."""
+        names = ("source", "target_in", "source_valid", "source_lengths", "target_valid", "task")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def segments(self) -> Tensor:
+        """(N,): the segment of each target token."""
+        return self.places // self.width
+
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """The vectors (N, D) of hidden (B, T, D) that predict the real target tokens."""
+        return hidden.flatten(0, 1).index_select(0, self.places)
+
+
+class DeviceBatches:
+    """Batches that are moved to the device one at a time; `current` is the one being computed, else None."""
+
+    def __init__(self, batches: Sequence[Batch], load: Callable[[Batch], DeviceBatch]) -> None:
+        self._batches, self._load = batches, load
+        self.current: Batch | None = None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        for batch in self._batches:
+            self.current = batch
+            yield self._load(batch)
+        self.current = None
+
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The rows of an epoch, and how they are cut into batches."""
+    """The rows of an epoch and their division into batches."""
 
     number: int
     side: Side
@@ -92,8 +125,8 @@ class _Epoch:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A global batch: its rows of the epoch's side, and their places in the side that has their pieces."""
+class _GlobalBatch:
+    """A batch over all processes: its rows of the epoch's side, and their places in the side with their pieces."""
 
     rows: np.ndarray
     side: Side
@@ -101,18 +134,19 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A global batch, of which this process has its own part, or none."""
+class _LocalBatch:
+    """This process's part of a global batch, or None; rows and target tokens are the global batch's."""
 
     rows: np.ndarray
     tokens: int
-    own: Batch | None
+    batch: Batch | None
 
 
-class Feed:
-    """The training side, cut into updates; where it starts is found without going through what came before."""
+class DataLoader:
+    """Divides the training side into updates; finds any starting place without going through the data before it."""
 
     def __init__(self, recipe: Recipe, prepared: Prepared, longest: int, world: World) -> None:
+        """`longest` is the maximum number of pieces that the model takes. Raises: DataError without training pairs."""
         self._side, self._documents = prepared.train, prepared.settings.documents
         self._batch_tokens = recipe.training.batch_tokens
         self._accumulate = recipe.training.accumulate
@@ -122,21 +156,16 @@ class Feed:
         corpora, text = prepared.settings.train, prepared.folder / "text" / "train.en"
         self._weights = [corpus.weight for corpus in corpora]
         self._source_names = [name_of(corpus, "source") for corpus in corpora] or [str(text)]
-        strength = strength_of(
-            prepared.settings.tokenizer,
-            dropout=recipe.training.subword_dropout,
-            alpha=recipe.training.subword_alpha,
-        )
+        tokenizer = prepared.settings.tokenizer
+        strength = strength_of(tokenizer, dropout=recipe.training.subword_dropout, alpha=recipe.training.subword_alpha)
         self._resegmentation = (
-            Resegmentation(
-                prepared.tokenizers, prepared.settings.tokenizer.kind, strength, longest=longest, seed=recipe.seed
-            )
+            Resegmentation(prepared.tokenizers, tokenizer.kind, strength, longest=longest, seed=recipe.seed)
             if strength
             else None
         )
         self._last: _Epoch | None = None
         self.batches_per_epoch = self._epoch(0).plan.batches
-        """Global batches of the first epoch; others may differ by some."""
+        """Global batches of the first epoch; others may differ slightly."""
         self.updates_per_epoch = -(-self.batches_per_epoch // self._accumulate)
         if not self.batches_per_epoch and self._side.too_long(longest) < len(self._side):
             raise DataError(
@@ -145,22 +174,22 @@ class Feed:
             )
         if not self.batches_per_epoch:
             raise DataError(
-                f"no training segment in {prepared.folder} fits the model: all {len(self._side):,} of them have more "
+                f"no training segment in {prepared.folder} fits the model: all {len(self._side):,} have more "
                 f"than {longest} pieces on one side; raise model.max_length"
             )
 
     def side(self, epoch: int) -> Side:
-        """The rows of an epoch: those of the training side, or of its documents, joined anew each time."""
+        """The rows of an epoch: the training side, or its documents, joined anew for each epoch."""
         return self._epoch(epoch).side
 
     def plan(self, epoch: int) -> Iterator[np.ndarray]:
-        """The rows of every global batch of an epoch, as they are where no pieces are drawn."""
-        laid = self._epoch(epoch)
-        for part, _ in laid.plan.parts():
-            yield from part.planned(laid.side)
+        """The rows of every global batch of an epoch, as they are without subword sampling."""
+        layout = self._epoch(epoch)
+        for part, _ in layout.plan.parts():
+            yield from part.planned(layout.side)
 
-    def _epoch(self, number: int) -> "_Epoch":
-        """The layout of an epoch; the last one asked for is kept."""
+    def _epoch(self, number: int) -> _Epoch:
+        """The layout of an epoch; the last one is cached."""
         if self._last is None or self._last.number != number:
             side = self._side
             if self._documents is not None:
@@ -172,38 +201,38 @@ class Feed:
                 seed=self._seed,
                 epoch=number,
                 weights=self._weights,
-                pieces=None if self._resegmentation is None else max(DRAWN_TOGETHER, 32 * self._batch_tokens),
+                pieces=None if self._resegmentation is None else max(SAMPLED_TOGETHER, 32 * self._batch_tokens),
             )
             self._last = _Epoch(number, side, plan)
         return self._last
 
     def largest(self) -> list[Batch]:
-        """This process's part of the batches of the first epoch that take the most memory: by tokens, and by width."""
+        """This process's parts of the first epoch's batches that take the most memory: by tokens, and by width."""
         side, plan = self.side(0), self._epoch(0).plan
-        most, found = [(0, 0), (0, 0)], dict[int, np.ndarray]()
+        most, largest = [(0, 0), (0, 0)], dict[int, np.ndarray]()
         for rows in (rows for window in plan.heaviest for part in plan.draw(window) for rows in part.planned(side)):
-            if len(own := self._own(rows)):
-                width = 1 + max(int(each.lengths[own].max()) for each in (side.source, side.target))
-                for by, size in enumerate(((len(own) * width, width), (width, len(own) * width))):
-                    if size > most[by]:
-                        most[by], found[by] = size, own.copy()
-        same = len(found) == 2 and np.array_equal(found[0], found[1])
-        return [make_batch(side, own, self._longest) for own in list(found.values())[: 1 if same else 2]]
+            if len(local := self._local(rows)):
+                width = 1 + max(int(pieces.lengths[local].max()) for pieces in (side.source, side.target))
+                for key, size in enumerate(((len(local) * width, width), (width, len(local) * width))):
+                    if size > most[key]:
+                        most[key], largest[key] = size, local.copy()
+        same = len(largest) == 2 and np.array_equal(largest[0], largest[1])
+        return [make_batch(side, rows, self._longest) for rows in list(largest.values())[: 1 if same else 2]]
 
-    def samples(self, count: int) -> list[Work]:
-        """Updates of one global batch each: of a row for every process, then of up to `count` widths, evenly spread.
+    def samples(self, count: int) -> list[UpdateBatches]:
+        """Updates of one global batch each: one row per process, then up to `count` widths, evenly spaced.
 
-        They are of the first epoch, as it is where no pieces are drawn, and the same in every process.
+        They come from the first epoch, without subword sampling, and are the same in every process.
         """
-        laid = self._epoch(0)
-        side = laid.side
-        first, _ = next(laid.plan.parts())
+        layout = self._epoch(0)
+        side = layout.side
+        first, _ = next(layout.plan.parts())
         batches = sorted(first.planned(side), key=lambda rows: int(side.target.lengths[rows].max()))
         count = min(count, len(batches))
         chosen = [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
         return [
-            Work(
-                batches=[make_batch(side, own, self._longest)] if len(own := self._own(rows)) else [],
+            UpdateBatches(
+                batches=[make_batch(side, local, self._longest)] if len(local := self._local(rows)) else [],
                 tokens=count_tokens(side, [rows]),
                 rows=[rows],
                 epoch=0,
@@ -212,71 +241,70 @@ class Feed:
             for rows in (chosen[0][: self._world.size], *chosen)
         ]
 
-    def updates(self, epoch: int, batch: int) -> Generator[Work, None, None]:
+    def updates(self, epoch: int, batch: int) -> Generator[UpdateBatches, None, None]:
         """Endless updates from this place on. The last update of an epoch has the remaining batches."""
         while True:
             yield from self._rest_of(epoch, batch)
             epoch, batch = epoch + 1, 0
 
-    def _own(self, rows: np.ndarray) -> np.ndarray:
-        """This process's rows of a global batch: every n-th, so that all have neighbours in length and end together."""
+    def _local(self, rows: np.ndarray) -> np.ndarray:
+        """This process's rows of a global batch: every n-th, so that the processes' rows have similar lengths."""
         return rows[self._world.rank :: self._world.size]
 
-    def _rest_of(self, epoch: int, begin: int) -> Iterator[Work]:
-        laid = self._epoch(epoch)
-        batches = laid.plan.batches
-        made = prefetched(self._make, self._batches(laid, begin))
+    def _rest_of(self, epoch: int, begin: int) -> Iterator[UpdateBatches]:
+        layout = self._epoch(epoch)
+        batches = layout.plan.batches
+        local = prefetched(self._make, self._global_batches(layout, begin))
         for first in range(begin, batches, self._accumulate):
-            used = min(first + self._accumulate, batches)
-            whole = [next(made) for _ in range(first, used)]
-            yield Work(
-                batches=[each.own for each in whole if each.own is not None],
-                tokens=sum(each.tokens for each in whole),
-                rows=[each.rows for each in whole],
-                epoch=epoch if used < batches else epoch + 1,
-                batch=used if used < batches else 0,
+            end = min(first + self._accumulate, batches)
+            group = [next(local) for _ in range(first, end)]
+            yield UpdateBatches(
+                batches=[part.batch for part in group if part.batch is not None],
+                tokens=sum(part.tokens for part in group),
+                rows=[part.rows for part in group],
+                epoch=epoch if end < batches else epoch + 1,
+                batch=end if end < batches else 0,
             )
 
-    def _batches(self, laid: "_Epoch", begin: int) -> Iterator["_Rows"]:
-        """The global batches of an epoch from `begin` on."""
-        # planned and drawn while those before are trained on
-        for batches in prefetched(partial(self._part, laid), laid.plan.parts(begin), ahead=1):
+    def _global_batches(self, layout: _Epoch, begin: int) -> Iterator[_GlobalBatch]:
+        """The global batches of an epoch from `begin` on; the next part is planned while one is trained on."""
+        for batches in prefetched(partial(self._part, layout), layout.plan.parts(begin), ahead=1):
             yield from batches
 
-    def _part(self, laid: "_Epoch", begun: tuple[EpochPart, int]) -> list["_Rows"]:
-        """The global batches of one part of an epoch, whose pieces are drawn together where any are.
+    def _part(self, layout: _Epoch, begun: tuple[EpochPart, int]) -> list[_GlobalBatch]:
+        """The global batches of one part of an epoch, with its pieces sampled together.
 
-        Rows are sorted by the pieces that were drawn: by those that the data has, a third of each batch were padding.
-        Every process draws them all: the batches of each depend on all lengths.
+        Rows are sorted by their sampled pieces: by the pieces in the data, a third of each batch would be padding.
+        Every process samples all of them, because each batch depends on all lengths.
         """
-        (part, skipped), side = begun, laid.side
+        (part, skipped), side = begun, layout.side
         if self._resegmentation is None:
-            return [_Rows(rows, side, rows) for rows in part.planned(side)[skipped:]]
-        drawn = self._resegmentation.of(side, part.rows, part.copies, epoch=laid.number)
-        places = part.batches(drawn.source.lengths, drawn.target.lengths)
-        return [_Rows(part.rows[each], drawn, each) for each in places[skipped:]]
+            return [_GlobalBatch(rows, side, rows) for rows in part.planned(side)[skipped:]]
+        sampled = self._resegmentation.of(side, part.rows, part.copies, epoch=layout.number)
+        batches = part.batches(sampled.source.lengths, sampled.target.lengths)
+        return [_GlobalBatch(part.rows[places], sampled, places) for places in batches[skipped:]]
 
-    def _make(self, whole: "_Rows") -> "_Made":
+    def _make(self, whole: _GlobalBatch) -> _LocalBatch:
         """This process's part of a global batch."""
-        own = self._own(whole.places)
-        batch = make_batch(whole.side, own, self._longest) if len(own) else None
+        places = self._local(whole.places)
+        batch = make_batch(whole.side, places, self._longest) if len(places) else None
         if batch is not None and self._world.device.type == "cuda":
             batch = batch.pinned()
-        return _Made(whole.rows, count_tokens(whole.side, [whole.places]), batch)
+        return _LocalBatch(whole.rows, count_tokens(whole.side, [whole.places]), batch)
 
     def name_lines(self, epoch: int, rows: Sequence[np.ndarray]) -> str:
-        """The lines of the input files where these rows of an epoch are, or begin, as "lines 3, 8, 12 of train.en"."""
-        side, every = self.side(epoch), np.unique(np.concatenate(rows))
-        joined_up = "what begins at " if self._documents is not None and side is not self._side else ""
-        corpora = np.zeros(len(every), dtype=np.int64) if side.corpora is None else side.corpora[every]
+        """The lines of the input files of these rows of an epoch, as "lines 3, 8, 12 of train.en"."""
+        side, unique = self.side(epoch), np.unique(np.concatenate(rows))
+        prefix = "what begins at " if self._documents is not None and side is not self._side else ""
+        corpora = np.zeros(len(unique), dtype=np.int64) if side.corpora is None else side.corpora[unique]
         named = []
         for corpus in np.unique(corpora):
-            numbers = np.sort(side.lines[every[corpora == corpus]])
+            numbers = np.sort(side.lines[unique[corpora == corpus]])
             lines = f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-            named.append(f"{joined_up}{lines} of {self._source_names[corpus]}")
+            named.append(f"{prefix}{lines} of {self._source_names[corpus]}")
         return ", ".join(named)
 
 
 def count_tokens(side: Side, batches: Sequence[np.ndarray]) -> int:
-    """Target tokens that batches of these rows predict, the end mark of each segment among them."""
+    """Target tokens that batches of these rows predict, the end mark of each segment included."""
     return sum(int(side.target.lengths[rows].sum()) + len(rows) for rows in batches)

@@ -1,4 +1,4 @@
-"""The training loop: where a run begins or goes on, what happens between updates, and how it ends."""
+"""The training loop: start or resume a run, update, validate, write checkpoints, and stop."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ import numpy as np
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.evaluation.scores import missing_tokenizer
-from mtkit.memory import GIVES_OUT, is_oom
+from mtkit.memory import OOM_ERRORS, is_oom
 from mtkit.model.adaptation import frozen_state, train_in_part, trained_names
 from mtkit.model.build import build_model, describe_attention
 from mtkit.model.network import Network
@@ -19,15 +19,21 @@ from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume, initial_run
 from mtkit.text.languages import languages_of
 from mtkit.training.checkpoint import Checkpoints, read_progress, verified_tensors
-from mtkit.training.data_loader import Feed, Work
+from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.metrics import Interval, Metrics, ProgressLine, Say, heard_or_not
 from mtkit.training.optimizer import build_schedule
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces, why_not_exact
-from mtkit.training.precision_choice import settle
+from mtkit.training.precision_choice import resolve_precision
 from mtkit.training.progress import Interruption, Limits, Outcome, Progress
-from mtkit.training.run_folder import alone_in, begin, open_folder
+from mtkit.training.run_folder import init_from_run, lock_folder, open_folder
 from mtkit.training.update import Updater
-from mtkit.training.validation import Validation, comparable, judged_by, rehearse, validate
+from mtkit.training.validation import (
+    Validation,
+    dry_run_validation,
+    scoring_fingerprint,
+    validate,
+    with_comparable_scores,
+)
 from mtkit.training.world import World
 
 AGAIN = "the same command resumes it"
@@ -47,20 +53,20 @@ def train(
     """Train the recipe's model in the run folder, from the beginning or from its last checkpoint.
 
     Under torchrun all processes train one model on the same global batches, and the first one writes. `command` is
-    recorded; `init_from` is a run whose best weights a new run starts with; `say` takes lines for the user, and where
-    it fails with OSError training goes on.
+    recorded; `init_from` is a run whose best weights a new run starts with; `say` prints lines for the user; if it
+    raises OSError, training goes on.
 
-    Raises: RunError where the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
-    a limit is reached before the first update; DataError where there is nothing to train on; RecipeError and MtkitError
-    where the model cannot be built, and where there is no such device.
+    Raises: RunError if the run in the folder has other settings, a checkpoint is damaged, the loss is not finite, or
+    a limit is reached before the first update; DataError without training pairs; RecipeError and MtkitError if the
+    model cannot be built or the device does not exist.
     """
-    # the data's own settings hold, whatever the recipe says of where the text comes from
+    # the prepared data's settings hold, not those of the recipe
     recipe = recipe.model_copy(update={"data": prepared.settings}).tied(joint=prepared.tokenizers.joint)
-    exact = recipe.training.deterministic
+    deterministic = recipe.training.deterministic
     with (
-        fixed_workspaces(exact),
+        fixed_workspaces(deterministic),
         World(device) as world,
-        fast_and_repeatable(world.device, deterministic=exact),
+        fast_and_repeatable(world.device, deterministic=deterministic),
         Interruption() as interruption,
     ):
         say = heard_or_not(say) if world.first else lambda line: None
@@ -74,10 +80,10 @@ def train(
         )
         init_from = initial_run(recipe.training.init_from, folder) if init_from is None else init_from
         if init_from is not None and not can_resume(folder):
-            begin(model, init_from, prepared, say)
+            init_from_run(model, init_from, prepared, say)
         train_in_part(model, recipe.training, recipe.seed)
         training = Training(recipe, prepared, folder, model.to(world.device), world, interruption, say)
-        with alone_in(folder) if world.first else nullcontext():
+        with lock_folder(folder) if world.first else nullcontext():
             if world.first:
                 open_folder(
                     folder,
@@ -88,7 +94,7 @@ def train(
                     command=command,
                     init_from=init_from,
                 )
-            world.agree()  # the others look into the folder once it stands
+            world.agree()  # the others wait until the folder is complete
             return training.run()
 
 
@@ -112,76 +118,76 @@ class Training:
         self.longest = min(model.longest_source, model.longest_target)
         sides = {"train": prepared.train, "valid": prepared.valid}
         self.too_long = {name: side.too_long(self.longest) for name, side in sides.items()}
-        """Segments of each side that the model does not take: not trained on, and not in the validation loss."""
-        self.feed = Feed(recipe, prepared, self.longest, world)
+        """Segments of each side that are too long for the model: left out of training and of the validation loss."""
+        self.data = DataLoader(recipe, prepared, self.longest, world)
         self.schedule = build_schedule(settings, recipe.model.d_model)
-        self.limits = Limits(settings, self.feed.updates_per_epoch)
+        self.limits = Limits(settings, self.data.updates_per_epoch)
+        self.progress = Progress(judged_by=scoring_fingerprint(recipe), best_by=settings.best_by)
         self.checkpoints = Checkpoints(
             folder,
             keep_last=max(settings.keep_last, settings.average_last),
             keep_best=settings.keep_best,
-            judged_by=judged_by(recipe),
+            fingerprint=self.progress.judged_by,
             best_by=settings.best_by,
         )
-        self.progress = Progress(judged_by=judged_by(recipe), best_by=settings.best_by)
         self.say = say
-        # epoch and rows of the updates since the losses were last looked at
-        self._recent: dict[int, tuple[int, list[np.ndarray]]] = {}
-        self._doubted = False
-        if world.first:  # while the model is whole
-            rehearse(model, recipe, prepared)
-        self.updater = Updater(model, recipe, world, self.precision, say=self._mention)
+        # epoch and rows of the updates since the losses were last checked
+        self._unchecked: dict[int, tuple[int, list[np.ndarray]]] = {}
+        self._warned = False
+        if world.first:  # before the model is sharded
+            dry_run_validation(model, recipe, prepared)
+        self.updater = Updater(model, recipe, world, self.precision, say=self._say_above_bar)
 
     def run(self) -> Outcome:
         """Train from the last checkpoint, or from the start, until a limit or a signal."""
-        self.precision = settle(self.recipe, self.folder, self.model, self.feed, self.world, self.say)
+        self.precision = resolve_precision(self.recipe, self.folder, self.model, self.data, self.world, self.say)
         self.updater.precision = self.precision
         self._restore()
         self._introduce()
-        begin, before = monotonic(), self.progress.seconds
+        begin, earlier = monotonic(), self.progress.seconds
         first = self.progress.update
         self.metrics = Metrics(self.folder, first, validated=self.checkpoints.validated) if self.world.first else None
         self.line = ProgressLine(self.say, update=first, total=self.recipe.training.max_updates, shown=self.world.first)
         self.interval = Interval()
-        work = self.feed.updates(self.progress.epoch, self.progress.batch)
+        batches = self.data.updates(self.progress.epoch, self.progress.batch)
         try:
             if self.world.device.type == "cuda" and not self.limits.reached(self.progress):
-                # here or never: later batches are no larger, but for the pieces that subword regularisation adds
-                self.updater.rehearse(self.feed.largest())
+                # later batches are no larger, except for the pieces that subword regularisation adds
+                self.updater.dry_run(self.data.largest())
             while True:
-                wish, seconds = self.world.agree(self.interruption.signal or 0, before + monotonic() - begin)
+                signal, seconds = self.world.agree(self.interruption.signal or 0, earlier + monotonic() - begin)
                 self.progress = replace(self.progress, seconds=seconds)
                 limit = self.limits.reached(self.progress)
-                if wish:
-                    return self._leave(int(wish), first)
+                if signal:
+                    return self._stop(int(signal), first)
                 if self._validation_is_due(limit):
                     with self.interval.paused():
                         self._validate()
                 elif limit:
                     return self._finish(limit, first)
                 else:
-                    self._update(work)
-        except GIVES_OUT as error:
+                    self._update(batches)
+        except OOM_ERRORS as error:
             if not is_oom(error):
                 raise
             raise RunError(
-                f"the memory of {self.world.device} does not hold update {self.progress.update + 1}; "
-                "lower --batch-tokens and raise --accumulate by as much, under another --name"
+                f"out of memory on {self.world.device} at update {self.progress.update + 1}; "
+                "halve --batch-tokens and double --accumulate, under another --name"
             ) from error
         finally:
-            work.close()  # its thread ends here, not when an error's frames are forgotten
+            batches.close()  # ends its thread now, not when an error's frames are freed
             self.line.close()
             if self.metrics is not None:
                 self.metrics.close()
 
     def _restore(self) -> None:
-        """Model, optimiser, average and place in training from the last checkpoint, where there is one."""
+        """Restore model, optimiser, average and place in training from the last checkpoint, if there is one."""
         if self.world.first:
             self.checkpoints.clean()
         self.world.agree()
         last = self.checkpoints.last()
         if last is not None:
-            self.progress = comparable(read_progress(last), self.recipe, self.say)
+            self.progress = with_comparable_scores(read_progress(last), self.recipe, self.say)
             files = ("model", "optimizer", "ema") if self.updater.average else ("model", "optimizer")
             tensors = {name: verified_tensors(last, name) for name in files}
             if self.checkpoints.base.is_dir():
@@ -197,14 +203,14 @@ class Training:
             )
 
     def _introduce(self) -> None:
-        """Say what is trained on what, and where it starts."""
-        count = sum(each.numel() for each in self.model.parameters())
-        trained = sum(each.numel() for each in self.model.parameters() if each.requires_grad)
+        """Print sizes, precision, limits, and where training starts."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
         too_long, limit = self.too_long, f"over {self.longest:,} pieces"
         self.say(
             (f"{count:,} parameters" if trained == count else f"{trained:,} of {count:,} parameters trained")
             + f"; {len(self.prepared.train) - too_long['train']:,} training segments in "
-            f"{self.feed.batches_per_epoch:,} batches"
+            f"{self.data.batches_per_epoch:,} batches"
             + (f" ({too_long['train']:,} left out: {limit})" if too_long["train"] else "")
             + f"; {self.precision.name} on {self.world.device.type}"
             + (f", {self.world.size} processes" if self.world.size > 1 else "")
@@ -212,24 +218,27 @@ class Training:
         )
         if too_long["valid"]:
             self.say(f"{too_long['valid']:,} validation segments are not in the validation loss: {limit}")
-        if doubt := why_not_exact(self.world.device, deterministic=self.recipe.training.deterministic):
-            self.say(doubt)
+        if note := why_not_exact(self.world.device, deterministic=self.recipe.training.deterministic):
+            self.say(note)
         languages = [languages_of(direction)[1] for direction in self.prepared.directions]
         if note := missing_tokenizer(languages, self.recipe.scoring.tokenize):
             self.say(f"note: {note}")
         if self.progress.update and not self.limits.reached(self.progress):
             self.say(f"resuming {self.folder} from update {self.progress.update}")
 
-    def _update(self, work: Iterator[Work]) -> None:
-        """Train on the next batches."""
+    def _say_above_bar(self, line: str) -> None:
+        self.line.say(line)
+
+    def _update(self, batches: Iterator[UpdateBatches]) -> None:
+        """Train on the next update's batches."""
         settings, number, begin = self.recipe.training, self.progress.update + 1, monotonic()
         with self.interval.waiting():
-            batches = next(work)
+            work = next(batches)
         rate = self.schedule(number, self.limits.done(self.progress))
-        self.updater.run(batches, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
-        self.interval.count(batches.tokens)
-        self._recent[number] = (self.progress.epoch, batches.rows)
-        self.progress = self.progress.after_update(batches.epoch, batches.batch, batches.tokens)
+        self.updater.run(work, number, rate=rate, total_updates=self.limits.total_updates(self.progress))
+        self.interval.count(work.tokens)
+        self._unchecked[number] = (self.progress.epoch, work.rows)
+        self.progress = self.progress.after_update(work.epoch, work.batch, work.tokens)
         self.line.advance()
         if self.world.device.type == "cpu" or number % settings.log_every == 0:
             self._check_losses()
@@ -237,17 +246,14 @@ class Training:
         if number % settings.log_every == 0:
             self._log(rate)
 
-    def _mention(self, line: str) -> None:
-        """Print a line above the progress bar."""
-        self.line.say(line)
-
     def _check_losses(self) -> None:
         """Raises: RunError if a loss or gradient since the last check is not finite, or if training has diverged."""
         slower = "train with a lower --peak-rate under another --name"
-        if failed := self.updater.failed():
+        if failed := self.updater.first_failed():
+            lines = self.data.name_lines(*self._unchecked[failed])
             raise RunError(
-                f"the loss or its gradient is not finite at update {failed}, which trains on "
-                f"{self.feed.name_lines(*self._recent[failed])}; {self._last_good()}; look at these lines, or {slower}"
+                f"the loss or its gradient is not finite at update {failed}, which trains on {lines}; "
+                f"{self._last_good()}; look at these lines, or {slower}"
             )
         if diverged := self.updater.divergence.describe():
             raise RunError(f"{diverged}; {self._last_good()}; {slower}")
@@ -256,14 +262,14 @@ class Training:
                 f"gradients overflow in float16 at every loss scale by update {self.progress.update}; "
                 "train with --precision float32, or a lower --peak-rate, under another --name"
             )
-        self._recent.clear()
+        self._unchecked.clear()
 
     def _last_good(self) -> str:
         good = self.checkpoints.last_good()
         return f"the last good checkpoint is {good}" if good else "there is no good checkpoint"
 
     def _log(self, rate: float) -> None:
-        """Read the measurements since the last time, and show and keep them."""
+        """Read the measurements since the last time; show and store them."""
         row = self.interval.read(self.updater.read(), rate)
         self.line.measure(
             self.progress.update, row, self.limits.seconds_left(self.progress, self.interval.seconds_per_update)
@@ -274,63 +280,63 @@ class Training:
 
     def _validation_is_due(self, limit: str | None) -> bool:
         update = self.progress.update
-        at_an_end = update % self.recipe.training.validate_every == 0 or limit is not None
-        return update > 0 and at_an_end and self.progress.validated != update
+        scheduled = update % self.recipe.training.validate_every == 0 or limit is not None
+        return update > 0 and scheduled and self.progress.validated != update
 
     def _validate(self) -> None:
-        """Keep a checkpoint, validate on all processes, count patience on all, and keep what it came to."""
+        """Write a checkpoint, validate on all processes, count patience, and add the scores to the checkpoint."""
         self._check_losses()
         self._save()
         result = self._validation()
         bleu, nll, score = self.world.agree(*(result.scores if result else (-1.0, -1.0, -1.0)))
-        if bleu < 0:  # interrupted: it is made up for when the run goes on
+        if bleu < 0:  # interrupted: the resumed run validates
             return
         better = self.progress.is_bettered_by(score, nll)
         self.progress = self.progress.after_validation(bleu, nll, score, self.recipe.training.least_improvement)
         if result is not None and self.metrics is not None:
             for line in result.lines(f"update {self.progress.update}", better):
                 self.line.say(line)
-            if result.doubt and not self._doubted:
+            if result.doubt and not self._warned:
                 self.line.say(f"note: {result.doubt}")
-                self._doubted = True
-            # before the checkpoint: when a kill comes between them, this line goes and is written again
+                self._warned = True
+            # before the checkpoint: if killed in between, the resumed run drops this line and writes it again
             self.metrics.write("validation", self.progress.update, **result.numbers())
             self.metrics.draw()
         self._save()
 
     def _validation(self) -> Validation | None:
-        """With the averaged weights where there are any; None where a signal came first, and on all but the first."""
+        """Validate the averaged weights if there are any. None after a signal, and on all processes but the first."""
         of = (self.model, self.recipe, self.prepared, self.folder, self.precision, self.interruption, self.world)
-        with self.updater.judged():
+        with self.updater.validation_weights():
             return validate(*of)
 
     def _save(self) -> None:
-        """Write a checkpoint, on the first process only; a launcher ends that one soon after another has left."""
-        self.progress = self.updater.noted(self.progress)
+        """Write a checkpoint on the first process; the others wait, because a launcher may end it when they exit."""
+        self.progress = self.updater.save_state(self.progress)
         tensors = self.updater.tensors()
         if self.world.first:
             self.checkpoints.save(self.progress, tensors)
         self.world.agree()
 
-    def _leave(self, number: int, first: int) -> Outcome:
+    def _stop(self, signal: int, first: int) -> Outcome:
         """Stop after a signal: write a checkpoint and print how to resume."""
         if self.progress.update > 0:
             self._check_losses()
             self._save()
         self.line.say(f"stopped at update {self.progress.update}; {AGAIN}")
-        return Outcome(self.folder, self.progress, None, self.progress.update - first, number)
+        return Outcome(self.folder, self.progress, None, self.progress.update - first, signal)
 
     def _finish(self, limit: str, first: int) -> Outcome:
-        """Stop at a limit: average the last checkpoints if asked to, and say what there is.
+        """Stop at a limit: average the last checkpoints if the recipe asks for it.
 
-        Raises: RunError where it comes before the first update.
+        Raises: RunError if the limit is reached before the first update.
         """
         count, update = self.recipe.training.average_last, self.progress.update
         if update == 0:
             raise RunError(f"{limit} was reached before the first update; raise that limit and repeat the command")
         if count > 0 and not self.checkpoints.is_averaged(count):
             weights, updates = self.checkpoints.mean_of_last(count, trained_names(self.model))
-            self.updater.average = None  # what is judged now is this average
+            self.updater.average = None  # validate this average instead of the moving one
             self.updater.load({**frozen_state(self.model), **weights}, self.folder)
             result = self._validation()
             if result is not None:

@@ -1,4 +1,4 @@
-"""Output of a training: a progress bar, metrics.jsonl, and TensorBoard where it is installed."""
+"""Output of a training: a progress bar, metrics.jsonl, and TensorBoard if it is installed."""
 
 import importlib.util
 import math
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 
 def heard_or_not(say: Say) -> Say:
-    """`say`, but a line that cannot be written, as to a reader that left or a full disk, is let go of."""
+    """`say`, but ignoring OSError: lines that cannot be written, to a closed pipe or a full disk, are dropped."""
 
     def speak(line: str) -> None:
         with suppress(OSError):
@@ -34,7 +34,7 @@ def heard_or_not(say: Say) -> Say:
 
 @stored
 class Row(TypedDict):
-    """A line of metrics.jsonl: a kind, an update, and what was measured; what the curves show has its type."""
+    """A line of metrics.jsonl: a kind, an update, and measurements; those that the curves show have a type."""
 
     kind: Literal["train", "validation"]
     update: Count
@@ -47,16 +47,13 @@ class Row(TypedDict):
 
 
 class Metrics:
-    """Appends to a run's metrics.jsonl, one JSON object a line, and to its TensorBoard log.
+    """Appends to a run's metrics.jsonl, one JSON object per line, and to its TensorBoard log.
 
-    A number that is not finite is null, as the gradient norm of updates all of which float16 skipped.
+    A number that is not finite is null, such as the gradient norm if float16 skipped all updates.
     """
 
     def __init__(self, folder: Path, update: int, *, validated: bool) -> None:
-        """Goes on after `update`, or with its validation where it is not `validated`.
-
-        Lines of what comes again, from before a kill, are dropped.
-        """
+        """Continue after `update`, or with its validation if it is not `validated`; later lines are dropped."""
         self._path, self._curves = inside(folder, "metrics.jsonl"), inside(folder, "curves.png")
         last = {"train": update, "validation": update if validated else update - 1}
         kept = [row for row in read_metrics(self._path) if row["update"] <= last[row["kind"]]]
@@ -64,7 +61,7 @@ class Metrics:
         self._board = _tensorboard(inside(folder, "tensorboard"), update)
 
     def write(self, kind: str, update: int, **values: Any) -> None:
-        """One line: `kind` is "train" or "validation"."""
+        """Write one line: `kind` is "train" or "validation"."""
         try:
             with self._path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json_text({"kind": kind, "update": update, **values}) + "\n")
@@ -76,14 +73,14 @@ class Metrics:
                     self._board.add_scalar(f"{kind}/{name}", value, update)
 
     def draw(self) -> None:
-        """Draw the curves anew, where matplotlib is installed."""
+        """Draw the curves if matplotlib is installed."""
         if importlib.util.find_spec("matplotlib") is not None:
             from mtkit.evaluation.plots import draw_curves
 
             draw_curves(read_metrics(self._path), self._curves)
 
     def close(self) -> None:
-        """Write out what TensorBoard still holds."""
+        """Flush TensorBoard's log."""
         if self._board is not None:
             self._board.close()
 
@@ -96,26 +93,26 @@ class Interval:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Context around the wait for the next batches; its time is counted apart."""
+        """Context of the wait for the next batches."""
         begin = monotonic()
         yield
         self._waited += monotonic() - begin
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context around validation and checkpoints: its time does not count."""
+        """Context of validation and checkpoints: its time does not count."""
         begin = monotonic()
         yield
         self._begin += monotonic() - begin
 
     def count(self, tokens: int) -> None:
-        """One update of so many target tokens is done."""
+        """Count one update of so many target tokens."""
         self._updates += 1
         self._tokens += tokens
 
     def read(self, sums: Sequence[float], rate: float) -> dict[str, float]:
-        """The interval's line, from the sums that `Updater.read` gave; the next interval begins."""
-        loss, nll, extra, reward, segments, divergence, norms, made = sums
+        """Return the interval's line, from the sums of `Updater.read`, and begin the next interval."""
+        loss, nll, extra, reward, segments, divergence, norms, updates = sums
         seconds = max(monotonic() - self._begin, 1e-9)
         self.seconds_per_update = seconds / self._updates
         row: dict[str, float] = {
@@ -123,7 +120,7 @@ class Interval:
             "nll": nll / self._tokens,
             "perplexity": math.exp(min(nll / self._tokens, 99.0)),
             "rate": rate,
-            "gradient_norm": norms / made if made else math.nan,
+            "gradient_norm": norms / updates if updates else math.nan,
             "tokens_per_second": self._tokens / seconds,
             "seconds_per_update": self.seconds_per_update,
             "data_wait": self._waited / seconds,
@@ -132,8 +129,8 @@ class Interval:
             row["reward"] = reward / segments
         if divergence:
             row["r_drop"] = divergence / self._tokens
-        if made < self._updates:
-            row["skipped_updates"] = self._updates - made
+        if updates < self._updates:
+            row["skipped_updates"] = self._updates - updates
         self._restart()
         return row
 
@@ -144,18 +141,18 @@ class Interval:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl, empty where there is none; a last line cut short by a kill is left out.
+    """The lines of a metrics.jsonl, none without the file; an incomplete last line is left out.
 
-    Raises: RunError naming a line that is damaged.
+    Raises: RunError naming a damaged line.
     """
     if not path.exists():
         return []
-    advice = "take that line out, and the same command resumes the run"
+    advice = "remove that line, and the same command resumes the run"
     return [dict(row) for row in read_stored_lines(path, Row, advice, error=RunError)]
 
 
 class ProgressLine:
-    """A line that is rewritten on a terminal's stderr; elsewhere a line for each interval of metrics."""
+    """A progress bar on a terminal's stderr; otherwise a line for each interval of metrics."""
 
     def __init__(self, say: Say, *, update: int, total: int | None, shown: bool) -> None:
         self._say = say
@@ -193,12 +190,12 @@ class ProgressLine:
                 self._say(line)
 
     def close(self) -> None:
-        """Leave the bar where it stands."""
+        """Close the bar; its last state stays visible."""
         self._bar.close()
 
 
 def _tensorboard(folder: Path, update: int) -> Any:
-    """A writer, or None where TensorBoard is not installed."""
+    """A writer, or None without TensorBoard."""
     if importlib.util.find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter

@@ -1,8 +1,8 @@
-"""What `precision: auto` is on a CPU that has bfloat16 units: the faster of float32 and bfloat16, measured.
+"""Resolve `precision: auto` on a CPU with bfloat16 units: measure which of float32 and bfloat16 is faster.
 
-A few updates of both are made on a copy of the model, on batches of the run's own data, before the training begins. The
-training that follows is bit for bit that with the precision given. The choice is kept in run.json: a resumed run takes
-it too, on whatever machine.
+A few updates of both are made on a copy of the model, on batches of the run's data, before training begins. The
+training is bit for bit the same as with that precision set. run.json records the choice, and a resumed run keeps it on
+any machine.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from mtkit.memory import forget_peak
 from mtkit.model.network import Network
 from mtkit.recipe import Recipe
 from mtkit.runs import Run, can_resume
-from mtkit.training.data_loader import Feed, Work
+from mtkit.training.data_loader import DataLoader, UpdateBatches
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision, precisions
-from mtkit.training.run_folder import keep_precision
+from mtkit.training.run_folder import record_precision
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 
-LIMIT, AT_MOST = 3.0, 12.0
-"""Seconds after which no more updates are measured; where one update of each took up to the latter, a second one is."""
+LIMIT, FIRST_LIMIT = 3.0, 12.0
+"""Seconds after which no more updates are measured; a second round follows a first of up to `FIRST_LIMIT` seconds."""
 
 WIDTHS = 3
 """Batches of different widths that are measured."""
@@ -33,13 +33,13 @@ WIDTHS = 3
 
 @dataclass(frozen=True)
 class Faster:
-    """The faster of the precisions that were measured."""
+    """The fastest of the precisions that were measured."""
 
     name: str
     other: str
     """The slowest."""
     ratio: float
-    """How many times as fast as that it is."""
+    """Its time over the fastest one's."""
     updates: int
     """Updates of each that were measured."""
 
@@ -48,44 +48,48 @@ class Faster:
         return f"{self.name}: {self.ratio:.2f} times as fast as {self.other} here ({updates})"
 
 
-def settle(recipe: Recipe, folder: Path, model: Network, feed: Feed, world: World, say: Say) -> Precision:
+def resolve_precision(
+    recipe: Recipe, folder: Path, model: Network, data: DataLoader, world: World, say: Say
+) -> Precision:
     """The precision that the run in the folder trains in, the same in all processes on CPUs.
 
-    It is measured where a new run leaves it to a machine that has a choice.
+    Measures it if the run is new, `training.precision` is auto, and the machine has a choice.
     """
     setting = recipe.training.precision
-    if setting != "auto" or (recipe.training.shard and world.size > 1):  # split weights are not copied to measure
+    if setting != "auto" or (recipe.training.shard and world.size > 1):  # a sharded model is not copied to measure
         return Precision(setting, world.device)
-    kept = Run(folder).about.get("precision")
-    if kept is not None:
-        return Precision(kept, world.device)
+    recorded = Run(folder).about.get("precision")
+    if recorded is not None:
+        return Precision(recorded, world.device)
     names = precisions(world.device)
-    (fewest,) = world.agree(-len(names))  # what the processes' machines have in common
+    (fewest,) = world.agree(-len(names))  # the precisions that all machines have
     names = names[: -int(fewest)]
     if can_resume(folder):  # by a version that measured nothing
         return Precision("auto", world.device)
     if len(names) == 1:
         return Precision(names[0], world.device)
-    choice = measured(recipe, model, feed.samples(WIDTHS), world, names)
-    forget_peak()  # a comparison reports that of the training alone
+    choice = measure_precisions(recipe, model, data.samples(WIDTHS), world, names)
+    forget_peak()  # reports compare the peak memory of training
     if world.first:
-        keep_precision(folder, choice.name)
+        record_precision(folder, choice.name)
     say(str(choice))
     return Precision(choice.name, world.device)
 
 
-def measured(recipe: Recipe, model: Network, batches: Sequence[Work], world: World, names: Sequence[str]) -> Faster:
-    """Make updates on these batches, of one each, in each of the precisions; the model stays as it is.
+def measure_precisions(
+    recipe: Recipe, model: Network, batches: Sequence[UpdateBatches], world: World, names: Sequence[str]
+) -> Faster:
+    """Time updates of one batch each in each of the precisions; the model does not change.
 
-    The first batch is not timed: with it, what the first update of a process takes is over. The others come twice, and
-    then again while there is time; of each its fastest time counts, and of several processes the slowest one's, so that
-    the kernels that a new shape needs are made before. A batch that time allowed but once counts if there is no other.
+    The first batch is not timed: a process's first update also initialises libraries. The others run twice, and again
+    while there is time; each counts with its fastest time, of the slowest process, because a new shape first needs
+    its kernels. Batches that ran only once count if all did.
     """
     choices = {name: Precision(name, world.device) for name in names}
     with torch.random.fork_rng(devices=[]):
         updater = Updater(deepcopy(model).train(), recipe, world, choices[names[0]])
 
-        def seconds(work: Work, name: str, number: int) -> float:
+        def seconds(work: UpdateBatches, name: str, number: int) -> float:
             updater.precision, begin = choices[name], monotonic()
             updater.run(work, number, rate=0.0, total_updates=number)
             return world.agree(monotonic() - begin)[0]
@@ -101,7 +105,7 @@ def measured(recipe: Recipe, model: Network, batches: Sequence[Work], world: Wor
             for name in names if turns % 2 else reversed(names):
                 times[name][place].append(seconds(others[place], name, turns + 1))
                 spent += times[name][place][-1]
-            if spent >= (LIMIT if turns > 1 else AT_MOST):
+            if spent >= (LIMIT if turns > 1 else FIRST_LIMIT):
                 break
     most = min(2, max(map(len, times[names[0]])))
     counted = [place for place in places if len(times[names[0]][place]) >= most]

@@ -1,7 +1,4 @@
-"""The origin of a run: its training data, the runs that it began with, and the model that it was imported from.
-
-The run folder: made for a new run, checked against the settings when the same run goes on.
-"""
+"""The run folder: create it for a new run, check the settings of a resumed one, record where its weights come from."""
 
 import json
 import platform
@@ -30,21 +27,15 @@ from mtkit.version import __version__
 
 
 def imported_from(run: Run) -> str | None:
-    """The model of another library that the run was made of: its name on the hub, or its folder's name."""
+    """The model of another library that the run was converted from: its hub name, or its folder's name."""
     place = run.about.get("imported_from")
     return Path(place).name if place is not None and Path(place).is_absolute() else place
 
 
-def origins(run: Run) -> list[Origin]:
-    """The run whose weights the training began with, then the run that this one began with, and so on."""
-    named = run.about.get("init_from")
-    unknown = [Origin(run=named, imported_from=None, data=[])] if named else []
-    return run.about.get("origins", unknown)
-
-
-def origin(run: Run) -> Origin:
-    """The run as an origin of others."""
-    return Origin(run=run.folder.name, imported_from=imported_from(run), data=trained_on(run))
+def ancestors(run: Run) -> list[Origin]:
+    """The run that the training was initialised from, then the run that this one was initialised from, and so on."""
+    parent = run.about.get("init_from")
+    return run.about.get("origins", [Origin(run=parent, imported_from=None, data=[])] if parent else [])
 
 
 def trained_on(run: Run) -> list[str]:
@@ -53,38 +44,30 @@ def trained_on(run: Run) -> list[str]:
     corpora = [corpus.label for corpus in data.train]
     if not corpora and run.about.get("data") is not None:
         corpora = [f"the built-in corpus of mtkit, seed {data.builtin.seed}"]
-    pairs = {way: sum(bin_.pairs for bin_ in its.bins) for way, its in (run.about.get("lengths") or {}).items()}
-    return [*corpora, *(f"{way}: {count:,} training pairs" for way, count in pairs.items())]
+    lengths = run.about.get("lengths") or {}
+    pairs = {direction: sum(bin_.pairs for bin_ in stored.bins) for direction, stored in lengths.items()}
+    return [*corpora, *(f"{direction}: {count:,} training pairs" for direction, count in pairs.items())]
 
 
-_ENDS = ("max_updates", "max_epochs", "max_minutes", "patience")
-_LOOKS = (
-    "init_from",
-    "best_by",
-    "least_improvement",
-    "keep_last",
-    "keep_best",
-    "average_last",
-    "validate_every",
-    "log_every",
-    "deterministic",
-    "shard",
+_MAY_CHANGE = (
+    *("max_updates", "max_epochs", "max_minutes", "patience", "init_from", "best_by", "least_improvement"),
+    *("keep_last", "keep_best", "average_last", "validate_every", "log_every", "deterministic", "shard"),
 )
-MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in (*_ENDS, *_LOOKS)))
-"""How settings begin that say how long to train, how often to look, and how to translate and score then: they may
-change while a run goes on. Of these the weights' course depends on the limits alone, and only where something ends with
-them: a learning rate that falls (cosine, cooldown), guided attention. It then goes on by the new ones. On a GPU last
-digits may differ with the others. What the run began with is known by the name in run.json, wherever that lies now."""
+MAY_CHANGE = ("decoding.", "scoring.", "promises:", *(f"training.{name}:" for name in _MAY_CHANGE))
+"""Prefixes of settings that may change when a run is resumed: how long to train, how often to validate, and how to
+translate and score. Of these, only the limits affect the weights, and only with settings that depend on the end of
+training: a falling learning rate (cosine, cooldown), guided attention. On a GPU the others may change last digits. A
+changed init_from is compared by the run's name in run.json, because runs may be moved."""
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keeps other trainings out of the run folder inside the block. Raises: RunError where one is at it."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock the run folder. Raises: RunError if another training has locked it."""
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held = f"another training is at work in {folder}; wait for it, or choose another --name"
-            stack.enter_context(locked(inside(folder, ".lock"), held))
+            message = f"another training is at work in {folder}; wait for it, or choose another --name"
+            stack.enter_context(locked(inside(folder, ".lock"), message))
         except MtkitError as error:
             raise RunError(str(error)) from error
         except OSError as error:
@@ -102,14 +85,12 @@ def open_folder(
     command: Sequence[str],
     init_from: Run | None,
 ) -> None:
-    """Make the run folder, or check that the run in it has these settings and this data.
+    """Create the run folder, or check that the run in it has these settings and this data.
 
-    Without a checkpoint there is nothing to go on with, and the folder is made anew.
+    run.json records `too_long`, the number of segments of each side with more than the `longest` pieces that the model
+    accepts, and the lengths of the training pairs.
 
-    `too_long` is kept there, the segments of each side that have over the `longest` pieces that the model takes, and
-    the lengths of the training pairs.
-
-    Raises: RunError listing what differs from the run that is there, and where checkpoints lack its run.json.
+    Raises: RunError listing what differs from the existing run, or if run.json is missing next to checkpoints.
     """
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -121,7 +102,7 @@ def open_folder(
         "document_pieces": source_budget(prepared),
         "too_long": dict(too_long),
         "lengths": {
-            direction: each.model_dump(mode="json") for direction, each in lengths_of(prepared, longest).items()
+            direction: bins.model_dump(mode="json") for direction, bins in lengths_of(prepared, longest).items()
         },
         "init_from": None if init_from is None else init_from.folder.name,
         "origins": [],
@@ -132,89 +113,90 @@ def open_folder(
         },
     }
     if can_resume(folder):
-        before = Run(folder)
-        _check(before, recipe, about)
-        about["origins"] = origins(before)
-        if "precision" in before.about:
-            about["precision"] = before.about["precision"]
-        commands = [*before.about.get("commands", []), shlex.join(command)]
+        begun = Run(folder)
+        _check_unchanged(begun, recipe, about)
+        about["origins"] = ancestors(begun)
+        if "precision" in begun.about:
+            about["precision"] = begun.about["precision"]
+        commands = [*begun.about.get("commands", []), shlex.join(command)]
     elif any((folder / "checkpoints").glob("update-*")):
         raise RunError(
-            f"{folder} has checkpoints, but no run.json with what they were trained on; put it back, "
+            f"{folder} has checkpoints, but no run.json; put it back, "
             f"choose another --name, or remove {folder / 'checkpoints'}"
         )
     elif (average := folder / "checkpoints" / "average").is_dir():
-        raise RunError(f"{average} is all that is left of an earlier training; choose another --name, or remove it")
+        raise RunError(f"{average} is left from an earlier training; choose another --name, or remove it")
     else:
         _check_free(folder, recipe)
         if init_from is not None:
-            about["origins"] = [origin(init_from), *origins(init_from)]
+            about["origins"] = [
+                Origin(run=init_from.folder.name, imported_from=imported_from(init_from), data=trained_on(init_from)),
+                *ancestors(init_from),
+            ]
         commands = [shlex.join(command)]
         with writing(inside(folder, "tokenizer")) as temporary:
             temporary.mkdir()
             copy_tokenizers(prepared.folder / "tokenizer", temporary)
     write_text(inside(folder, "recipe.yaml"), dump_yaml(_dumped(recipe)))
-    write_json(inside(folder, "run.json"), about | {"commands": commands})  # last: with it, a folder is a run
+    write_json(inside(folder, "run.json"), about | {"commands": commands})  # last: it makes the folder a run
 
 
 def _check_free(folder: Path, recipe: Recipe) -> None:
-    """Raises: RunError if the folder is no run, but holds files named like those of one, as a user's own recipe.
+    """Raises: RunError if the folder is not a run, but holds a user's files with names of run files.
 
-    What a killed process wrote before run.json does not count.
+    Files that a killed process wrote before run.json are accepted.
     """
     if (folder / "run.json").exists():
         return
     for name in sorted(FILES_OF_RUNS):
         path = folder / name
         if name == "recipe.yaml" and path.is_file():
-            own = path.read_bytes() == dump_yaml(_dumped(recipe)).encode()
+            free = path.read_bytes() == dump_yaml(_dumped(recipe)).encode()
         elif name == "tokenizer" and path.is_dir():
-            own = all(each.suffix == ".model" for each in path.iterdir())
+            free = all(file.suffix == ".model" for file in path.iterdir())
         else:
-            own = not path.exists()
-        if not own:
+            free = not path.exists()
+        if not free:
             raise RunError(
                 f"{path} exists, but {folder} is not a run, as it has no run.json; move {path.name} away, or choose "
                 "another --name"
             )
 
 
-def begin(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
-    """Give a model the best weights of another run, and say what of them does not fit.
+def init_from_run(model: Network, run: Run, prepared: Prepared, say: Say) -> None:
+    """Load the best weights of another run into a model, and print the names of weights that do not fit.
 
-    Raises: RunError where these stand for other pieces than those of the data, or are not there.
+    Raises: RunError if the run's vocabulary differs from the data's, or it has no checkpoint.
     """
     run.checkpoint()
     if run.vocabulary != vocabulary_of(prepared.folder / "tokenizer"):
         raise RunError(
-            f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings stand "
-            f"for other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
+            f"{run.folder} has another vocabulary than {prepared.folder}, so its embeddings belong "
+            f"to other pieces; prepare the data with --tokenizer-from {run.folder}, or leave out --init-from"
         )
-    if left := model.adopt(run.load_model().state_dict()):
-        more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
-        say(f"of {run.folder} do not fit and are not copied: {', '.join(left[:3])}{more}")
+    if unfit := model.adopt(run.load_model().state_dict()):
+        more = f" and {len(unfit) - 3:,} more" if len(unfit) > 3 else ""
+        say(f"of {run.folder} do not fit and are not copied: {', '.join(unfit[:3])}{more}")
 
 
-def keep_precision(folder: Path, name: str) -> None:
-    """Note in run.json which precision was chosen, for when the run is resumed."""
+def record_precision(folder: Path, name: str) -> None:
+    """Record in run.json which precision was chosen, for resumed runs."""
     path = inside(folder, "run.json")
     write_json(path, read_object(path) | {"precision": name})
 
 
-def _check(before: Run, recipe: Recipe, about: dict[str, Any]) -> None:
-    there, here = _dumped(before.recipe), _dumped(recipe)
-    for each in (there, here):
-        del each["data"]  # its fingerprint says more: it stays when the folder is moved and changes with the text
-    changed = [line for line in differences(there, here) if not line.startswith(MAY_CHANGE)]
-    changed += differences(
-        {key: before.about.get(key) for key in ("init_from", "vocabularies")},
-        {key: about[key] for key in ("init_from", "vocabularies")},
-    )
-    if before.about.get("data") != about["data"]:
+def _check_unchanged(begun: Run, recipe: Recipe, about: dict[str, Any]) -> None:
+    earlier, now = _dumped(begun.recipe), _dumped(recipe)
+    for settings in (earlier, now):
+        del settings["data"]  # compared by its fingerprint: a moved folder is the same data
+    changed = [line for line in differences(earlier, now) if not line.startswith(MAY_CHANGE)]
+    names = ("init_from", "vocabularies")
+    changed += differences({name: begun.about.get(name) for name in names}, {name: about[name] for name in names})
+    if begun.about.get("data") != about["data"]:
         changed.append("the prepared data is another")
     if changed:
         raise DiffersError(
-            f"the run in {before.folder} was started with other settings ({'; '.join(changed)})",
+            f"the run in {begun.folder} was started with other settings ({'; '.join(changed)})",
             "repeat its settings to resume it, or choose another --name",
         )
 

@@ -1,4 +1,4 @@
-"""Validation: the loss on the validation side, and BLEU by the code that `translate` and `score` run."""
+"""Validation: the loss, and BLEU computed by the code of `mtkit translate` and `mtkit score`."""
 
 import hashlib
 import math
@@ -31,8 +31,8 @@ from mtkit.runs import Run
 from mtkit.storage.files import json_text
 from mtkit.terminal import shortened
 from mtkit.text.languages import languages_of
-from mtkit.training.data_loader import Inputs
-from mtkit.training.loss import batch_loss
+from mtkit.training.data_loader import DeviceBatch
+from mtkit.training.loss import token_loss
 from mtkit.training.metrics import Say
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Interruption, Progress
@@ -40,7 +40,7 @@ from mtkit.training.world import World
 
 
 class _InterruptedError(Exception):
-    """A signal came while segments were being translated."""
+    """A signal arrived during translation."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Validation:
     samples: list[Sample]
     seconds: float
     peak_bytes: int
-    """The most memory that the process has held, validation included."""
+    """Peak memory of the process so far, validation included."""
     best_by: BestBy = "bleu"
     other: Score | None = None
     """Score by `best_by`, if that is neither BLEU nor the loss."""
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the nll; that of 99 nats at most."""
+        """The exponential of the nll, which is capped at 99 nats."""
         return math.exp(min(self.nll, 99.0))
 
     def numbers(self) -> dict[str, float | str]:
@@ -110,13 +110,13 @@ def validate(
     interruption: Interruption,
     world: World | None = None,
 ) -> Validation | None:
-    """Loss and BLEU with the weights that the model has; leaves it in the mode it was in. None if interrupted.
+    """Loss and BLEU of the model's current weights; restores its mode. None if interrupted.
 
-    `folder` is the run's: what it keeps of the training pairs decides here as in `translate`. The processes of a
-    `world`, which all have these weights, share the work; all but the first get None.
+    `folder` is the run's: as in `translate`, the lengths of its training pairs limit translations. The processes of a
+    `world`, which all have these weights, share the work; all but the first return None.
     """
 
-    def go_on(lines: int) -> None:
+    def check_interruption(lines: int) -> None:
         if interruption.signal is not None:
             raise _InterruptedError
 
@@ -125,46 +125,45 @@ def validate(
     try:
         side = held_out(prepared, "valid").sample(recipe.training.validate_segments or len(prepared.valid))
         rows = _share(side, recipe, world)
-        found = None
-        with merged_in_place(model), suppress(_InterruptedError):  # merged, as `translate` has it
+        translations = None
+        with merged_in_place(model), suppress(_InterruptedError):  # adapters are merged, as in `translate`
             nll = validation_loss(model, recipe, prepared, precision, world)
             translated = translate_lines(
                 ModelEngine(model, recipe.decoding),
                 prepared.tokenizers,
                 side.lines(recipe.decoding, trained_on=TrainedOn.of([Run(folder)])).at(rows),
-                on_progress=go_on,
+                on_progress=check_interruption,
             )
-            found = [(row, each[0].text) for row, each in zip(rows, translated, strict=True)]
+            translations = [(row, best[0].text) for row, best in zip(rows, translated, strict=True)]
     finally:
         model.train(was_training)
-    shares = [found] if world is None else world.gathered(found)  # also where a signal came, which all then learn
+    # also after a signal, so that all processes know of it
+    shares = [translations] if world is None else world.gather(translations)
     done = [] if shares is None else [share for share in shares if share is not None]
     if shares is None or len(done) < len(shares):
         return None
-    hypotheses = [text for _, text in sorted(each for share in done for each in share)]
+    hypotheses = [text for _, text in sorted(line for share in done for line in share)]
     sources, references = side.sources, side.references
     bleu, *others = _scores(hypotheses, side, recipe)
-    some = range(0, len(sources), max(len(sources) // 3, 1))[:3]
-    shown = [Sample(sources[row], references[row], hypotheses[row]) for row in some]
-    doubtful = doubt([bleu], hypotheses, [references])
+    sample_rows = range(0, len(sources), max(len(sources) // 3, 1))[:3]
     return Validation(
         nll,
         bleu.value,
         bleu.signature,
-        doubtful,
-        shown,
-        monotonic() - begin,
-        peak_bytes(precision.device),
-        recipe.training.best_by,
-        others[0] if others else None,
+        doubt=doubt([bleu], hypotheses, [references]),
+        samples=[Sample(sources[row], references[row], hypotheses[row]) for row in sample_rows],
+        seconds=monotonic() - begin,
+        peak_bytes=peak_bytes(precision.device),
+        best_by=recipe.training.best_by,
+        other=others[0] if others else None,
     )
 
 
-def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:
-    """Translate and score a segment or two as `validate` does: what it lacks is to show before the first update.
+def dry_run_validation(model: Network, recipe: Recipe, prepared: Prepared) -> None:
+    """Translate and score a segment or two, so that errors in the settings of `validate` show before training.
 
-    Raises: DataError where no validation segment fits the model; MtkitError where settings of search or scores do not
-    go together, or what they need is not installed.
+    Raises: DataError if no validation segment fits the model; MtkitError if settings of search or scoring do not go
+    together, or a package that they need is not installed.
     """
     longest = min(model.longest_source, model.longest_target)
     if prepared.valid.too_long(longest) == len(prepared.valid):
@@ -174,32 +173,32 @@ def rehearse(model: Network, recipe: Recipe, prepared: Prepared) -> None:
     side, settings = held_out(prepared, "valid").sample(1), recipe.decoding.model_copy(update={"max_pieces": 2})
     engine = ModelEngine(model, settings)
     translated = translate_lines(engine, prepared.tokenizers, side.lines(settings))
-    _scores([each[0].text for each in translated], side, recipe)
+    _scores([best[0].text for best in translated], side, recipe)
 
 
-def judged_by(recipe: Recipe) -> str:
-    """Fingerprint of the settings of search and scores: validations by other ones do not compare."""
+def scoring_fingerprint(recipe: Recipe) -> str:
+    """Fingerprint of the settings of search and scoring: validations with other settings are not comparable."""
     settings: list[Any] = [
         recipe.decoding.model_dump(exclude={"batch_tokens"}),
         recipe.scoring.model_dump(exclude={"metrics"}),
     ]
     if recipe.training.best_by != "bleu":
         settings.append(recipe.training.best_by)
-    if recipe.scoring.tokenize is None:  # what is installed may change
-        settings += [installed_tokenizer(languages_of(each)[1]) for each in recipe.data.directions]
+    if recipe.scoring.tokenize is None:  # the default depends on what is installed
+        settings += [installed_tokenizer(languages_of(direction)[1]) for direction in recipe.data.directions]
     return hashlib.sha256(json_text(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def comparable(progress: Progress, recipe: Recipe, say: Say) -> Progress:
-    """The place in training, without scores that were made by other settings than the recipe's, of which it tells."""
-    judged = judged_by(recipe)
-    if progress.best_score is not None and progress.judged_by != judged:
+def with_comparable_scores(progress: Progress, recipe: Recipe, say: Say) -> Progress:
+    """The progress with scores of the recipe's settings only: drops other scores, and prints a line about it."""
+    fingerprint = scoring_fingerprint(recipe)
+    if progress.best_score is not None and progress.judged_by != fingerprint:
         say(
             "earlier validations used other settings of decoding or scoring, or another training.best_by, and are not "
             "comparable: the best checkpoint and patience start again"
         )
         progress = progress.without_scores()
-    return replace(progress, judged_by=judged, best_by=recipe.training.best_by)
+    return replace(progress, judged_by=fingerprint, best_by=recipe.training.best_by)
 
 
 def _scores(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> list[Score]:
@@ -220,23 +219,25 @@ def _scores(hypotheses: Sequence[str], side: HeldOut, recipe: Recipe) -> list[Sc
 def validation_loss(
     model: Network, recipe: Recipe, prepared: Prepared, precision: Precision, world: World | None = None
 ) -> float:
-    """Unsmoothed negative log-likelihood per target token of the validation side, segments too long left out.
+    """Unsmoothed negative log-likelihood per target token of the validation side, without segments that are too long.
 
-    The processes of a `world` compute a part of the batches each, and all get the result.
+    The processes of a `world` compute a part of the batches each, and all return the result.
     """
     side, device = prepared.valid, precision.device
     longest = min(model.longest_source, model.longest_target)
     halving = Halving(np.maximum(side.source.lengths, side.target.lengths) + 1)
 
-    def part(rows: Sequence[int]) -> tuple[Tensor, int]:
-        inputs = Inputs.of(make_batch(side, np.array(rows), longest), device)
-        loss, _ = batch_loss(model, inputs, precision, smoothing=0.0)
+    def loss_of(rows: Sequence[int]) -> tuple[Tensor, int]:
+        batch = DeviceBatch.of(make_batch(side, np.array(rows), longest), device)
+        with precision.autocast():
+            hidden = batch.predicting(model(**batch.inputs).hidden)
+            loss = token_loss(*model.factors(hidden), batch.target, smoothing=0.0)
         return loss.nll.sum(), loss.tokens
 
     total, tokens = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device), 0
     batches = plan(side, batch_tokens=recipe.training.batch_tokens, max_length=longest, seed=0, epoch=0)
     for number in range(len(batches)) if world is None else world.share(len(batches)):
-        for nll, count in halving.run(part, batches[number].tolist()):
+        for nll, count in halving.run(loss_of, batches[number].tolist()):
             total += nll
             tokens += count
     if world is not None:
@@ -247,7 +248,7 @@ def validation_loss(
 
 
 def _share(side: HeldOut, recipe: Recipe, world: World | None) -> list[int]:
-    """The rows of a side that this process translates; documents that are translated together stay whole."""
+    """The rows of a side that this process translates; a document that is translated as one stays in one process."""
     if world is None:
         return list(range(len(side.sources)))
     documents = side.lines(recipe.decoding).documents

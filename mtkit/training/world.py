@@ -1,11 +1,9 @@
-"""Signs of life of the processes that train together: one that is silent ends the training, with its rank named.
+"""The processes that train together: torchrun starts them, they decide together, and each watches another.
 
-A thread of each process writes a number that rises into the store of the process group, and watches that of the next
-rank. It says that a process lives, whatever its work takes: validation and checkpoints on one process are no silence. A
-process that a machine lost or stopped has none, where a collective operation would wait for it for hours. A ring of
-watchers suffices: of several silent processes one has a watcher that lives.
-
-Several processes as one: torchrun starts them, and they decide together.
+A thread of each process writes a rising number into the store of the process group and watches the next rank's number.
+A process that stops writing, because its machine failed or stopped, ends the training with its rank in the message; a
+collective operation would wait for it for hours. The thread writes whatever the process does, also during validation
+and checkpoints. A ring of watchers suffices: among several silent processes one has a watcher that is alive.
 """
 
 import json
@@ -31,31 +29,31 @@ from mtkit.errors import RunError
 from mtkit.storage.files import json_text
 
 INTERVAL = 3.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 
 SILENCE = 45.0
-"""Seconds without one after which a process counts as lost."""
+"""Seconds without a heartbeat after which a process counts as lost."""
 
 DONE = "done"
-"""The last sign of a process that leaves by itself."""
+"""The last heartbeat of a process that ends regularly."""
 
 
 class Heartbeat:
-    """The sign of life of one process, and the watch over the next."""
+    """The heartbeat of one process, and its watch over the next."""
 
     def __init__(self, store: Any, rank: int, size: int, end: Callable[[str], object] | None = None) -> None:
-        """`store` is one of torch.distributed, of which no other thread uses this client; `end` gets the message."""
+        """`store` is a torch.distributed store whose client no other thread uses; `end` is called with the message."""
         self._store, self._rank, self._watched = store, rank, (rank + 1) % size
         self._end = end or _end
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to give signs of life, and to watch."""
+        """Start the heartbeat and the watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Say that this process leaves, and watch no longer."""
+        """Announce that this process ends, and stop watching."""
         self._left.set()
         self._thread.join()
 
@@ -71,12 +69,12 @@ class Heartbeat:
                 if seen != DONE and monotonic() - since > SILENCE:
                     self._end(
                         f"process {self._watched} of this training has given no sign of life for {SILENCE:.0f} s, so "
-                        f"process {self._rank} ends it; see that machine. The same command goes on from the last "
+                        f"process {self._rank} ends it; check that machine. The same command resumes from the last "
                         "checkpoint"
                     )
                     return
             self._store.set(_key(self._rank), DONE)
-        except RuntimeError:  # the store is gone, and with it torchrun, which ends all processes unless it was killed
+        except RuntimeError:  # the store ended with torchrun, which ends all processes unless it was killed
             return
 
 
@@ -85,7 +83,7 @@ def _key(rank: int) -> str:
 
 
 def _end(message: str) -> None:
-    """At once: the main thread waits within an operation that nothing interrupts. torchrun then ends the others."""
+    """Exit at once: the main thread may wait in an operation that nothing interrupts. torchrun ends the others."""
     with suppress(AttributeError, OSError, ValueError):  # nobody may be there to read it
         sys.stderr.write(f"mtkit: {message}\n")
         sys.stderr.flush()
@@ -93,25 +91,25 @@ def _end(message: str) -> None:
 
 
 PATIENCE = timedelta(hours=12)
-"""How long processes wait for one another: checkpoints are the first one's work alone. The silent end before."""
+"""How long processes wait for each other, e.g. for checkpoints of the first; a lost process is noticed earlier."""
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Read error", "Broken pipe")
-"""What gloo says in a process when another has ended."""
+"""Parts of gloo's messages in a process when another has ended."""
 
 
 class Closed(Protocol):
-    """What is closed before the processes part."""
+    """Closed before the process group is destroyed."""
 
     def close(self) -> None: ...
 
 
 class World:
-    """The processes that train together; one alone where torchrun did not start several."""
+    """The processes that train together; a single one without torchrun."""
 
     def __init__(self, device: str = "auto") -> None:
-        """`device` is a name as `find_device` takes it; of several processes, each has the GPU of its local rank.
+        """`device` is a name for `find_device`; with several processes, each has the GPU of its local rank.
 
-        Raises: MtkitError where there is no such device; RunError where a process has no GPU of its own.
+        Raises: MtkitError if there is no such device; RunError if a process has no GPU.
         """
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
@@ -120,22 +118,24 @@ class World:
             if local >= torch.cuda.device_count():
                 raise RunError(f"process {local} has no GPU: this machine has {torch.cuda.device_count()}")
             device = f"cuda:{local}"
-            torch.cuda.set_device(torch.device(device))  # before anything allocates, which is on the first GPU else
+            torch.cuda.set_device(
+                torch.device(device)
+            )  # before any allocation, which would otherwise be on the first GPU
         self.device = find_device(device)
         self._closed: WeakSet[Closed] = WeakSet()
 
     def __enter__(self) -> Self:
         if self.size > 1:
-            # The optimiser's first step imports torch._dynamo, and with it modules that keep the default group as a
-            # default argument for ever. Then gloo's threads outlive the group, and one that lets go of a tensor while
-            # the interpreter ends aborts the process. Imported before there is a group, they keep nothing.
+            # The optimiser's first step imports torch._dynamo, and with it modules that hold the default group as a
+            # default argument forever. gloo's threads then outlive the group, and one that frees a tensor while the
+            # interpreter exits aborts the process. Imported before there is a group, they hold none.
             import_module("torch._dynamo")
-            found, *_ = next(rendezvous("env://", self.rank, self.size))
-            # torchrun starts all processes again where one has died or other machines have come: what the earlier ones
-            # left in the store is past
+            base_store, *_ = next(rendezvous("env://", self.rank, self.size))
+            # torchrun restarts all processes if one has died or machines have joined: a prefix hides the earlier
+            # processes' entries in the store
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store: Any = PrefixStore(f"mtkit/{restart}/{self.size}", found)
-            # decisions travel by gloo in CPU tensors, so that making one never waits for a GPU
+            store: Any = PrefixStore(f"mtkit/{restart}/{self.size}", base_store)
+            # decisions are sent by gloo in CPU tensors, so that they never wait for a GPU
             backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=PATIENCE)
             self._heartbeat = Heartbeat(store.clone(), self.rank, self.size)
@@ -146,38 +146,35 @@ class World:
         if self.size == 1:
             return
         self._heartbeat.stop()
-        for each in self._closed:
-            each.close()
+        for closed in self._closed:
+            closed.close()
         dist.destroy_process_group()
-        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in LOST):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in LOST):
             raise RunError(
-                f"process {self.rank} lost the connection to another process of this training, which ended; see what "
-                "that one said. The same command goes on from the last checkpoint"
+                f"process {self.rank} lost the connection to another process of this training, which ended; see the "
+                "error of that process. The same command resumes from the last checkpoint"
             ) from error
 
-    def close_at_end(self, each: Closed) -> None:
-        """Close this, if it still exists, before the processes part.
+    def close_at_end(self, closed: Closed) -> None:
+        """Close this object, if it still exists, before the process group is destroyed.
 
-        Objects of PyTorch's that hold the group from C++ need it. The last one to let go of the group waits for gloo's
-        threads; these wait for Python's lock to let go of a tensor, and such an object holds the lock.
+        PyTorch objects that hold the group from C++ need it. The last one to release the group waits for gloo's threads
+        while it holds Python's lock, and these threads need the lock to free a tensor.
         """
-        self._closed.add(each)
+        self._closed.add(closed)
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def agree(self, *values: float) -> list[float]:
-        """The largest of each value over all processes: a wish to stop of any of them becomes everyone's.
-
-        Without values, a place that no process leaves before all have come to it.
-        """
+        """The largest of each value over all processes, so that all act alike; without values, a barrier."""
         if self.size == 1:
             return list(values)
-        together = torch.tensor([*values, 0.0], dtype=torch.float64)
-        dist.all_reduce(together, dist.ReduceOp.MAX)
-        agreed: list[float] = together.tolist()
+        largest = torch.tensor([*values, 0.0], dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        agreed: list[float] = largest.tolist()
         return agreed[:-1]
 
     def sum(self, values: Tensor) -> None:
@@ -185,15 +182,15 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
 
-    def share(self, of: int) -> range:
-        """This process's share of so many items."""
-        return range(self.rank, of, self.size)
+    def share(self, count: int) -> range:
+        """The indices of this process among so many items."""
+        return range(self.rank, count, self.size)
 
-    def gathered(self, mine: Any) -> list[Any] | None:
-        """What each process gives, by rank, on the first process; None on the others. All is what JSON holds."""
+    def gather(self, value: Any) -> list[Any] | None:
+        """The JSON values of all processes, by rank, on the first process; None on the others."""
         if self.size == 1:
-            return [mine]
-        content = torch.frombuffer(bytearray(json_text(mine).encode()), dtype=torch.uint8)
+            return [value]
+        content = torch.frombuffer(bytearray(json_text(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(content)]))
         longest = max(int(size) for size in sizes)

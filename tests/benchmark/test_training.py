@@ -21,7 +21,7 @@ from mtkit.benchmark.training import (
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe
-from mtkit.training.data_loader import Work
+from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.world import World
 from tests.training.conftest import prepared, prepared_folder, tiny
 
@@ -43,7 +43,7 @@ class Other:
     def arithmetic(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def update(self, work: Work, number: int) -> None:
+    def update(self, work: UpdateBatches, number: int) -> None:
         self.given.append((number, work.tokens))
         self.loss += work.tokens
 
@@ -116,7 +116,7 @@ class Failing(Other):
 
     attention = "frail"
 
-    def update(self, work: Work, number: int) -> None:
+    def update(self, work: UpdateBatches, number: int) -> None:
         if number == PLAN.warmup + 2:
             raise RuntimeError("no memory\nfor this")
         super().update(work, number)

@@ -14,7 +14,7 @@ from mtkit.attention import build
 from mtkit.data.prepared import open_prepared
 from mtkit.errors import MtkitError
 from mtkit.recipe import Recipe, make_recipe
-from mtkit.training.data_loader import Feed
+from mtkit.training.data_loader import DataLoader
 from mtkit.training.precision import Precision, fast_and_repeatable
 from mtkit.training.update import Updater
 from mtkit.training.world import World
@@ -71,7 +71,7 @@ def _profile(setup: Setup, preset: str, precision: str, cudnn: bool) -> Result:
     with World(setup.device) as world, fast_and_repeatable(world.device):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, Precision(precision, world.device))
-        feed = Feed(recipe, prepared, 256, world).updates(0, 0)
+        feed = DataLoader(recipe, prepared, 256, world).updates(0, 0)
         work = [next(feed) for _ in range(3 if setup.tiny else 20)]
         feed.close()
         times, host = [], 0.0

@@ -20,7 +20,7 @@ from mtkit.model.network import Network
 from mtkit.recipe import Recipe, make_recipe, merged
 from mtkit.recipe.data import DataSettings
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import Work, count_tokens
+from mtkit.training.data_loader import UpdateBatches, count_tokens
 from mtkit.training.loop import train
 from mtkit.training.metrics import read_metrics
 from mtkit.training.precision import Precision, fast_and_repeatable, fixed_workspaces
@@ -83,11 +83,11 @@ def model_of(recipe: Recipe, prepared: Prepared, device: str) -> Network:
     return build_model(recipe, source_vocabulary=size, target_vocabulary=size).to(device).train()
 
 
-def work_of(prepared: Prepared, *rows: range) -> Work:
+def work_of(prepared: Prepared, *rows: range) -> UpdateBatches:
     """An update of one batch per range of rows."""
     arrays = [np.array(numbers) for numbers in rows]
     batches = [make_batch(prepared.train, numbers) for numbers in arrays]
-    return Work(batches, count_tokens(prepared.train, arrays), arrays, 0, len(rows))
+    return UpdateBatches(batches, count_tokens(prepared.train, arrays), arrays, 0, len(rows))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -224,8 +224,8 @@ def _updated(setup: Setup, recipe: Recipe, precision: str, *, deterministic: boo
                     if setup.device == "cuda":
                         torch.cuda.set_sync_debug_mode("default")
             waits.append(sum("synchroniz" in str(warning.message) for warning in caught))
-        if updater.failed() is not None:
-            raise MtkitError(f"loss or gradient is not finite at update {updater.failed()}")
+        if updater.first_failed() is not None:
+            raise MtkitError(f"loss or gradient is not finite at update {updater.first_failed()}")
     return waits
 
 

@@ -11,7 +11,7 @@ from mtkit.data.columns import Tokens
 from mtkit.data.prepared import Prepared
 from mtkit.errors import DataError
 from mtkit.recipe.data import Corpus, DocumentSettings
-from mtkit.training.data_loader import Feed, Inputs, Work
+from mtkit.training.data_loader import DataLoader, DeviceBatch, UpdateBatches
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 
@@ -26,11 +26,11 @@ def feed(
     accumulate: int = 3,
     batch_tokens: int = 200,
     **training: object,
-) -> Feed:
+) -> DataLoader:
     world = World("cpu")
     world.rank, world.size = rank, size
     recipe = tiny(training={"accumulate": accumulate, "batch_tokens": batch_tokens, **training})
-    return Feed(recipe, prepared, 1024, world)
+    return DataLoader(recipe, prepared, 1024, world)
 
 
 @pytest.fixture(params=["whole", "in windows"])
@@ -95,7 +95,7 @@ def test_processes_draw_the_same_pieces_as_one(prepared: Prepared) -> None:
     alone = list(islice(feed(prepared, subword_dropout=0.3).updates(0, 0), 6))
     shares = [list(islice(feed(prepared, rank=r, size=2, subword_dropout=0.3).updates(0, 0), 6)) for r in range(2)]
 
-    def targets(works: list[Work], number: int) -> list[tuple[int, list[int]]]:
+    def targets(works: list[UpdateBatches], number: int) -> list[tuple[int, list[int]]]:
         return [
             (int(line), tokens[valid].tolist())
             for batch in works[number].batches
@@ -157,14 +157,14 @@ def test_inputs_hold_the_real_target_tokens_and_masks_only_where_there_is_paddin
     lengths = prepared.train.target.lengths
     ragged = np.array([int(lengths.argmin()), int(lengths.argmax())])
     batch = make_batch(prepared.train, ragged)
-    inputs = Inputs.of(batch, CPU)
+    inputs = DeviceBatch.of(batch, CPU)
     assert torch.equal(inputs.target, batch.target_out[batch.target_valid])
     assert torch.equal(batch.target_out.flatten()[inputs.places], inputs.target)
     assert inputs.target_valid is not None
     assert torch.equal(inputs.places // inputs.width, batch.target_valid.nonzero()[:, 0])
     assert inputs.source_lengths is not None
     assert inputs.source_lengths.tolist() == (prepared.train.source.lengths[ragged] + 1).tolist()
-    single = Inputs.of(make_batch(prepared.train, ragged[:1]), CPU)
+    single = DeviceBatch.of(make_batch(prepared.train, ragged[:1]), CPU)
     assert single.source_valid is None
     assert single.source_lengths is None
     assert single.target_valid is None

@@ -15,7 +15,7 @@ import pytest
 from mtkit.data.prepare import prepare
 from mtkit.data.prepared import Prepared, open_prepared
 from mtkit.recipe.data import DataSettings
-from mtkit.training.data_loader import Feed
+from mtkit.training.data_loader import DataLoader
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 
@@ -110,7 +110,7 @@ def test_processes_of_torchrun_share_each_batch_of_one(drawn: Prepared, tmp_path
 @pytest.mark.parametrize("drawn", ["bpe"], indirect=True)
 def test_each_epoch_draws_other_pieces(drawn: Prepared) -> None:
     recipe = tiny(training={"batch_tokens": 2000, "subword_dropout": 0.2})
-    feed = Feed(recipe, drawn, 1024, World("cpu"))
+    feed = DataLoader(recipe, drawn, 1024, World("cpu"))
 
     def pieces(epoch: int) -> dict[int, list[int]]:
         works = islice(feed.updates(epoch, 0), feed.batches_per_epoch)

@@ -14,7 +14,7 @@ from mtkit.errors import RunError
 from mtkit.recipe import Recipe, make_recipe
 from mtkit.training import gradient_reduction
 from mtkit.training.checkpoint import read_progress, verified_tensors
-from mtkit.training.gradient_reduction import FlatSum, OverlappedSum, gradient_sum
+from mtkit.training.gradient_reduction import FlatReduction, OverlappedReduction, build_reduction
 from mtkit.training.loop import train
 from mtkit.training.world import World
 from tests.processes import together
@@ -73,9 +73,9 @@ def test_processes_give_what_one_gives_on_the_same_global_batches(
             torch.testing.assert_close(found[weight], wanted[weight], rtol=0.0, atol=1e-5, msg=f"{name}/{weight}")
 
 
-def sums_are_right(kind: type[FlatSum] | type[OverlappedSum]) -> None:
+def sums_are_right(kind: type[FlatReduction] | type[OverlappedReduction]) -> None:
     """Of three updates the second leaves the last process without rows."""
-    gradient_reduction.OVERLAPPED = ("cpu",) if kind is OverlappedSum else ()
+    gradient_reduction.OVERLAPPED = ("cpu",) if kind is OverlappedReduction else ()
     torch.manual_seed(1)
     used, unused = nn.Linear(4, 4), nn.Linear(4, 4)
     model = nn.ModuleList([used, unused])
@@ -88,7 +88,7 @@ def sums_are_right(kind: type[FlatSum] | type[OverlappedSum]) -> None:
     wanted = torch.autograd.grad(torch.stack([objective(each) for each in rows]).sum(), list(used.parameters()))
     with World("cpu") as world:
         for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 1e-2)):
-            sum_of = gradient_sum(model, world, dtype)
+            sum_of = build_reduction(model, world, dtype)
             assert type(sum_of) is kind
             for processes in (world.size, world.size - 1, world.size):
                 model.zero_grad()
@@ -109,8 +109,10 @@ def sums_are_right(kind: type[FlatSum] | type[OverlappedSum]) -> None:
                 assert all(each.grad is not None and not each.grad.any() for each in unused.parameters())
 
 
-@pytest.mark.parametrize("kind", [FlatSum, OverlappedSum])
-def test_sums_hold_without_rows_without_a_part_and_in_bfloat16(kind: type[FlatSum] | type[OverlappedSum]) -> None:
+@pytest.mark.parametrize("kind", [FlatReduction, OverlappedReduction])
+def test_sums_hold_without_rows_without_a_part_and_in_bfloat16(
+    kind: type[FlatReduction] | type[OverlappedReduction],
+) -> None:
     together(3, sums_are_right, kind)
 
 
@@ -129,18 +131,18 @@ class Full(torch.autograd.Function):
 def memory_gives_out() -> None:
     with World("cpu") as world:
         weight = nn.Parameter(torch.ones(2))
-        sum_of = OverlappedSum([weight], world, torch.float32)
+        sum_of = OverlappedReduction([weight], world, torch.float32)
         with pytest.raises(torch.OutOfMemoryError):  # can be made again in halves
             sum_of.backward(Full.apply(weight.sum()), last=False)  # type: ignore[no-untyped-call]
-        with pytest.raises(RunError, match="gave out in a backward pass while its gradients were being summed"):
+        with pytest.raises(RunError, match="in a backward pass while its gradients were being summed"):
             sum_of.backward(Full.apply(weight.sum()), last=True)  # type: ignore[no-untyped-call]
 
 
 def what_holds_the_group() -> bool:
     """Whether what a sum holds of PyTorch's outlives the group; the sum itself does."""
     with World("cpu") as world:
-        sum_of = OverlappedSum([nn.Parameter(torch.ones(2))], world, torch.float32)
-        held = ref(sum_of._together.reducer)
+        sum_of = OverlappedReduction([nn.Parameter(torch.ones(2))], world, torch.float32)
+        held = ref(sum_of._ddp.reducer)
     return held() is not None
 
 

@@ -17,7 +17,7 @@ from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe, merged
 from mtkit.text.tokenizer import BOS
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import Work
+from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.loop import train
 from mtkit.training.precision import Precision
 from mtkit.training.update import Updater
@@ -57,18 +57,18 @@ def batch(seed: int, rows: int, source: int, target: int) -> Batch:
 
 def gradients(world: World, given: dict[str, Any], shard: bool) -> list[dict[str, Tensor]]:
     """Of three updates; in the second, one process has two batches and the other none."""
-    recipe = make_recipe({**given, "training": {"shard": shard}})
+    recipe = make_recipe({**given, "training": {"shard": shard, "clip_norm": 0.0}})
     model = build_model(recipe, source_vocabulary=64, target_vocabulary=64).train()
     updater, found = Updater(model, recipe, world, Precision("float32", world.device)), []
     for number in (1, 2, 3):
         mine = [batch(10 * number + world.rank, 3, 9, 7)]
         if number == 2:
             mine = [*mine, batch(25, 2, 12, 5)] if world.first else []
-        totals = updater._gradients(mine, 42 if number != 2 else 31, number, summed=True)
-        updater._sum.finish(totals)
+        result = updater._step(mine, 42 if number != 2 else 31, number, 0.0)
+        assert result is not None
         of = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
         of = {name: each.full_tensor() if isinstance(each, DTensor) else each.clone() for name, each in of.items()}
-        found.append({**of, "totals": totals})
+        found.append({**of, "totals": result.totals})
         updater.optimizer.zero_grad(set_to_none=True)
     return found
 
@@ -112,7 +112,7 @@ def parts_are_kept() -> None:
         assert updater.average is not None
         average = updater.average.weights.values()
         blank = blank_batch(several_directions=False)
-        updater.run(Work([blank], world.size, [], 0, 0), 1, rate=1e-3, total_updates=10)
+        updater.run(UpdateBatches([blank], world.size, [], 0, 0), 1, rate=1e-3, total_updates=10)
 
         def kept() -> float:
             parts = [*model.parameters(), *average, *(each.grad for each in model.parameters())]
@@ -122,7 +122,7 @@ def parts_are_kept() -> None:
 
         # weights, their average, gradients and two moments; what does not divide evenly is filled up
         assert 5 * total / world.size <= kept() < 5.1 * total / world.size
-        with updater.judged():
+        with updater.validation_weights():
             assert sum(each.numel() for each in model.parameters() if type(each) is torch.nn.Parameter) == total
         assert kept() < 5.1 * total / world.size
 

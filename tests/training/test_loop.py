@@ -22,7 +22,7 @@ from mtkit.runs import Run
 from mtkit.training import loop
 from mtkit.training.checkpoint import read_progress, verified_tensors
 from mtkit.training.metrics import read_metrics
-from mtkit.training.run_folder import alone_in
+from mtkit.training.run_folder import lock_folder
 from tests.training.conftest import run, tiny
 
 
@@ -209,7 +209,7 @@ def test_a_signal_during_validation_is_obeyed_and_the_validation_made_up_for(
     finished: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: Any, on_progress: Any = None, **options: Any) -> Any:
-        if on_progress is None:  # the rehearsal before the first update
+        if on_progress is None:  # the dry run before the first update
             return translate_lines(*arguments, **options)
         signal.raise_signal(signal.SIGTERM)
         return on_progress(1)
@@ -320,7 +320,7 @@ def test_the_weights_of_another_vocabulary_are_refused(finished: Path, prepared:
 
 
 def test_two_trainings_do_not_share_a_folder(prepared: Prepared, tmp_path: Path) -> None:
-    with alone_in(tmp_path), pytest.raises(RunError, match="another training is at work"):
+    with lock_folder(tmp_path), pytest.raises(RunError, match="another training is at work"):
         run(tiny(), prepared, tmp_path)
 
 

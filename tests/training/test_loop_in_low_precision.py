@@ -12,10 +12,11 @@ from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
 from mtkit.recipe import make_recipe, merged
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import Work, count_tokens
+from mtkit.training.data_loader import UpdateBatches, count_tokens
 from mtkit.training.metrics import read_metrics
+from mtkit.training.objective import LOSS
 from mtkit.training.precision import Precision, fast_and_repeatable
-from mtkit.training.update import LOSS, Updater
+from mtkit.training.update import Updater
 from mtkit.training.validation import validation_loss
 from mtkit.training.world import World
 from tests.processes import together
@@ -40,7 +41,7 @@ def losses(prepared: Prepared, precision: Precision, optimizer: str) -> list[flo
     model = build_model(recipe, source_vocabulary=size, target_vocabulary=size).train()
     updater, rows = Updater(model, recipe, World("cpu"), precision), np.arange(4)
     tokens = count_tokens(prepared.train, [rows])
-    work = Work([make_batch(prepared.train, rows)], tokens, [rows], 0, 1)
+    work = UpdateBatches([make_batch(prepared.train, rows)], tokens, [rows], 0, 1)
     means = []
     for number in range(1, 61):
         updater.run(work, number, rate=6e-3, total_updates=60)

@@ -128,7 +128,7 @@ def test_what_a_run_without_a_checkpoint_left_is_not_taken_for_that_of_the_next(
     adapted: Path, prepared: Prepared, tmp_path: Path
 ) -> None:
     shutil.copytree(adapted, tmp_path / "again", ignore=shutil.ignore_patterns("update-*"))
-    with pytest.raises(RunError, match="average is all that is left of an earlier training"):
+    with pytest.raises(RunError, match="average is left from an earlier training"):
         run(tiny(training=SHORT), prepared, tmp_path / "again")
     shutil.rmtree(tmp_path / "again/checkpoints/average")
     assert {each.name for each in (tmp_path / "again/checkpoints").iterdir()} == {"base"}

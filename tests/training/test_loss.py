@@ -1,5 +1,4 @@
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.model.build import build_model
-from mtkit.training.data_loader import Inputs
-from mtkit.training.loss import batch_loss, batch_loss_twice, token_loss, twice
+from mtkit.recipe import TrainingSettings
+from mtkit.training.data_loader import DeviceBatch
+from mtkit.training.loss import token_loss
+from mtkit.training.objective import Objective
 from mtkit.training.precision import Precision
 from tests.training.conftest import tiny
 
@@ -35,11 +36,11 @@ def test_equals_torch_cross_entropy_with_its_gradients(
     hidden, weight, target = case
     loss = token_loss(hidden, weight, target, smoothing=smoothing, chunk_rows=chunk_rows)
     reference = F.cross_entropy(hidden @ weight.T, target, label_smoothing=smoothing, reduction="sum")
-    torch.testing.assert_close(loss.smoothed, reference, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss.objective, reference, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(loss.nll, F.cross_entropy(hidden @ weight.T, target, reduction="none"))
     assert not loss.nll.requires_grad
     assert loss.tokens == ROWS
-    ours = torch.autograd.grad(loss.smoothed * 0.3, (hidden, weight))
+    ours = torch.autograd.grad(loss.objective * 0.3, (hidden, weight))
     theirs = torch.autograd.grad(reference * 0.3, (hidden, weight))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -50,11 +51,12 @@ def test_a_batch_s_loss_is_that_of_its_real_tokens(prepared: Prepared) -> None:
     model = build_model(tiny(), source_vocabulary=size, target_vocabulary=size).eval()
     batch = make_batch(prepared.train, np.arange(4))
     assert not batch.target_valid.all()
-    precision = Precision("float32", torch.device("cpu"))
-    loss, output = batch_loss(model, Inputs.of(batch, precision.device), precision, smoothing=0.1)
+    loaded = DeviceBatch.of(batch, torch.device("cpu"))
+    output = model(**loaded.inputs)
+    loss = token_loss(*model.factors(loaded.predicting(output.hidden)), loaded.target, smoothing=0.1)
     logits, target = model.logits(output.hidden)[batch.target_valid], batch.target_out[batch.target_valid]
     reference = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
-    torch.testing.assert_close(loss.smoothed, reference)
+    torch.testing.assert_close(loss.objective, reference)
     torch.testing.assert_close(loss.nll, F.cross_entropy(logits, target, reduction="none"))
 
 
@@ -72,26 +74,24 @@ def test_no_value_is_read_from_an_accelerator(
     model = build_model(tiny(model=settings), source_vocabulary=size, target_vocabulary=size).to(device)
     batch = make_batch(prepared.train, np.arange(4))
     assert not batch.source_valid.all()
-    inputs, precision = Inputs.of(batch, device), Precision("float32", device)
-    loss: Any = (
-        batch_loss_twice(model, twice(inputs), precision, smoothing=0.1, alpha=1.0)
-        if twice_over
-        else batch_loss(model, inputs, precision, smoothing=0.1)
-    )
-    loss[0].smoothed.backward()
+    objective = Objective(TrainingSettings(label_smoothing=0.1, r_drop=1.0 if twice_over else 0.0), device)
+    loaded = objective.prepare(DeviceBatch.of(batch, device))
+    with Precision("float32", device).autocast():
+        loss = objective(model, model(**loaded.inputs), loaded, objective.new_totals())
+    loss.backward()
     assert all(each.grad is not None for each in model.parameters())
 
 
 def test_the_caller_s_tensors_stay_as_they_were(case: tuple[Tensor, Tensor, Tensor]) -> None:
     before = [tensor.detach().clone() for tensor in case]
-    token_loss(*case, smoothing=0.1, chunk_rows=4).smoothed.backward()
+    token_loss(*case, smoothing=0.1, chunk_rows=4).objective.backward()
     assert all(torch.equal(one, other) for one, other in zip(before, case, strict=True))
 
 
 def test_a_tied_weight_gets_the_gradients_of_both_uses(case: tuple[Tensor, Tensor, Tensor]) -> None:
     _, weight, target = case
     ids = torch.arange(ROWS) % PIECES
-    (ours,) = torch.autograd.grad(token_loss(F.embedding(ids, weight), weight, target, smoothing=0.1).smoothed, weight)
+    (ours,) = torch.autograd.grad(token_loss(F.embedding(ids, weight), weight, target, smoothing=0.1).objective, weight)
     reference = F.cross_entropy(F.embedding(ids, weight) @ weight.T, target, label_smoothing=0.1, reduction="sum")
     torch.testing.assert_close(ours, torch.autograd.grad(reference, weight)[0])
 
@@ -101,7 +101,7 @@ def test_logits_beyond_the_range_of_exp_stay_finite() -> None:
     weight = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.5, 0.0]])
     loss = token_loss(hidden, weight, torch.tensor([1]), smoothing=0.1)
     torch.testing.assert_close(loss.nll, torch.tensor([2e4]))
-    loss.smoothed.backward()
+    loss.objective.backward()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
 
@@ -110,10 +110,10 @@ def test_under_autocast_sums_are_float32_and_near_the_exact_loss(case: tuple[Ten
     hidden, weight = (tensor.detach().float().requires_grad_() for tensor in case[:2])
     with torch.autocast("cpu", torch.bfloat16):
         loss = token_loss(hidden.bfloat16(), weight, case[2], smoothing=0.1, chunk_rows=5)
-    assert loss.smoothed.dtype == loss.nll.dtype == torch.float32
-    ours = torch.autograd.grad(loss.smoothed, (hidden, weight))
+    assert loss.objective.dtype == loss.nll.dtype == torch.float32
+    ours = torch.autograd.grad(loss.objective, (hidden, weight))
     reference = F.cross_entropy(hidden @ weight.T, case[2], label_smoothing=0.1, reduction="sum")
-    torch.testing.assert_close(loss.smoothed, reference, rtol=0.01, atol=0.0)
+    torch.testing.assert_close(loss.objective, reference, rtol=0.01, atol=0.0)
     for one, other in zip(ours, torch.autograd.grad(reference, (hidden, weight)), strict=True):
         assert one.dtype == torch.float32
         assert (one - other).norm() < 0.02 * other.norm()
@@ -138,7 +138,7 @@ def test_no_tensor_is_larger_than_one_chunk_of_logits() -> None:
     hidden, weight = torch.randn(200, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
     target = torch.randint(50, (200,))
     with Largest() as chunked:
-        token_loss(hidden, weight, target, smoothing=0.1, chunk_rows=20).smoothed.backward()
+        token_loss(hidden, weight, target, smoothing=0.1, chunk_rows=20).objective.backward()
     with Largest() as whole:
         F.cross_entropy(hidden @ weight.T, target).backward()
     assert whole.elements == 200 * 50, "the probe sees tensors inside backward passes"

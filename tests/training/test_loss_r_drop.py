@@ -13,12 +13,13 @@ from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.runs import Run
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import Feed, Inputs
+from mtkit.training.data_loader import DataLoader, DeviceBatch
 from mtkit.training.loop import train
-from mtkit.training.loss import token_loss, token_loss_twice, twice
+from mtkit.training.loss import r_drop_loss, token_loss
 from mtkit.training.metrics import read_metrics
+from mtkit.training.objective import DIVERGENCE, LOSS, NLL, REWARD, SEGMENTS, doubled
 from mtkit.training.precision import Precision
-from mtkit.training.update import DIVERGENCE, LOSS, NLL, REWARD, SEGMENTS, Updater
+from mtkit.training.update import Updater
 from mtkit.training.validation import validation_loss
 from mtkit.training.world import World
 from tests.processes import together
@@ -57,16 +58,16 @@ def test_equals_the_equation_with_its_gradients(
     case: tuple[Tensor, Tensor, Tensor], smoothing: float, alpha: float, chunk_rows: int
 ) -> None:
     hidden, weight, target = case
-    loss = token_loss_twice(hidden, weight, target.repeat(2), smoothing=smoothing, alpha=alpha, chunk_rows=chunk_rows)
+    loss = r_drop_loss(hidden, weight, target.repeat(2), smoothing=smoothing, alpha=alpha, chunk_rows=chunk_rows)
     reference, divergence = naive(hidden, weight, target, smoothing=smoothing, alpha=alpha)
     assert divergence > 1.0
-    torch.testing.assert_close(loss.smoothed, reference, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss.objective, reference, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(loss.divergence, divergence, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(loss.nll, F.cross_entropy(hidden @ weight.T, target.repeat(2), reduction="none"))
     assert loss.tokens == TOKENS
     assert not loss.nll.requires_grad
     assert not loss.divergence.requires_grad
-    ours = torch.autograd.grad(loss.smoothed * 0.3, (hidden, weight))
+    ours = torch.autograd.grad(loss.objective * 0.3, (hidden, weight))
     theirs = torch.autograd.grad(reference * 0.3, (hidden, weight))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
@@ -78,11 +79,11 @@ def test_under_autocast_sums_are_float32_and_near_the_exact_loss(
 ) -> None:
     hidden, weight = (tensor.detach().float().requires_grad_() for tensor in case[:2])
     with torch.autocast("cpu", dtype):
-        loss = token_loss_twice(hidden.to(dtype), weight, case[2].repeat(2), smoothing=0.1, alpha=5.0, chunk_rows=5)
-    assert loss.smoothed.dtype == loss.nll.dtype == loss.divergence.dtype == torch.float32
-    ours = torch.autograd.grad(loss.smoothed, (hidden, weight))
+        loss = r_drop_loss(hidden.to(dtype), weight, case[2].repeat(2), smoothing=0.1, alpha=5.0, chunk_rows=5)
+    assert loss.objective.dtype == loss.nll.dtype == loss.divergence.dtype == torch.float32
+    ours = torch.autograd.grad(loss.objective, (hidden, weight))
     reference, _ = naive(hidden, weight, case[2], smoothing=0.1, alpha=5.0)
-    torch.testing.assert_close(loss.smoothed, reference, rtol=0.01, atol=0.0)
+    torch.testing.assert_close(loss.objective, reference, rtol=0.01, atol=0.0)
     for one, other in zip(ours, torch.autograd.grad(reference, (hidden, weight)), strict=True):
         assert one.dtype == torch.float32
         assert (one - other).norm() < 0.02 * other.norm()
@@ -91,11 +92,11 @@ def test_under_autocast_sums_are_float32_and_near_the_exact_loss(
 def test_passes_that_agree_have_the_plain_loss(case: tuple[Tensor, Tensor, Tensor]) -> None:
     hidden, weight, target = case
     same = hidden[:TOKENS].repeat(2, 1)
-    ours = token_loss_twice(same, weight, target.repeat(2), smoothing=0.1, alpha=5.0)
+    ours = r_drop_loss(same, weight, target.repeat(2), smoothing=0.1, alpha=5.0)
     plain = token_loss(hidden[:TOKENS], weight, target, smoothing=0.1)
     assert ours.divergence == 0
-    torch.testing.assert_close(ours.smoothed, plain.smoothed)
-    found, expected = (torch.autograd.grad(each.smoothed, hidden, retain_graph=True)[0] for each in (ours, plain))
+    torch.testing.assert_close(ours.objective, plain.objective)
+    found, expected = (torch.autograd.grad(each.objective, hidden, retain_graph=True)[0] for each in (ours, plain))
     torch.testing.assert_close(found, expected)
 
 
@@ -103,7 +104,7 @@ def test_no_tensor_is_larger_than_one_chunk_of_logits() -> None:
     hidden, weight = torch.randn(400, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
     target = torch.randint(50, (200,)).repeat(2)
     with Largest() as chunked:
-        token_loss_twice(hidden, weight, target, smoothing=0.1, alpha=5.0, chunk_rows=20).smoothed.backward()
+        r_drop_loss(hidden, weight, target, smoothing=0.1, alpha=5.0, chunk_rows=20).objective.backward()
     with Largest() as whole:
         naive(hidden, weight, target[:200], smoothing=0.1, alpha=5.0)[0].backward()
     assert whole.elements == 400 * 50, "the probe sees tensors inside backward passes"
@@ -112,14 +113,13 @@ def test_no_tensor_is_larger_than_one_chunk_of_logits() -> None:
 
 def test_a_batch_given_twice_holds_each_segment_in_both_halves(prepared: Prepared) -> None:
     batch = make_batch(prepared.train, np.arange(4))
-    inputs = Inputs.of(batch, CPU)
-    doubled = twice(replace(inputs, task=torch.arange(4)))
+    inputs = DeviceBatch.of(batch, CPU)
+    twice = doubled(replace(inputs, task=torch.arange(4)))
     for name in ("source", "source_valid", "source_lengths", "target_in", "target_valid", "target", "task"):
-        first, second = getattr(doubled, name).chunk(2)
+        first, second = getattr(twice, name).chunk(2)
         assert torch.equal(first, second), name
-    assert torch.equal(doubled.target_in.flatten()[doubled.places], inputs.target_in.flatten()[inputs.places].repeat(2))
-    segments, expected = doubled.places // doubled.width, inputs.places // inputs.width
-    assert torch.equal(segments, torch.cat([expected, expected + 4]))
+    assert torch.equal(twice.target_in.flatten()[twice.places], inputs.target_in.flatten()[inputs.places].repeat(2))
+    assert torch.equal(twice.segments, torch.cat([inputs.segments, inputs.segments + 4]))
 
 
 class Differing(StandIn):
@@ -191,7 +191,7 @@ def test_real_models_train_with_it(prepared: Prepared, name: str, precision: str
     for number in range(1, 9):
         steps.run(work_of(prepared, [0, 1, 2, 3]), number, rate=0.01, total_updates=9)
         losses.append(steps.read())
-    assert steps.failed() is None
+    assert steps.first_failed() is None
     assert losses[-1][NLL] < 0.9 * losses[0][NLL]
     assert all(each[DIVERGENCE] > 0 for each in losses)
 
@@ -235,7 +235,7 @@ def three_updates(folder: Path) -> tuple[dict[str, Tensor], list[float]]:
     with World("cpu") as world:
         model = Differing(prepared.tokenizers.target.size)
         updater = Updater(model, recipe, world, Precision("float32", world.device))
-        updates = Feed(recipe, prepared, 1024, world).updates(0, 0)
+        updates = DataLoader(recipe, prepared, 1024, world).updates(0, 0)
         for number in (1, 2, 3):
             updater.run(next(updates), number, rate=0.01, total_updates=3)
         updates.close()

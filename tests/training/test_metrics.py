@@ -141,7 +141,7 @@ def test_damaged_metrics_are_named_by_their_line(tmp_path: Path) -> None:
     assert [row["update"] for row in read_metrics(path)] == [4, 4]
     for wrong in ("[]", "x", '{"update": 4}', good.replace("4", '"4"'), good.replace("0.1", '"x"'), "\x00"):
         path.write_text(f"{good}\n{wrong}\n{good}\n")
-        with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is damaged .*take that line out"):
+        with pytest.raises(RunError, match=r"metrics\.jsonl, line 2, is damaged .*remove that line"):
             read_metrics(path)
     path.write_bytes(b"\xff\n" + good.encode())
     with pytest.raises(RunError, match="line 1"):

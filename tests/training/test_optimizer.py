@@ -8,7 +8,7 @@ from torch import nn
 from mtkit.attention import build
 from mtkit.errors import RunError
 from mtkit.recipe import TrainingSettings
-from mtkit.training.optimizer import apply, build_optimizer, optimizer_tensors, restore_optimizer
+from mtkit.training.optimizer import build_optimizer, clip_gradients, optimizer_tensors, restore_optimizer, take_step
 from mtkit.training.precision import Precision, best_precision
 
 CPU = torch.device("cpu")
@@ -31,7 +31,9 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 def step(
     model: nn.Module, optimizer: torch.optim.AdamW, *, finite: bool = True, clip: float = 0.0
 ) -> tuple[float, bool]:
-    norm, applied = apply(optimizer, Precision("float32", CPU), rate=0.1, clip_norm=clip, finite=torch.tensor(finite))
+    precision = Precision("float32", CPU)
+    norm = clip_gradients(optimizer, precision, clip)
+    applied = take_step(optimizer, precision, rate=0.1, norm=norm, finite=torch.tensor(finite))
     return float(norm), bool(applied)
 
 
@@ -149,7 +151,8 @@ def test_scaled_gradients_are_unscaled_before_they_are_clipped() -> None:
     optimizer = build_optimizer(model, TrainingSettings())
     precision.scaled(sum(parameter.sum() for parameter in model.parameters())).backward()  # type: ignore[arg-type]
     count = sum(parameter.numel() for parameter in model.parameters())
-    norm, applied = apply(optimizer, precision, rate=0.1, clip_norm=1.0, finite=torch.tensor(True))
+    norm = clip_gradients(optimizer, precision, 1.0)
+    applied = take_step(optimizer, precision, rate=0.1, norm=norm, finite=torch.tensor(True))
     assert bool(applied)
     assert float(norm) == pytest.approx(count**0.5)
 

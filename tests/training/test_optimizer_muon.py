@@ -7,7 +7,15 @@ from torch import Tensor, nn
 from mtkit.errors import RecipeError
 from mtkit.model.build import build_model
 from mtkit.recipe import TrainingSettings, load_recipe, make_recipe
-from mtkit.training.optimizer import MOMENTUM, apply, build_optimizer, matrices_of, orthogonal
+from mtkit.training.optimizer import (
+    MOMENTUM,
+    Optimizer,
+    build_optimizer,
+    clip_gradients,
+    matrices_of,
+    orthogonalize,
+    take_step,
+)
 from mtkit.training.precision import Precision
 
 CPU = torch.device("cpu")
@@ -32,8 +40,10 @@ def give_gradients(model: nn.Module, seed: int) -> None:
         each.grad = torch.randn_like(each)
 
 
-def update(model: nn.Module, optimizer: torch.optim.Optimizer, *, rate: float = 0.1, finite: bool = True) -> bool:
-    return bool(apply(optimizer, Precision("float32", CPU), rate=rate, clip_norm=0.0, finite=torch.tensor(finite))[1])
+def update(model: nn.Module, optimizer: Optimizer, *, rate: float = 0.1, finite: bool = True) -> bool:
+    precision = Precision("float32", CPU)
+    norm = clip_gradients(optimizer, precision, 0.0)
+    return bool(take_step(optimizer, precision, rate=rate, norm=norm, finite=torch.tensor(finite)))
 
 
 def by_singular_values(matrix: Tensor) -> Tensor:
@@ -48,14 +58,14 @@ def by_singular_values(matrix: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(5, 5), (3, 8), (8, 3)])
 def test_singular_values_alone_are_changed(shape: tuple[int, int]) -> None:
     matrices = torch.randn(4, *shape, dtype=torch.float64) * torch.tensor([1e-3, 1.0, 1e3, 7.0]).view(4, 1, 1)
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, found in zip(matrices, orthogonalize(matrices), strict=True):
         torch.testing.assert_close(found, by_singular_values(matrix), rtol=1e-9, atol=1e-9)
 
 
 def test_singular_values_come_near_one() -> None:
     u, _, v = torch.linalg.svd(torch.randn(1, 40, 40, dtype=torch.float64))
     s = torch.logspace(-2, 0, 40, dtype=torch.float64)
-    values = torch.linalg.svdvals(orthogonal(u @ s.diag() @ v))
+    values = torch.linalg.svdvals(orthogonalize(u @ s.diag() @ v))
     assert values.min() > 0.65
     assert values.max() < 1.2
 
@@ -121,7 +131,8 @@ def test_in_lower_precision_an_update_is_near_that_in_float32(precision: str) ->
             how.scaled(torch.zeros(()))  # scales are made by the first loss
             for each in model.parameters():
                 each.grad = each.grad * how.scaler.get_scale()  # type: ignore[operator]
-        apply(optimizer, how, rate=0.1, clip_norm=0.0, finite=torch.tensor(True))
+        norm = clip_gradients(optimizer, how, 0.0)
+        take_step(optimizer, how, rate=0.1, norm=norm, finite=torch.tensor(True))
         found.append(model.tall.weight.detach() - before)
     assert not torch.equal(*found)
     assert (found[0] - found[1]).norm() < 0.05 * found[0].norm()

@@ -15,10 +15,10 @@ from mtkit.recipe import Recipe
 from mtkit.runs import Run
 from mtkit.training import precision_choice
 from mtkit.training.checkpoint import verified_tensors
-from mtkit.training.data_loader import Feed
+from mtkit.training.data_loader import DataLoader
 from mtkit.training.loop import train
 from mtkit.training.precision import precisions
-from mtkit.training.precision_choice import LIMIT, measured
+from mtkit.training.precision_choice import LIMIT, measure_precisions
 from mtkit.training.update import Updater
 from mtkit.training.world import World
 from tests.processes import together
@@ -72,8 +72,8 @@ def model_of(recipe: Recipe, prepared: Prepared) -> Network:
 
 def chosen(prepared: Prepared, recipe: Recipe) -> precision_choice.Faster:
     world = World("cpu")
-    batches = Feed(recipe, prepared, 1024, world).samples(3)
-    return measured(recipe, model_of(recipe, prepared), batches, world, NAMES)
+    batches = DataLoader(recipe, prepared, 1024, world).samples(3)
+    return measure_precisions(recipe, model_of(recipe, prepared), batches, world, NAMES)
 
 
 @pytest.mark.parametrize(("faster", "slower"), [NAMES, NAMES[::-1]])
@@ -121,7 +121,7 @@ def test_measuring_ends_when_its_time_is_over(prepared: Prepared, clock: Clock) 
 
 def test_batches_are_of_the_run_s_data_from_narrow_to_wide(prepared: Prepared) -> None:
     recipe = tiny()
-    one = Feed(recipe, prepared, 1024, World("cpu"))
+    one = DataLoader(recipe, prepared, 1024, World("cpu"))
     first, *others = one.samples(3)
     assert [len(each) for each in first.rows] == [1]
     widths = [each.batches[0].target_in.shape[1] for each in others]
@@ -219,12 +219,12 @@ def test_measuring_leaves_every_model_as_it_is(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, name: str, reversible: bool
 ) -> None:
     monkeypatch.setattr(precision_choice, "LIMIT", 0.0)
-    monkeypatch.setattr(precision_choice, "AT_MOST", 0.0)
+    monkeypatch.setattr(precision_choice, "FIRST_LIMIT", 0.0)
     recipe = tiny(attention=dict.fromkeys(mechanisms()[name].roles, name), model={"reversible": reversible})
     model = model_of(recipe, prepared)
     before, random = {key: value.clone() for key, value in model.state_dict().items()}, torch.get_rng_state()
-    batches = Feed(recipe, prepared, 1024, World("cpu")).samples(3)
-    assert measured(recipe, model, batches, World("cpu"), NAMES).updates == 1
+    batches = DataLoader(recipe, prepared, 1024, World("cpu")).samples(3)
+    assert measure_precisions(recipe, model, batches, World("cpu"), NAMES).updates == 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -241,8 +241,8 @@ def measured_here(folder: Path, seconds: list[dict[str, float]]) -> str:
             now += seconds[world.rank][self.precision.name]
 
         Updater.run, precision_choice.monotonic = timed, lambda: now  # type: ignore[assignment, method-assign]
-        batches = Feed(recipe, prepared, 1024, world).samples(3)
-        return str(measured(recipe, model_of(recipe, prepared), batches, world, NAMES))
+        batches = DataLoader(recipe, prepared, 1024, world).samples(3)
+        return str(measure_precisions(recipe, model_of(recipe, prepared), batches, world, NAMES))
 
 
 def test_processes_agree_by_the_slowest_of_them(prepared: Prepared) -> None:

@@ -37,7 +37,7 @@ def test_a_loss_that_stays_far_above_a_uniform_guess_is_divergence_also_over_a_r
     assert "above 4.6 nats per target token, 2 times the loss of a uniform guess" in str(
         follow([1.0, *losses[1:]]).describe()
     )
-    halfway = follow(losses[:30]).noted(Progress(update=30))
+    halfway = follow(losses[:30]).save_state(Progress(update=30))
     assert halfway.diverging == 20
     assert follow(losses[30:], halfway, begin=31).since() == 11
-    assert follow([float("nan"), 2.4]).noted(Progress()).first_nll == pytest.approx(2.4)
+    assert follow([float("nan"), 2.4]).save_state(Progress()).first_nll == pytest.approx(2.4)

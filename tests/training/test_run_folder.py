@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtkit.data.prepared import open_prepared
 from mtkit.runs import Run
-from mtkit.training.run_folder import origins
+from mtkit.training.run_folder import ancestors
 from tests.training.conftest import run, tiny
 
 
@@ -19,7 +19,7 @@ def test_a_run_records_the_runs_that_it_began_with(prepared_folder: Path, tmp_pa
     run(short, prepared, tmp_path / "two", init_from=Run(tmp_path / "one"))
     shutil.rmtree(tmp_path / "base")
     run(tiny(training={"max_updates": 2}), prepared, tmp_path / "two", init_from=Run(tmp_path / "one"))  # resumed
-    one, base = origins(Run(tmp_path / "two"))
+    one, base = ancestors(Run(tmp_path / "two"))
     assert (one["run"], one["imported_from"]) == ("one", None)
     assert (base["run"], base["imported_from"]) == ("base", "Some/model")
     assert any(line.endswith(" training pairs") for line in one["data"])

@@ -10,9 +10,10 @@ from mtkit.data.batches import make_batch
 from mtkit.data.prepared import Prepared
 from mtkit.errors import RunError
 from mtkit.model.build import build_model
-from mtkit.training.data_loader import Work, count_tokens
+from mtkit.training.data_loader import UpdateBatches, count_tokens
+from mtkit.training.objective import EXTRA, LOSS, NLL, REWARD, SEGMENTS
 from mtkit.training.precision import Precision
-from mtkit.training.update import EXTRA, LOSS, NLL, REWARD, SEGMENTS, Updater, seed_generators
+from mtkit.training.update import Updater, seed_generators
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 
@@ -65,10 +66,10 @@ class StandIn(nn.Module):
         self.followed.append((update, total_updates))
 
 
-def work_of(prepared: Prepared, *rows: list[int]) -> Work:
+def work_of(prepared: Prepared, *rows: list[int]) -> UpdateBatches:
     arrays = [np.array(each) for each in rows]
     batches = [make_batch(prepared.train, each) for each in arrays]
-    return Work(batches, count_tokens(prepared.train, arrays), arrays, 0, len(rows))
+    return UpdateBatches(batches, count_tokens(prepared.train, arrays), arrays, 0, len(rows))
 
 
 def updater(prepared: Prepared, **training: object) -> tuple[Updater, StandIn]:
@@ -136,7 +137,7 @@ def test_sampled_choices_are_rewarded_against_the_moving_baseline(prepared: Prep
     assert steps.read()[SEGMENTS] == 3
 
 
-def _mean_nll(model: StandIn, work: Work) -> Tensor:
+def _mean_nll(model: StandIn, work: UpdateBatches) -> Tensor:
     """Of each segment, per token."""
     batch = work.batches[0]
     with torch.no_grad():
@@ -183,7 +184,7 @@ def test_a_step_that_float16_skips_has_no_gradient_norm(prepared: Prepared) -> N
     precision.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
     steps = Updater(model, tiny(), World("cpu"), precision)  # type: ignore[arg-type]
     steps.run(work_of(prepared, [0]), 1, rate=0.0, total_updates=9)
-    assert (steps.read()[-2:], steps.failed()) == ([0.0, 0.0], None)
+    assert (steps.read()[-2:], steps.first_failed()) == ([0.0, 0.0], None)
     precision.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     steps.run(work_of(prepared, [0]), 2, rate=0.0, total_updates=9)
     norms, made = steps.read()[-2:]
@@ -194,12 +195,12 @@ def test_a_step_that_float16_skips_has_no_gradient_norm(prepared: Prepared) -> N
 def test_a_loss_that_is_not_finite_is_noticed_and_not_applied(prepared: Prepared) -> None:
     steps, model = updater(prepared)
     steps.run(work_of(prepared, [0]), 1, rate=0.1, total_updates=9)
-    assert steps.failed() is None
+    assert steps.first_failed() is None
     before = model.table.weight.detach().clone()
     model.loss_weight = float("inf")
     for number in (2, 3):
         steps.run(work_of(prepared, [1]), number, rate=0.1, total_updates=9)
-    assert steps.failed() == 2
+    assert steps.first_failed() == 2
     assert torch.equal(model.table.weight, before)
 
 
@@ -223,7 +224,7 @@ def test_the_real_model_trains_in_bfloat16_with_float32_weights(prepared: Prepar
     for number in range(1, 9):
         steps.run(work_of(prepared, [0, 1, 2, 3]), number, rate=0.01, total_updates=9)
         losses.append(steps.read()[NLL])
-    assert steps.failed() is None
+    assert steps.first_failed() is None
     assert losses[-1] < 0.8 * losses[0]
     assert seen == {torch.bfloat16}  # what passes between products too, which autocast alone leaves in float32
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -244,7 +245,7 @@ def test_a_batch_that_memory_does_not_hold_is_split_to_the_same_gradient(prepare
     torch.testing.assert_close(gradients(short)[0], gradients(roomy)[0])
     assert parts.read() == pytest.approx(whole.read(), rel=1e-5)
     assert max(roomy.calls) == 7
-    assert parts.room is not None
+    assert parts.max_batch_size is not None
     # what forward passes gather is gathered once
     assert short.seen == roomy.seen == 14
 
@@ -298,7 +299,7 @@ def test_batches_too_large_for_the_memory_are_split_ahead_from_then_on(prepared:
     steps.run(work_of(prepared, ROWS[0]), 2, rate=0.0, total_updates=2)
     assert model.calls == [4, 3]
     (line,) = said
-    assert "does not hold a batch of 7 segments" in line
+    assert "at a batch of 7 segments" in line
 
 
 def test_a_single_segment_that_memory_does_not_hold_is_one_clear_error(prepared: Prepared) -> None:
@@ -310,30 +311,30 @@ def test_a_single_segment_that_memory_does_not_hold_is_one_clear_error(prepared:
     assert model.calls == [2, 1]
 
 
-def test_a_rehearsal_changes_nothing_but_the_room(prepared: Prepared) -> None:
+def test_a_dry_run_changes_only_the_largest_batch_size(prepared: Prepared) -> None:
     size = prepared.tokenizers.target.size
 
-    def trained(rehearsed: bool) -> dict[str, Tensor]:
+    def trained(dry_run_first: bool) -> dict[str, Tensor]:
         attention = {"attention": {"encoder": "routing", "options": {"clusters": 2}}}
         model = build_model(tiny(**attention), source_vocabulary=size, target_vocabulary=size)
         steps = Updater(model, tiny(), World("cpu"), Precision("float32", CPU))
         torch.manual_seed(5)
         for number in (1, 2):
-            if rehearsed:
-                steps.rehearse(work_of(prepared, [5, 6, 7, 8]).batches)
+            if dry_run_first:
+                steps.dry_run(work_of(prepared, [5, 6, 7, 8]).batches)
             steps.run(work_of(prepared, [0, 1, 2, 3]), number, rate=0.01, total_updates=9)
-        assert steps.room is None
+        assert steps.max_batch_size is None
         return {**model.state_dict(), "random": torch.rand(3)}
 
-    plain, rehearsed = trained(False), trained(True)
-    assert all(torch.equal(plain[name], rehearsed[name]) for name in plain)
+    plain, dry_run_first = trained(False), trained(True)
+    assert all(torch.equal(plain[name], dry_run_first[name]) for name in plain)
 
 
-def test_a_rehearsal_finds_the_room_before_the_first_update(prepared: Prepared) -> None:
+def test_a_dry_run_finds_the_largest_batch_size_before_the_first_update(prepared: Prepared) -> None:
     steps, model = updater(prepared)
     model.most_rows = 3
-    steps.rehearse(work_of(prepared, [0, 1, 2, 3, 4]).batches)
-    assert steps.room is not None
+    steps.dry_run(work_of(prepared, [0, 1, 2, 3, 4]).batches)
+    assert steps.max_batch_size is not None
     assert model.calls == [5, 3, 2]
     assert model.seen == 0
     assert not gradients(model)

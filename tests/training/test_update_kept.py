@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mtkit.model.build import build_model
 from mtkit.training.checkpoint import Progress
-from mtkit.training.data_loader import Work
+from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.precision import Precision
 from mtkit.training.update import Updater
 from mtkit.training.world import World
@@ -29,7 +29,7 @@ def test_the_moving_average_decays_by_the_number_of_the_update() -> None:
     expected = weight.detach().clone()
     for number in (1, 40):
         nn.init.normal_(weight)
-        steps.run(Work([], 1, [], 0, 0), number, rate=0.0, total_updates=40)
+        steps.run(UpdateBatches([], 1, [], 0, 0), number, rate=0.0, total_updates=40)
         decay = min(0.9, (1 + number) / (10 + number))
         expected = decay * expected + (1 - decay) * weight.detach()
     torch.testing.assert_close(steps.average.weights[name], expected)
@@ -42,5 +42,5 @@ def test_the_loss_scale_of_float16_is_restored() -> None:
     state = {**first.precision.scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7}
     first.precision.scaler.load_state_dict(state)
     files: dict[str, dict[str, Tensor]] = {name: dict(tensors) for name, tensors in first.tensors().items()}
-    resumed.restore(first.noted(Progress(update=3)), files, Path("run"))
+    resumed.restore(first.save_state(Progress(update=3)), files, Path("run"))
     assert resumed.precision.scaler.state_dict() == first.precision.scaler.state_dict()

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import torch
 
-from mtkit.training.loss import Baseline
+from mtkit.training.objective import Baseline
 from mtkit.training.precision import Precision
 from mtkit.training.progress import Progress
 from mtkit.training.update import Updater
@@ -17,10 +17,10 @@ def updater() -> Updater:
 
 def test_the_baseline_and_the_count_of_diverging_updates_are_restored() -> None:
     one, other = updater(), updater()
-    one.baseline = Baseline(CPU, (-0.7, 0.3))
+    one.objective.baseline = Baseline(CPU, (-0.7, 0.3))
     for number, nll in enumerate([2.0, 9.0, 9.0], start=1):
         one.divergence.follow(torch.tensor(nll), number)
-    progress = one.noted(Progress(update=3))
+    progress = one.save_state(Progress(update=3))
     assert (progress.baseline, progress.first_nll, progress.diverging) == ((-0.7, 0.3), 2.0, 2)
     other.restore(progress, one.tensors(), Path("there"))
-    assert other.noted(Progress(update=3)) == progress
+    assert other.save_state(Progress(update=3)) == progress

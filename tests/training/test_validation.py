@@ -197,16 +197,18 @@ def test_scores_compare_only_if_all_settings_that_change_them_are_equal() -> Non
         *({"scoring": more} for more in ({"lowercase": True}, {"tokenize": "char"})),
         {"data": {"target_language": "zh"}},
     ]
-    found = [validation.judged_by(tiny(**other)) for other in ({}, *others)]
+    found = [validation.scoring_fingerprint(tiny(**other)) for other in ({}, *others)]
     assert len(set(found)) == len(found)
     for same in ({"decoding": {"batch_tokens": 7}}, {"scoring": {"metrics": ["chrF"]}}):
-        assert validation.judged_by(tiny(**same)) == found[0]
+        assert validation.scoring_fingerprint(tiny(**same)) == found[0]
 
 
 def test_scores_by_other_settings_are_forgotten_with_all_that_follows_from_them() -> None:
     scores = {"bleu": 3.0, "nll": 1.0, "score": 3.0, "best_score": 5.0, "best_nll": 2.0, "patience_score": 4.0}
     progress = Progress(update=8, epoch=2, validated=8, stale=4, judged_by="other", **scores)
     said: list[str] = []
-    judged = validation.judged_by(tiny())
-    assert validation.comparable(progress, tiny(), said.append) == Progress(update=8, epoch=2, judged_by=judged)
+    judged = validation.scoring_fingerprint(tiny())
+    assert validation.with_comparable_scores(progress, tiny(), said.append) == Progress(
+        update=8, epoch=2, judged_by=judged
+    )
     assert len(said) == 1

@@ -12,7 +12,7 @@ from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError, shown
 from mtkit.recipe import Recipe
 from mtkit.text.tokenizer import BOS, EOS, PAD
-from mtkit.training.data_loader import Work
+from mtkit.training.data_loader import UpdateBatches
 from mtkit.training.optimizer import build_schedule
 from mtkit.training.world import World
 
@@ -63,7 +63,7 @@ class HuggingFaceTrainer:
         """Context that changes nothing: Hugging Face trains with the process's settings."""
         return nullcontext()
 
-    def update(self, work: Work, number: int) -> None:
+    def update(self, work: UpdateBatches, number: int) -> None:
         """Run forward and backward of each batch, clip, and step."""
         for batch in work.batches:
             loss = self._loss_of(batch)

@@ -18,7 +18,7 @@ from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.sampling import greedy_search, sample
 from mtkit.device import autocast, check_default_type, varied_shapes
 from mtkit.errors import MtkitError, shown
-from mtkit.memory import GIVES_OUT, is_oom
+from mtkit.memory import OOM_ERRORS, is_oom
 from mtkit.model.decoding_products import is_low, products
 from mtkit.model.network import Logits, Model, Network
 from mtkit.recipe import DecodingSettings
@@ -75,7 +75,7 @@ def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.dev
             torch.inference_mode(),
         ):
             yield device
-    except GIVES_OUT as error:
+    except OOM_ERRORS as error:
         if not is_oom(error):
             raise
         raise MtkitError(

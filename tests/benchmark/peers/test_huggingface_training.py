@@ -3,7 +3,7 @@ import torch
 
 from mtkit.data.prepared import Prepared
 from mtkit.errors import MtkitError
-from mtkit.training.data_loader import Feed
+from mtkit.training.data_loader import DataLoader
 from mtkit.training.world import World
 from tests.training.conftest import prepared, prepared_folder, tiny
 
@@ -19,7 +19,7 @@ def test_it_learns_on_mtkits_batches_with_mtkits_loss(prepared: Prepared) -> Non
     world = World("cpu")
     recipe = tiny(model={"dropout": 0.0}).model_copy(update={"data": prepared.settings})
     trainer = HuggingFaceTrainer(recipe, prepared, world, "float32")
-    work = next(Feed(recipe, prepared, 100, world).updates(0, 0))
+    work = next(DataLoader(recipe, prepared, 100, world).updates(0, 0))
     (batch,) = work.batches
     with torch.no_grad():
         logits = trainer.model(
