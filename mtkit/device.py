@@ -10,9 +10,9 @@ from mtkit.errors import MtkitError, shown
 
 
 def find_device(name: str = "auto") -> torch.device:
-    """The device of that name; auto is the GPU where there is one.
+    """The device of that name; auto is the GPU if there is one.
 
-    Raises: MtkitError where there is none such, and as `check_default_type`.
+    Raises: MtkitError if it does not exist, and like `check_default_type`.
     """
     check_default_type()
     if name == "auto":
@@ -26,13 +26,13 @@ def find_device(name: str = "auto") -> torch.device:
 
 
 def check_default_type() -> None:
-    """Raises: MtkitError where new tensors are of another type than float32, which all here takes them for."""
+    """Raises: MtkitError if the default type of new tensors is not float32."""
     if (dtype := torch.get_default_dtype()) != torch.float32:
         raise MtkitError(f"PyTorch makes tensors of {dtype} here; call torch.set_default_dtype(torch.float32) first")
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """x, made on the CPU, on a device, without waiting for what the device still has to do."""
+    """Copy x from the CPU to a device, without waiting for the device."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
@@ -52,7 +52,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def autocast_disabled(device: torch.device) -> Iterator[None]:
-    """Disables the caller's autocast without a nesting level, so that an autocast inside is the outermost."""
+    """Disable the caller's autocast without a nesting level, so that an autocast inside is the outermost."""
     enabled = torch.is_autocast_enabled(device.type)
     torch.set_autocast_enabled(device.type, False)
     try:
@@ -63,10 +63,10 @@ def autocast_disabled(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def varied_shapes() -> Iterator[None]:
-    """Keeps PyTorch's fused attention off the cuDNN kernels, which are compiled anew for each shape of a batch.
+    """Disable the cuDNN kernels of PyTorch's fused attention, which are compiled for each shape of a batch.
 
-    Batches of translation have hundreds of shapes. A new shape costs cuDNN more than an update; the other kernels serve
-    all shapes.
+    Translation batches have hundreds of shapes. A new shape costs cuDNN more time than an update; the other kernels
+    work for all shapes.
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,9 +1,4 @@
-"""Out-of-memory errors: recognising them, and retrying with smaller batches.
-
-Refuses models larger than the machine's memory while they are built, before the excess is allocated.
-
-Peak memory of this process.
-"""
+"""Main memory: out-of-memory errors, limits for models, and the peak of this process."""
 
 import os
 import re
@@ -98,11 +93,11 @@ class WithinMemory(TorchFunctionMode):
 
 @contextmanager
 def weights_within_memory(advice: str) -> Iterator[None]:
-    """A context in which modules are made until the weights of all of them would take more memory than is available.
+    """Context that limits the weights of the modules built in it to the available memory.
 
     Weights are counted when a module registers them, before it fills them.
 
-    Raises: MtkitError with `advice` then, and if memory gives out.
+    Raises: MtkitError with `advice` if they exceed it, or memory runs out.
     """
     counted: dict[int, Tensor] = {}  # tied weights are registered several times
     total, most = 0, available_bytes()
@@ -121,13 +116,13 @@ def weights_within_memory(advice: str) -> Iterator[None]:
     except OOM_ERRORS as error:
         if not is_oom(error):
             raise
-        raise MtkitError(f"the memory is too small for the model's weights: {advice}") from error
+        raise MtkitError(f"the model's weights do not fit in memory: {advice}") from error
     finally:
         handle.remove()
 
 
 def too_large(weights: float, advice: str) -> MtkitError:
-    """The error for a model whose weights take that many bytes or more."""
+    """An error for a model whose weights take that many bytes or more."""
     return MtkitError(
         f"the model's weights would take {in_words(weights)} of memory or more, and {in_words(available_bytes())} are "
         f"available here: {advice}"
@@ -135,27 +130,24 @@ def too_large(weights: float, advice: str) -> MtkitError:
 
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""The memory limit of a container, as the two versions of Linux control groups show it."""
+"""Files with a container's memory limit, in the two versions of Linux control groups."""
 
 
 def machine_bytes() -> float:
-    """The memory that this process may use: the machine's, or a lower limit of its container or of its own.
-
-    Infinity if the system does not say.
-    """
-    known = [float("inf")]
+    """The memory of the machine, or a lower limit of the container or the process; infinity if unknown."""
+    limits = [float("inf")]
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        known.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+        limits.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
     for path in LIMITS:
         with suppress(OSError, ValueError):  # "max" is no limit
-            known.append(float(int(path.read_text(encoding="ascii"))))
+            limits.append(float(int(path.read_text(encoding="ascii"))))
     if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        known.append(float(limit))
-    return min(known)
+        limits.append(float(limit))
+    return min(limits)
 
 
 def available_bytes() -> float:
-    """The memory that this process can still take; infinity if the system does not say."""
+    """The memory that this process can still allocate; infinity if unknown."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return machine_bytes()

@@ -1,10 +1,8 @@
-"""Parameters that are not trained: chosen by name, and told apart from the others in what is saved.
-
-Low-rank adapters: beside each adapted matrix W0, which stays as it is, a product of two small ones is trained.
+"""Training a part of a model: parameters frozen by name, and low-rank adapters.
 
 Paper: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, arXiv 2106.09685, section 4.1, equation 3:
-h = W0 x + (alpha / r) B A x, with A (r, I) drawn from a normal distribution, here of variance 1 / I, and B (O, r) zero,
-so that an adapted model begins as the model that it adapts.
+h = W0 x + (alpha / r) B A x with a frozen W0, A (r, I) drawn from a normal distribution, here of variance 1 / I, and
+B (O, r) zero, so that an adapted model begins as the original model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +21,9 @@ EMBEDDINGS = ("source_embedding", "target_embedding")
 
 
 def train_in_part(model: Network, settings: TrainingSettings, seed: int) -> None:
-    """Freeze what the settings name, or all but the adapters that they ask for, drawn from the seed.
+    """Freeze the parameters in `training.freeze`, or add the adapters of `training.lora` and freeze all others.
 
-    Raises: RecipeError for what the model does not have, and where nothing is left to train.
+    Raises: RecipeError for a name that the model does not have, and if nothing is left to train.
     """
     if settings.lora is None:
         freeze(model, settings.freeze)
@@ -34,12 +32,12 @@ def train_in_part(model: Network, settings: TrainingSettings, seed: int) -> None
 
 
 def freeze(model: Network, names: Sequence[str]) -> None:
-    """Take the gradient from the parameters of these names.
+    """Freeze the parameters of these names.
 
-    A name is a group (embeddings, encoder, decoder, or output where it has its own parameters), a module (decoder.0,
-    decoder.layers.0), or a part wherever it occurs (feed_forward, cross_attention.q_proj, bias).
+    A name is a group (embeddings, encoder, decoder, or output if it has parameters), a module (decoder.0,
+    decoder.layers.0), or a part of names (feed_forward, cross_attention.q_proj, bias).
 
-    Raises: RecipeError for a name that no parameter has, and where nothing is left to train.
+    Raises: RecipeError for a name that no parameter has, and if nothing is left to train.
     """
     for name in names:
         chosen = [parameter for known, parameter in _named(model) if _is_called(known, name)]
@@ -56,7 +54,7 @@ def freeze(model: Network, names: Sequence[str]) -> None:
 
 
 def trained_names(model: nn.Module) -> set[str]:
-    """The names of the trained parameters, of one that is shared all its names."""
+    """The names of the trained parameters, including all names of a shared one."""
     return {name for name, parameter in _named(model) if parameter.requires_grad}
 
 
@@ -77,11 +75,12 @@ def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _is_called(known: str, name: str) -> bool:
-    """Whether the name stands for the parameter `known`: for its group, or for neighbouring parts of its own name."""
+    """Whether the name selects the parameter `known`: its group, or consecutive parts of its name."""
     if name == _group(known):
         return True
-    parts, wanted = _parts(known), _parts(name)
-    return any(parts[first : first + len(wanted)] == wanted for first in range(len(parts) - len(wanted) + 1))
+    parts, selected = _parts(known), _parts(name)
+    count = len(selected)
+    return any(parts[first : first + count] == selected for first in range(len(parts) - count + 1))
 
 
 def _group(known: str) -> str:
@@ -92,9 +91,9 @@ def _group(known: str) -> str:
 
 
 def _groups(model: nn.Module) -> list[str]:
-    """The groups that the model has parameters of."""
-    there = {_group(known) for known, _ in _named(model)}
-    return [group for group in ("embeddings", "encoder", "decoder", "output") if group in there]
+    """The groups of the model's parameters."""
+    groups = {_group(known) for known, _ in _named(model)}
+    return [group for group in ("embeddings", "encoder", "decoder", "output") if group in groups]
 
 
 def _parts(name: str) -> list[str]:
@@ -102,7 +101,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _names(model: nn.Module) -> list[str]:
-    """What parameters can be called."""
+    """All names that select parameters."""
     names = dict.fromkeys(_groups(model))
     for known, _ in _named(model):
         parts = known.split(".")
@@ -112,7 +111,7 @@ def _names(model: nn.Module) -> list[str]:
 
 
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
-"""The linear maps of attentions by what a recipe calls them."""
+"""The linear maps of attentions by their names in recipes."""
 
 FEED_FORWARD = ("inner", "gate", "outer")
 
@@ -124,7 +123,7 @@ class AdaptedLinear(nn.Linear):
     """A linear layer with an adapter: x W0^T + b + (alpha / r) (x A^T) B^T."""
 
     def __init__(self, base: nn.Linear, settings: LoraSettings, generator: torch.Generator) -> None:
-        """Weight and bias are those of `base`, and not trained."""
+        """Weight and bias are shared with `base`, and frozen."""
         super().__init__(base.in_features, base.out_features, device="meta")
         self.weight, self.bias = base.weight, base.bias
         self.scale = scale_of(settings)
@@ -139,7 +138,7 @@ class AdaptedLinear(nn.Linear):
         return super().forward(x) + low * self.scale
 
     def merged(self) -> nn.Linear:
-        """A plain layer that computes the same."""
+        """An equivalent plain layer."""
         plain = nn.Linear(self.in_features, self.out_features, device="meta")
         weight = _merged(self.weight.detach(), self.lora_a.detach(), self.lora_b.detach(), self.scale)
         plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), self.bias
@@ -152,21 +151,21 @@ def scale_of(settings: LoraSettings) -> float:
 
 
 def adapt(model: Network, settings: LoraSettings, seed: int) -> None:
-    """Give the model adapters at the targets, drawn from the seed, and take the gradient from all else.
+    """Add adapters at the targets, drawn from the seed, and freeze all other parameters.
 
-    Raises: RecipeError, naming it, where an attention has no such projection, or the model no feed-forward sub-layer.
+    Raises: RecipeError if an attention has no such projection, or the model no feed-forward sub-layer.
     """
     places = [place for target in settings.targets for place in _places(model, target)]
     model.requires_grad_(False)
-    generator, made = torch.Generator().manual_seed(seed), dict[nn.Linear, AdaptedLinear]()
+    generator, adapted = torch.Generator().manual_seed(seed), dict[nn.Linear, AdaptedLinear]()
     for holder, name, linear in places:
-        if linear not in made:
-            made[linear] = AdaptedLinear(linear, settings, generator)
-        setattr(holder, name, made[linear])
+        if linear not in adapted:
+            adapted[linear] = AdaptedLinear(linear, settings, generator)
+        setattr(holder, name, adapted[linear])
 
 
 def merged_weights(weights: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Tensor]:
-    """The state_dict of an adapted model as that of a plain one: W0 + (alpha / r) B A in place of W0."""
+    """Convert the state_dict of an adapted model to a plain one: W0 + (alpha / r) B A in place of W0."""
     plain = {name: value for name, value in weights.items() if not name.endswith((".lora_a", ".lora_b"))}
     for name, a in weights.items():
         layer, _, last = name.rpartition(".")
@@ -178,7 +177,7 @@ def merged_weights(weights: Mapping[str, Tensor], settings: LoraSettings) -> dic
 
 @contextmanager
 def merged_in_place(model: nn.Module) -> Iterator[None]:
-    """Inside, plain layers stand for the adapted ones: the model is the one that `merged_weights` is for."""
+    """Inside, plain layers replace the adapted ones, with the weights of `merged_weights`."""
     places = [
         (holder, name, child)
         for holder in list(model.modules())
@@ -202,25 +201,25 @@ def _merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 def _places(model: Network, target: str) -> Places:
     if target == "feed_forward":
-        found = _held(model, FEED_FORWARD, FeedForward)
-        if not found:
+        places = _held(model, FEED_FORWARD, FeedForward)
+        if not places:
             raise RecipeError("training.lora.targets: the rnn has no feed_forward sub-layer; leave it out")
-        return found
+        return places
     names = [name for name, _ in model.attentions()]
     for name, attention in model.attentions():
         inner = any(name.startswith(f"{other}.") for other in names)
         if not inner and not _held(attention, (PROJECTIONS[target],)):
-            own = [each for each, linear in PROJECTIONS.items() if _held(attention, (linear,))]
+            available = [known for known, linear in PROJECTIONS.items() if _held(attention, (linear,))]
             mechanism = type(attention).__module__.rpartition(".")[2].replace("_", "-")
             raise RecipeError(
                 f"training.lora.targets: {mechanism} in the {attention.site.role} role has no {target} projection; "
-                f"it has: {', '.join(own) or 'none'}"
+                f"it has: {', '.join(available) or 'none'}"
             )
     return [place for _, attention in model.attentions() for place in _held(attention, (PROJECTIONS[target],))]
 
 
 def _held(within: nn.Module, names: tuple[str, ...], holder: type[nn.Module] = nn.Module) -> Places:
-    """The linear layers of these names that modules of a kind hold; what is in an attention twice comes twice."""
+    """The linear layers of these names in modules of a kind; a layer that is held twice is listed twice."""
     return [
         (module, name, child)
         for module in within.modules()

@@ -1,4 +1,4 @@
-"""Which attention stands in which layer: from a recipe's words to built sub-layers."""
+"""The attention of each layer: from a recipe's settings to built sub-layers."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from mtkit.recipe import AttentionSettings, ModelSettings
 
 @dataclass(frozen=True)
 class Choice:
-    """One mechanism with its options and slots, as one layer uses it."""
+    """One layer's mechanism with its options and slots."""
 
     name: str
     options: Mapping[str, Any]
 
 
 def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 1) -> dict[str, list[Choice]]:
-    """For each role the choice of each layer, from the recipe's names and options.
+    """The choice of each layer for each role, from the recipe's names and options.
 
-    What is set for one role holds there, whatever is set for all. A mechanism with an option `tasks` gets the number of
-    tasks where the recipe does not set that option.
+    An option of one role overrides the option of all roles. A mechanism's option `tasks` defaults to the number of
+    tasks.
 
-    Raises: MtkitError for a name, role or option that is not there, for a list of another length than the layers, and
-    for fewer tasks than there are.
+    Raises: MtkitError for an unknown name, role or option, for a list whose length is not the number of layers, and for
+    an option `tasks` that is too small.
     """
     names = {role: _names(settings, role, layers[role]) for role in ROLES}
     options: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
@@ -37,19 +37,19 @@ def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 
         role, dot, option = key.rpartition(".")
         if dot and role not in ROLES:
             raise MtkitError(f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, list(ROLES))}")
-        for each in _roles_for(option, {role: names[role]} if dot else names):
-            options[each][option] = value
+        for chosen in _roles_for(option, {role: names[role]} if dot else names):
+            options[chosen][option] = value
     return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
 
 
 def describe(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
-    """One line saying which mechanism went where: "encoder longformer, decoder longformer, cross full"."""
+    """One line on which mechanism has which role: "encoder longformer, decoder longformer, cross full"."""
     chosen = choose(settings, layers).items()
     return ", ".join(f"{role} {' + '.join(_short(choices))}" for role, choices in chosen if choices)
 
 
 def label(settings: AttentionSettings, layers: Mapping[str, int]) -> str:
-    """A name for a run with these attentions: that of the mechanism, or "linformer-average-full" by role."""
+    """A name for a run with these attentions: the mechanism's name, or "linformer-average-full" by role."""
     chosen = choose(settings, layers).values()
     if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
         return "full" if settings.name is None else settings.name
@@ -63,9 +63,9 @@ def build_stack(
     seed: int,
     shared: MutableMapping[Any, nn.Module] | None = None,
 ) -> list[Attention]:
-    """The attention of each layer; neighbours of the same mechanism and options count as one run of layers.
+    """The attention of each layer; adjacent layers with the same mechanism and options are one run of layers.
 
-    `shared` holds what attentions of the whole model use together: give all its stacks the same.
+    `shared` holds the modules that attentions of a model share: pass the same one for all its stacks.
     """
     shared = {} if shared is None else shared
     built: list[Attention] = []
@@ -79,7 +79,7 @@ def build_stack(
 
 
 def build_attention(choice: Choice, role: str, model: ModelSettings, seed: int, **site: Any) -> Attention:
-    """One attention in a model of these settings; `site` says more of its place (`mtkit.attention.build`)."""
+    """One attention in a model of these settings; `site` has further arguments of `mtkit.attention.build`."""
     return build(
         choice.name,
         role=role,
@@ -94,50 +94,49 @@ def build_attention(choice: Choice, role: str, model: ModelSettings, seed: int, 
 
 
 def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
-    given: str | list[str] | None = getattr(settings, role)
-    if given is None:
-        given = "full" if settings.name is None else settings.name
-        given = given if role in find(given).published else "full"
-    if isinstance(given, str):
-        given = [given] * layers
-    if len(given) != layers:
-        raise MtkitError(f"attention.{role} lists {len(given)} mechanisms for {layers} layers; give one per layer")
-    for name in given:
+    names: str | list[str] | None = getattr(settings, role)
+    if names is None:
+        names = "full" if settings.name is None else settings.name
+        names = names if role in find(names).published else "full"
+    if isinstance(names, str):
+        names = [names] * layers
+    if len(names) != layers:
+        raise MtkitError(f"attention.{role} lists {len(names)} mechanisms for {layers} layers; give one per layer")
+    for name in names:
         check_role(find(name), role)
-    return given
+    return names
 
 
 def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
-    """The roles of `names` that an option is meant for: where a mechanism has it, or for a slot, those with layers."""
-    # places in the target are not places in the source: across, they are for who names that role
-    meant = [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
-    roles = [role for role in meant if any(option in SLOTS or option in find(name).options for name in names[role])]
-    if not roles:
-        used = {name: find(name) for each in names.values() for name in each}
-        known = sorted({*SLOTS, *(declared for each in used.values() for declared in each.options)})
+    """The roles of `names` that an option applies to: their mechanism has it, or it is a slot and they have layers."""
+    # target and source positions are not comparable: positions apply to the cross role only if it is named
+    candidates = [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
+    applicable = [role for role in candidates if any(option in (*SLOTS, *find(name).options) for name in names[role])]
+    if not applicable:
+        used = {name: find(name) for listed in names.values() for name in listed}
+        known = sorted({*SLOTS, *(declared for mechanism in used.values() for declared in mechanism.options)})
         who = f"none of {', '.join(used)} has an" if len(used) > 1 else f"'{''.join(used)}' has no"
-        if not any(names[role] for role in meant):
-            who = f"there is no {' or '.join(meant)} attention to have an"
+        if not any(names[role] for role in candidates):
+            who = f"there is no {' or '.join(candidates)} attention to have an"
         hint = did_you_mean(option, known)
         raise MtkitError(f"{who} attention option {shown(option)}{hint}; known: {', '.join(known)}")
-    return roles
+    return applicable
 
 
 def _choice(mechanism: Mechanism, options: Mapping[str, Any], tasks: int) -> Choice:
-    """The options of a role that are this mechanism's; the layers of one role may differ in mechanism."""
-    own = {key: value for key, value in options.items() if key in mechanism.options or key in SLOTS}
-    slots = {key: value for key, value in own.items() if key in SLOTS}
-    check_options(mechanism, {key: own[key] for key in own.keys() - slots.keys()})
+    """This mechanism with its options among a role's; the layers of one role may have different mechanisms."""
+    slots = {key: value for key, value in options.items() if key in SLOTS}
+    chosen = {key: value for key, value in options.items() if key in mechanism.options and key not in SLOTS}
+    check_options(mechanism, chosen)
     check_slots(mechanism, slots)
-    if "tasks" in mechanism.options and own.setdefault("tasks", tasks) < tasks:
-        raise MtkitError(f"attention '{mechanism.name}' has tasks = {own['tasks']}, and there are {tasks} directions")
-    return Choice(mechanism.name, own)
+    if "tasks" in mechanism.options and chosen.setdefault("tasks", tasks) < tasks:
+        raise MtkitError(
+            f"attention '{mechanism.name}' has tasks = {chosen['tasks']}, and there are {tasks} directions"
+        )
+    return Choice(mechanism.name, {**chosen, **slots})
 
 
 def _short(choices: list[Choice]) -> list[str]:
-    return [f"{name} x {count}" if len(set(runs)) > 1 else name for name, count, runs in _runs(choices)]
-
-
-def _runs(choices: list[Choice]) -> list[tuple[str, int, list[str]]]:
     names = [choice.name for choice in choices]
-    return [(name, len(list(run)), names) for name, run in groupby(names)]
+    several = len(set(names)) > 1
+    return [f"{name} x {len(list(run))}" if several else name for name, run in groupby(names)]

@@ -21,9 +21,9 @@ SMALLER = "lower model.d_model, model.feed_forward, the layers, model.max_length
 def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: int, tasks: int = 1) -> Network:
     """The recipe's model, freshly initialised from its seed, without touching the global random state.
 
-    `tasks` is how many tasks the model is given, for attentions that are conditioned on one.
+    `tasks` is the number of tasks, for attentions that are conditioned on one.
 
-    Raises: RecipeError where three-way tying meets two vocabularies; MtkitError if the memory cannot hold the weights,
+    Raises: RecipeError for three-way tying with two vocabularies; MtkitError if the weights do not fit in memory,
     and for attentions that cannot be built.
     """
     _check_memory(recipe.model, source_vocabulary + target_vocabulary)
@@ -32,7 +32,7 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
             "model.tie = all needs one vocabulary for both sides: leave model.tie out, set it to decoder, or prepare "
             "the data without --separate (data.tokenizer.joint: true)"
         )
-    # models are built on the CPU; its generator alone draws
+    # models are built on the CPU, with its generator
     with weights_within_memory(SMALLER), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed)
         chosen = choose(_attention(recipe), _layers(recipe), tasks)
@@ -43,12 +43,12 @@ def build_model(recipe: Recipe, *, source_vocabulary: int, target_vocabulary: in
 
 
 def choose_attention(recipe: Recipe) -> dict[str, list[Choice]]:
-    """For each role the choice of each layer. Raises: MtkitError as `build_model` would."""
+    """The choice of each layer for each role. Raises: MtkitError like `build_model`."""
     return choose(_attention(recipe), _layers(recipe))
 
 
 def attention_packages(recipe: Recipe) -> dict[str, str]:
-    """The other packages whose mechanisms the recipe uses: package and version by the mechanism's name."""
+    """Other packages whose mechanisms the recipe uses: package and version by the mechanism's name."""
     names: set[str] = set()
     for choice in (choice for choices in choose_attention(recipe).values() for choice in choices):
         slots = [choice.options.get(slot) for slot in SLOTS]
@@ -58,12 +58,12 @@ def attention_packages(recipe: Recipe) -> dict[str, str]:
 
 
 def describe_attention(recipe: Recipe) -> str:
-    """One line saying which mechanism plays which role. Raises: MtkitError as `build_model` would."""
+    """One line on which mechanism has which role. Raises: MtkitError like `build_model`."""
     return describe(_attention(recipe), _layers(recipe))
 
 
 def label_attention(recipe: Recipe) -> str:
-    """A name for a run by its attentions, or rnn. Raises: MtkitError as `build_model` would."""
+    """A name for a run by its attentions, or rnn. Raises: MtkitError like `build_model`."""
     if recipe.model.architecture == "rnn":
         named = choose_attention(recipe)["cross"][0].name
         return "rnn" if named == "additive" else f"rnn-{named}"
@@ -71,7 +71,7 @@ def label_attention(recipe: Recipe) -> str:
 
 
 def _check_memory(model: ModelSettings, vocabulary: int) -> None:
-    """Raises: MtkitError where the layers' largest matrices and the embeddings are more than the memory holds."""
+    """Raises: MtkitError if the layers' largest matrices and the embeddings do not fit in memory."""
     inner = 3 * model.d_model if model.architecture == "rnn" else model.feed_forward
     layers = 2 * inner * model.d_model * (model.encoder_layers + model.decoder_layers)
     embeddings = model.d_model * (vocabulary // (2 if model.tie == "all" else 1) + model.max_length)
@@ -81,16 +81,16 @@ def _check_memory(model: ModelSettings, vocabulary: int) -> None:
 
 
 def _attention(recipe: Recipe) -> AttentionSettings:
-    """The recipe's attentions, the default name filled in; those of the rnn are all in the cross role."""
+    """The recipe's attentions with the default name; the rnn has only the cross role."""
     settings = recipe.attention
     if settings.name is not None:
-        find(settings.name)  # also where every role names its own
+        find(settings.name)  # checked even if every role names its own
     if recipe.model.architecture == "transformer":
         return settings if settings.name is not None else settings.model_copy(update={"name": "full"})
     for role in ("encoder", "decoder"):
         if getattr(settings, role) is not None:
-            raise RecipeError(f"the rnn has attention to the source alone: leave attention.{role} out")
-    named = next(each for each in (settings.cross, settings.name, "additive") if each is not None)
+            raise RecipeError(f"the rnn only has attention to the source: leave attention.{role} out")
+    named = next(name for name in (settings.cross, settings.name, "additive") if name is not None)
     return settings.model_copy(update={"name": "full", "cross": named})
 
 

@@ -1,10 +1,10 @@
-"""Linear maps as decoding computes them: weights prepared once, and several maps of the same tokens in one product.
+"""Linear maps in decoding: weights prepared once, and several maps of the same tokens in one product.
 
-While the context `products` is open, the linear layers of a model and its output projection multiply by weights that
-have been rounded and laid out for the processor, and attentions compute queries, keys and values in one product. What
-was prepared is kept as long as the weights stay the same, because text comes in chunks; a change through `.data`, which
-PyTorch does not count, goes unseen. Attention itself, norms, softmax and whatever is no linear layer are computed as
-without the context, and so are all products of attentions that must not round (`unrounded`).
+Inside the context `products`, the linear layers of a model and its output projection multiply by weights that are
+rounded and laid out for the processor, and attentions compute queries, keys and values in one product. Prepared weights
+are cached until the weights change, because text arrives in chunks; a change through `.data`, which PyTorch does not
+count, is not noticed. Attention, norms, softmax and other parts are computed as outside the context, and so are all
+products of attentions that must not round (`unrounded`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,31 +25,34 @@ from mtkit.model.network import Network
 
 @contextmanager
 def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, the model computes with prepared weights, without gradients: int8 and, on the CPU, bfloat16 in all linear
-    layers and the output projection, float32 so where oneDNN or tiles are faster, and other types in joint products.
+    """Inside, the model computes with prepared weights, without gradients.
 
-    Raises: MtkitError for int8 where the model is not on the CPU, or the processor has no such products.
+    int8, and on the CPU bfloat16, apply to all linear layers and the output projection; so does float32 if oneDNN or
+    tiles are faster. Other types apply to joint products.
+
+    Raises: MtkitError for int8 if the model is not on the CPU, or the processor has no such products.
     """
     device = next(model.parameters()).device
     if dtype == torch.int8:
         check_int8(device)
-    kept, unrounded, replaced = _kept(model, dtype, device), unrounded_parts(model), list[tuple[nn.Module, str]]()
+    prepared, unrounded = _prepared(model, dtype, device), unrounded_parts(model)
+    replaced: list[tuple[nn.Module, str]] = []
 
-    def replace(module: nn.Module, name: str, by: object) -> None:
-        module.__dict__[name] = by
+    def replace(module: nn.Module, name: str, function: object) -> None:
+        module.__dict__[name] = function
         replaced.append((module, name))
 
     try:
-        for each in model.modules():
-            if isinstance(each, HeadAttention) and each not in unrounded:
-                replace(each, "projected", partial(_projected, kept))
+        for module in model.modules():
+            if isinstance(module, HeadAttention) and module not in unrounded:
+                replace(module, "projected", partial(_projected, prepared))
             if dtype == torch.int8 or is_low(dtype, device) or _float32(dtype, device) is not None:
-                if type(each) is nn.Linear and each not in unrounded:
-                    replace(each, "forward", kept.of(each))
-                if isinstance(each, Network):
-                    output = kept.output(each)
-                    replace(each, "logits", output)
-                    replace(each, "logits_of", output.of)
+                if type(module) is nn.Linear and module not in unrounded:
+                    replace(module, "forward", prepared.of(module))
+                if isinstance(module, Network):
+                    output = prepared.output(module)
+                    replace(module, "logits", output)
+                    replace(module, "logits_of", output.of)
         yield
     finally:
         for module, name in replaced:
@@ -57,34 +60,34 @@ def products(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def is_low(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether linear layers alone compute in `dtype`, without autocast."""
+    """Whether only linear layers compute in `dtype`, without autocast."""
     return dtype == torch.bfloat16 and device.type == "cpu"
 
 
 def _float32(dtype: torch.dtype, device: torch.device) -> type[Float32 | Tiled] | None:
-    """What multiplies faster than PyTorch in float32, where there is such a thing."""
+    """The product that is faster than PyTorch's in float32, if there is one."""
     if dtype != torch.float32 or device.type != "cpu":
         return None
     return Float32 if packs_float32() else Tiled if tiles_float32() else None
 
 
-class _Kept:
-    """The products of a model in one arithmetic, prepared where they are first asked for."""
+class _Prepared:
+    """The products of a model in one type, prepared at their first use."""
 
     def __init__(self, prepare: Callable[[Tensor, Tensor | None], Product], state: object) -> None:
         self.state = state
-        """The weights of which they are made."""
+        """Identifies the weights that they are made from."""
         self._prepare = prepare
-        # by what is multiplied, not with it: the model, whose products these are, must not be held by them
+        # keyed by ids: the products must not keep the model alive
         self._products: dict[tuple[int, ...], Product] = {}
 
-    @torch.inference_mode(False)  # what is kept serves outside as well
+    @torch.inference_mode(False)  # the cache is used outside too
     def of(self, *maps: nn.Linear) -> Product:
-        """The product with the weights of these maps, one below the other."""
+        """The product with the stacked weights of these maps."""
         key = tuple(map(id, maps))
         if key not in self._products:
-            biases = [each.bias.detach() for each in maps if each.bias is not None]
-            weight = torch.cat([each.weight.detach() for each in maps])
+            biases = [linear.bias.detach() for linear in maps if linear.bias is not None]
+            weight = torch.cat([linear.weight.detach() for linear in maps])
             self._products[key] = self._prepare(weight, torch.cat(biases) if biases else None)
         return self._products[key]
 
@@ -98,11 +101,11 @@ class _Kept:
         return self._products[key]
 
 
-_KEPT: WeakKeyDictionary[nn.Module, dict[torch.dtype, _Kept]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[nn.Module, dict[torch.dtype, _Prepared]] = WeakKeyDictionary()
 
 
 _STEPS = [0]
-"""Steps that any optimiser has made: a fused one changes weights without raising their versions."""
+"""Number of optimiser steps in this process: fused ones change weights without changing their versions."""
 
 
 def _count_step(*_: object) -> None:
@@ -112,12 +115,12 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def _kept(model: nn.Module, dtype: torch.dtype, device: torch.device) -> _Kept:
-    """The products of the model, new ones where places, versions or steps show changed weights."""
-    state = (_STEPS[0], [(each.data_ptr(), each._version) for each in model.parameters()])
-    of_model = _KEPT.setdefault(model, {})
+def _prepared(model: nn.Module, dtype: torch.dtype, device: torch.device) -> _Prepared:
+    """The products of the model, prepared again if addresses, versions or steps show changed weights."""
+    state = (_STEPS[0], [(weight.data_ptr(), weight._version) for weight in model.parameters()])
+    of_model = _CACHE.setdefault(model, {})
     if dtype not in of_model or of_model[dtype].state != state:
-        of_model[dtype] = _Kept(_preparation(dtype, device), state)
+        of_model[dtype] = _Prepared(_preparation(dtype, device), state)
     return of_model[dtype]
 
 
@@ -132,8 +135,8 @@ def _preparation(dtype: torch.dtype, device: torch.device) -> Callable[[Tensor, 
     return lambda weight, bias: Plain(weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
-def _projected(kept: _Kept, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
-    """What `maps` make of the same tokens, in one product where they are plain."""
-    if any(type(each) is not nn.Linear or each.bias is None for each in maps):
-        return [each(tokens) for each in maps]
-    return kept.of(*maps)(tokens).split([each.out_features for each in maps], -1)
+def _projected(prepared: _Prepared, tokens: Tensor, *maps: nn.Linear) -> Sequence[Tensor]:
+    """The results of `maps` for the same tokens, in one product if they are plain linear layers."""
+    if any(type(linear) is not nn.Linear or linear.bias is None for linear in maps):
+        return [linear(tokens) for linear in maps]
+    return prepared.of(*maps)(tokens).split([linear.out_features for linear in maps], -1)

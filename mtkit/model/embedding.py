@@ -13,8 +13,8 @@ from mtkit.model.layers import Dropout
 class Embedding(nn.Module):
     """Vectors of tokens, scaled by sqrt(D), with absolute positions added and dropout applied.
 
-    Paper: Vaswani et al., 2017, sections 3.4 and 3.5. The table starts at N(0, 1/D), so that a scaled vector has unit
-    variance in each channel, of the size of the positions.
+    Paper: Vaswani et al., 2017, sections 3.4 and 3.5. The table starts at N(0, 1/D), so that each channel of a scaled
+    vector has unit variance, like the positions.
     """
 
     def __init__(self, tokens: nn.Embedding, positions: nn.Module | None, dropout: float) -> None:
@@ -26,7 +26,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, T) to (B, T, D)."""
-        x = looked_up(ids, self.tokens.weight) * self.scale
+        x = embed(ids, self.tokens.weight) * self.scale
         if self.positions is not None:
             x = x + self.positions(0, ids.shape[1]).type_as(x)
         return self.dropout(x)
@@ -37,19 +37,19 @@ class Embedding(nn.Module):
         return x if self.positions is None else x + self.positions(position, 1).type_as(x)
 
 
-def looked_up(ids: Tensor, table: Tensor) -> Tensor:
+def embed(ids: Tensor, table: Tensor) -> Tensor:
     """The rows ids (...) of a table (V, D), as (..., D).
 
-    A row's gradient is a sum over its occurrences, hundreds of a frequent token: of a bfloat16 table in float32, as
-    PyTorch's own kernel sums on a GPU.
+    A row's gradient is a sum over its occurrences, hundreds for a frequent token. For a bfloat16 table it is summed in
+    float32, as by PyTorch's kernel on a GPU.
     """
     if table.dtype == torch.bfloat16 and table.requires_grad and table.device.type == "cpu":
-        rows: Tensor = _LowLookUp.apply(ids, table)  # type: ignore[no-untyped-call]
+        rows: Tensor = _LowPrecisionEmbedding.apply(ids, table)  # type: ignore[no-untyped-call]
         return rows
     return nn.functional.embedding(ids, table)
 
 
-class _LowLookUp(torch.autograd.Function):
+class _LowPrecisionEmbedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(ids)
@@ -66,7 +66,7 @@ class _LowLookUp(torch.autograd.Function):
 
 
 def token_table(vocabulary: int, width: int) -> nn.Embedding:
-    """A fresh table of token vectors, N(0, 1/D)."""
+    """A new table of token vectors, N(0, 1/D)."""
     table = nn.Embedding(vocabulary, width)
     nn.init.normal_(table.weight, std=width**-0.5)
     return table
@@ -77,8 +77,8 @@ class Sinusoidal(nn.Module):
 
     sinusoidal: pe[2i] = sin(p 10000^(-2i/D)) and pe[2i + 1] its cosine (Vaswani et al., 2017, section 3.5).
     sinusoidal-halves: the same channels, all sines first (Hugging Face's Marian and Pegasus).
-    sinusoidal-cat: all sines first, with frequencies exp(-i ln(10000) / (D/2 - 1)) (tensor2tensor, fairseq, Marian); no
-    permutation of the others. An odd last channel is zero.
+    sinusoidal-cat: all sines first, with frequencies exp(-i ln(10000) / (D/2 - 1)) (tensor2tensor, fairseq, Marian), so
+    not a permutation of the others. An odd last channel is zero.
     """
 
     table: Tensor

@@ -1,12 +1,6 @@
-"""Dropout whose masks are cut from a pool on the CPU, where drawing them anew takes a tenth of training's time.
+"""Encoder and decoder layers, and their parts: dropout, feed-forward, residuals.
 
-The position-wise feed-forward sub-layer.
-
-Residuals around sub-layers: the ordinary sum with its norm, or two streams of which each can be had from the other.
-
-A stream of tokens is a tensor (..., D) between ordinary sub-layers, and a pair of them between reversible ones.
-
-Encoder and decoder layers: attention and feed-forward, each with its residual and norm.
+A stream of tokens between sub-layers is a tensor (..., D), or a pair of them if layers are reversible.
 """
 
 from dataclasses import dataclass
@@ -23,7 +17,7 @@ from mtkit.errors import MtkitError
 from mtkit.recipe import ModelSettings
 
 POOL_ELEMENTS = 1 << 24
-"""Numbers in a pool, 64 MB: a million places where a mask may begin."""
+"""Numbers in a pool, 64 MB: a million possible starts of a mask."""
 
 STRIDE = 16
 """Masks begin at multiples of this, so that they are aligned for vector loads."""
@@ -32,10 +26,10 @@ STRIDE = 16
 class Dropout(nn.Module):
     """Zeroes each number with probability `share` in training and scales the others up (Srivastava et al., 2014).
 
-    On the CPU the mask is a stretch of a fixed pool of independent draws, from a place that is drawn each time with
-    torch's generator: a multiplication instead of a draw for each number. Where two stretches overlap (for two of a
-    million numbers each, one time in eight), two masks have draws in common, at other places. All of it is a function
-    of the generator's seed. What is larger than half a pool, and all on other devices, is drawn in the ordinary way.
+    On the CPU the mask is a stretch of a fixed pool of independent draws, and only its start is drawn, with torch's
+    generator: drawing all numbers would take a tenth of the training time. If two stretches overlap (for two of a
+    million numbers each, one time in eight), two masks share draws at different positions. Masks are a function of the
+    generator's seed. Tensors larger than half a pool, and tensors on other devices, use PyTorch's dropout.
     """
 
     def __init__(self, share: float) -> None:
@@ -53,21 +47,21 @@ class Dropout(nn.Module):
         return x * _pool(self.share, x.dtype)[begin : begin + x.numel()].view(x.shape)
 
     def extra_repr(self) -> str:
-        """The share, where the module is printed."""
+        """The share, for printing."""
         return str(self.share)
 
 
 @lru_cache(maxsize=8)
-@torch.inference_mode(False)  # what is kept here serves training too
+@torch.inference_mode(False)  # the cached pool also serves training
 def _pool(share: float, dtype: torch.dtype) -> Tensor:
     """Zeros with probability `share`, else 1 / (1 - share); the same in every process."""
     generator = torch.Generator().manual_seed(20_141_958)
-    kept = torch.empty(POOL_ELEMENTS).bernoulli_(1.0 - share, generator=generator)
-    return kept.div_(1.0 - share).to(dtype)
+    pool = torch.empty(POOL_ELEMENTS).bernoulli_(1.0 - share, generator=generator)
+    return pool.div_(1.0 - share).to(dtype)
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between, on each position alone.
+    """Two linear maps with an activation between, applied to each position.
 
     relu: Vaswani et al., 2017, equation 2. gelu, swish (x sigmoid(x), also named silu): the same with that activation.
     swiglu: silu(x W) * (x V), then the second map (Shazeer, "GLU Variants Improve Transformer", 2020, arXiv 2002.05202,
@@ -93,8 +87,8 @@ class FeedForward(nn.Module):
         if self.gate is not None:
             hidden = F.silu(self.gate(rows)) * hidden
         elif self.activation == "relu":
-            # in place: the backward pass of relu needs its result alone, that of the linear map not even that. On rows:
-            # what is written in place must be no view, for whose gradients autograd makes four copies
+            # in place: relu's backward pass needs only its result, and the linear map's not even that. On rows, because
+            # autograd makes four copies for the gradient of a view that is written in place
             hidden = F.relu(hidden, inplace=True)
         else:
             hidden = F.gelu(hidden) if self.activation == "gelu" else F.silu(hidden)
@@ -118,31 +112,31 @@ class Residual(nn.Module):
         self.pre = model.norm == "pre"
 
     def before(self, x: Stream) -> Tensor:
-        """What the sub-layer reads."""
+        """The sub-layer's input."""
         stream = cast(Tensor, x)
         normed: Tensor = self.norm(stream) if self.pre else stream
         return normed
 
     def after(self, x: Stream, output: Tensor) -> Stream:
-        """What the next sub-layer gets."""
+        """The stream after the sub-layer."""
         total: Tensor = cast(Tensor, x) + self.dropout(output)
         return total if self.pre else self.norm(total)
 
 
 class ReversibleResidual(Residual):
-    """(a, b) <- (b, a + f(LN(b))): from what comes out and f, what went in follows, so that nothing need be kept.
+    """(a, b) <- (b, a + f(LN(b))): f and the outputs determine the inputs, so that no activations need be kept.
 
     Two of them are the pair y1 = x1 + F(x2), y2 = x2 + G(y1) of Gomez et al. ("The Reversible Residual Network", 2017,
     arXiv 1707.04585) and Kitaev et al. ("Reformer", 2020, arXiv 2001.04451, section 3); a decoder layer is three.
     """
 
     def before(self, x: Stream) -> Tensor:
-        """What the sub-layer reads: the norm of the second stream."""
+        """The sub-layer's input: the norm of the second stream."""
         normed: Tensor = self.norm(x[1])
         return normed
 
     def after(self, x: Stream, output: Tensor) -> Stream:
-        """The second stream, and the first with the output added."""
+        """The second stream, and the first plus the output."""
         return x[1], x[0] + self.dropout(output)
 
 
@@ -151,28 +145,28 @@ def residual(model: ModelSettings) -> Residual:
     return ReversibleResidual(model) if model.reversible else Residual(model)
 
 
-def opened(x: Tensor, model: ModelSettings) -> Stream:
-    """Embeddings (..., D) as what the first sub-layer gets."""
+def to_stream(x: Tensor, model: ModelSettings) -> Stream:
+    """The stream before the first sub-layer, from embeddings (..., D)."""
     if not model.reversible:
         return x
-    x = upcast(x)  # what is added is taken away again; what bfloat16 rounds off in between would add up
+    x = upcast(x)  # outputs are added and later subtracted: bfloat16's rounding errors would accumulate
     return x, x
 
 
-def closed(x: Stream) -> Tensor:
-    """What comes out of the last sub-layer as one stream (..., D): of two, their mean."""
+def from_stream(x: Stream) -> Tensor:
+    """The output (..., D) of the last sub-layer: the stream, or the mean of the two."""
     return x if isinstance(x, Tensor) else (x[0] + x[1]) / 2
 
 
 Weights = dict[str, list[Tensor | None]]
 """Attention weights of each layer by role: "encoder" (B, H, S, S), "decoder" (B, H, T, T), "cross" (B, H, T, S); None
-for a mechanism that has none. Row t is that of the position that predicts target piece t."""
+for a mechanism that has none. Row t belongs to the position that predicts target piece t."""
 
 
-class Passing:
-    """What passes beside the tokens from layer to layer: each attention's carry, the losses, and what was sampled.
+class StackPass:
+    """One pass through a stack: each attention's carry, the sums of losses and log-probabilities, gathered weights.
 
-    Layers write into it. It is no dataclass, because `fully_shard` hands a layer a copy of those.
+    Layers write into it. It is no dataclass, because `fully_shard` passes copies of dataclasses to layers.
     """
 
     def __init__(
@@ -182,26 +176,33 @@ class Passing:
         log_prob: Tensor | None = None,
         weights: Weights | None = None,
     ) -> None:
-        """`weights` gathers the attention weights of the roles that are in it."""
+        """`weights` gathers the attention weights of the roles that it contains."""
         self.self_carry: Any = None
         self.cross_carry: Any = None
         self.losses = losses
         self.log_prob = log_prob
         self.weights = weights
 
-    def wants(self, role: str) -> bool:
-        """Whether the attention weights of a role are gathered."""
-        return self.weights is not None and role in self.weights
+    def attend(
+        self, role: str, attention: Attention, residual: Residual, x: Stream, *memory: Tensor, **inputs: Any
+    ) -> Stream:
+        """One attention sub-layer: x (B, T, D) to the same shape; `inputs` are further arguments of the attention.
 
-    def add(self, attended: Attended, role: str) -> Tensor:
-        """The attention's output, once its losses and log-probability are summed in and its weights are gathered."""
-        self.sum_in(attended.losses, attended.log_prob)
-        if self.weights is not None and role in self.weights:
+        Raises: MtkitError, naming the class, if the attention's result does not keep the contract.
+        """
+        kind = "cross_carry" if role == "cross" else "self_carry"
+        wanted = self.weights is not None and role in self.weights
+        query = residual.before(x)
+        attended = attention(query, *memory, carry=getattr(self, kind), need_weights=wanted, **inputs)
+        _check(attended, attention, query)
+        setattr(self, kind, attended.carry)
+        self.add(attended.losses, attended.log_prob)
+        if self.weights is not None and wanted:
             self.weights[role].append(attended.weights)
-        return attended.output
+        return residual.after(x, attended.output)
 
-    def sum_in(self, losses: dict[str, Tensor], log_prob: Tensor | None) -> None:
-        """Add losses by name, and the log-probability (B,) of what was sampled."""
+    def add(self, losses: dict[str, Tensor], log_prob: Tensor | None) -> None:
+        """Add losses by name, and the log-probability (B,) of sampled choices."""
         for name, loss in losses.items():
             self.losses = self.losses or {}
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
@@ -209,22 +210,16 @@ class Passing:
             self.log_prob = log_prob if self.log_prob is None else self.log_prob + log_prob
 
 
-def attended_by(attention: Attention, query: Tensor, *memory: Tensor, **given: Any) -> Attended:
-    """What a pass of the attention over whole sequences gives.
-
-    Raises: MtkitError, naming the class, where that is not what the contract asks for.
-    """
-    attended = attention(query, *memory, **given)
+def _check(attended: object, attention: Attention, query: Tensor) -> None:
+    """Raises: MtkitError, naming the class, if an attention's result does not keep the contract."""
+    name = type(attention).__name__
     if not isinstance(attended, Attended):
-        raise MtkitError(
-            f"forward of {type(attention).__name__} returns {type(attended).__name__}; it must return Attended(output)"
-        )
+        raise MtkitError(f"forward of {name} returns {type(attended).__name__}; it must return Attended(output)")
     if attended.output.shape != query.shape:
         raise MtkitError(
-            f"forward of {type(attention).__name__} makes an output {(*attended.output.shape,)} from a query "
+            f"forward of {name} makes an output {(*attended.output.shape,)} from a query "
             f"{(*query.shape,)}; it must have the query's shape"
         )
-    return attended
 
 
 class EncoderLayer(nn.Module):
@@ -237,33 +232,22 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(model.d_model, model.feed_forward, model.activation, model.activation_dropout)
         self.feed_forward_residual = residual(model)
 
-    def forward(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
+    def forward(self, x: Stream, stack_pass: StackPass, *, valid: Tensor | None, task: Tensor | None) -> Stream:
         """x (B, S, D), valid (B, S), task (B,) to (B, S, D)."""
-        return self.feed(self.attend(x, passing, valid=valid, task=task))
+        return self.feed(self.attend(x, stack_pass, valid=valid, task=task))
 
-    def attend(self, x: Stream, passing: Passing, *, valid: Tensor | None, task: Tensor | None) -> Stream:
-        """The self-attention sub-layer: x (B, S, D) to the same shape."""
-        here = self.attention_residual
-        attended = attended_by(
-            self.attention,
-            here.before(x),
-            query_valid=valid,
-            carry=passing.self_carry,
-            task=task,
-            need_weights=passing.wants("encoder"),
-        )
-        passing.self_carry = attended.carry
-        return here.after(x, passing.add(attended, "encoder"))
+    def attend(self, x: Stream, stack_pass: StackPass, *, valid: Tensor | None, task: Tensor | None) -> Stream:
+        """The self-attention sub-layer."""
+        return stack_pass.attend("encoder", self.attention, self.attention_residual, x, query_valid=valid, task=task)
 
     def feed(self, x: Stream) -> Stream:
-        """The feed-forward sub-layer: (B, S, D) to the same shape."""
-        here = self.feed_forward_residual
-        return here.after(x, self.feed_forward(here.before(x)))
+        """The feed-forward sub-layer."""
+        return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a decoder layer reads besides its own tokens."""
+    """A decoder layer's inputs in addition to its tokens."""
 
     memory: Tensor
     """(B, S, D), the encoded source."""
@@ -288,59 +272,51 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(model.d_model, model.feed_forward, model.activation, model.activation_dropout)
         self.feed_forward_residual = residual(model)
 
-    def forward(self, x: Stream, passing: Passing, context: Context) -> Stream:
+    def forward(self, x: Stream, stack_pass: StackPass, context: Context) -> Stream:
         """x (B, T, D) to the same shape."""
-        return self.feed(self.attend_source(self.attend_target(x, passing, context), passing, context))
+        return self.feed(self.attend_source(self.attend_target(x, stack_pass, context), stack_pass, context))
 
-    def attend_target(self, x: Stream, passing: Passing, context: Context) -> Stream:
-        """The causal self-attention sub-layer: x (B, T, D) to the same shape."""
-        here = self.self_residual
-        attended = attended_by(
+    def attend_target(self, x: Stream, stack_pass: StackPass, context: Context) -> Stream:
+        """The causal self-attention sub-layer."""
+        return stack_pass.attend(
+            "decoder",
             self.self_attention,
-            here.before(x),
+            self.self_residual,
+            x,
             query_valid=context.valid,
-            carry=passing.self_carry,
             memory_carry=context.memory_carry,
             task=context.task,
-            need_weights=passing.wants("decoder"),
         )
-        passing.self_carry = attended.carry
-        return here.after(x, passing.add(attended, "decoder"))
 
-    def attend_source(self, x: Stream, passing: Passing, context: Context) -> Stream:
-        """The sub-layer of attention to the source: x (B, T, D) to the same shape."""
-        here = self.cross_residual
-        attended = attended_by(
+    def attend_source(self, x: Stream, stack_pass: StackPass, context: Context) -> Stream:
+        """The sub-layer of attention to the source."""
+        return stack_pass.attend(
+            "cross",
             self.cross_attention,
-            here.before(x),
+            self.cross_residual,
+            x,
             context.memory,
             query_valid=context.valid,
             memory_valid=context.memory_valid,
-            carry=passing.cross_carry,
             memory_carry=context.memory_carry,
             task=context.task,
-            need_weights=passing.wants("cross"),
         )
-        passing.cross_carry = attended.carry
-        return here.after(x, passing.add(attended, "cross"))
 
     def feed(self, x: Stream) -> Stream:
-        """The feed-forward sub-layer: (..., D) to the same shape."""
-        here = self.feed_forward_residual
-        return here.after(x, self.feed_forward(here.before(x)))
+        """The feed-forward sub-layer."""
+        return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
 
     def step(
-        self, x: Stream, state: State, passing: Passing, *, need_weights: bool
+        self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool
     ) -> tuple[Stream, State, Tensor | None]:
-        """x (B, N, D), the newest token of each hypothesis; weights are those of the attention to the source."""
-        here = self.self_residual
-        attended, self_state = self.self_attention.step(here.before(x), state["self"], carry=passing.self_carry)
-        passing.self_carry = attended.carry
-        x = here.after(x, attended.output)
-        here = self.cross_residual
+        """x (B, N, D), the newest token of each hypothesis; the weights are those of the attention to the source."""
+        query = self.self_residual.before(x)
+        attended, self_state = self.self_attention.step(query, state["self"], carry=stack_pass.self_carry)
+        stack_pass.self_carry = attended.carry
+        x = self.self_residual.after(x, attended.output)
         attended, cross_state = self.cross_attention.step(
-            here.before(x), state["cross"], carry=passing.cross_carry, need_weights=need_weights
+            self.cross_residual.before(x), state["cross"], carry=stack_pass.cross_carry, need_weights=need_weights
         )
-        passing.cross_carry = attended.carry
-        x = self.feed(here.after(x, attended.output))
+        stack_pass.cross_carry = attended.carry
+        x = self.feed(self.cross_residual.after(x, attended.output))
         return x, {"self": self_state, "cross": cross_state}, attended.weights

@@ -1,7 +1,4 @@
-"""The logits of the next pieces, computed when they are read, and as many at a time as the cache holds.
-
-What every translation network has, whatever its architecture: what a search and the training loop ask of it.
-"""
+"""The interface of every translation network, for the search and the training loop, and the logits of next pieces."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,18 +18,18 @@ TOGETHER = 64
 
 @runtime_checkable
 class InUnits(Protocol):
-    """A projection that has its result in units of each row first; to leave it there saves a pass over it."""
+    """A projection that computes its result in units per row; leaving it in them saves a pass over it."""
 
     def in_units(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (..., I) to sums (..., O), units (...) and what is added (O,): sums * units + added is the result."""
+        """x (..., I) to sums (..., O), units (...) and an addend (O,): sums * units + addend is the result."""
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits (B, N, V) of the pieces that may follow each hypothesis."""
+    """The logits (B, N, V) of the pieces after each hypothesis, computed in parts that fit a cache when read."""
 
     hidden: Tensor
-    """(B, N, D), what they are computed from."""
+    """(B, N, D), the input of the projection."""
     project: Callable[[Tensor], Tensor]
     """hidden (..., D) to new logits (..., V) in float32."""
     pieces: int
@@ -40,21 +37,21 @@ class Logits:
 
     @classmethod
     def known(cls, logits: Tensor) -> "Logits":
-        """Logits (B, N, V) that have been computed."""
-        return cls(logits, lambda known: known, logits.shape[2])
+        """Wrap computed logits (B, N, V)."""
+        return cls(logits, lambda computed: computed, logits.shape[2])
 
     def whole(self) -> Tensor:
-        """All logits (B, N, V) in float32, which may be overwritten."""
+        """All logits (B, N, V) in float32; the caller may overwrite them."""
         return self.project(self.hidden)
 
     def parts(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """The logits of some segments after the others: which they are, and as `InUnits` has them, sums (B', N, V)."""
+        """Yield the logits of some segments at a time: their slice, and `InUnits`' sums (B', N, V), units, addend."""
         segments, hypotheses = self.hidden.shape[:2]
         most = max(TOGETHER // hypotheses, 1)
         in_units = self.project.in_units if isinstance(self.project, InUnits) else self._in_ones
         for first in range(0, segments, most):
-            some = slice(first, first + most)
-            yield some, *in_units(self.hidden[some])
+            part = slice(first, first + most)
+            yield part, *in_units(self.hidden[part])
 
     def _in_ones(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.project(hidden)
@@ -62,10 +59,7 @@ class Logits:
 
 
 class Model(Protocol):
-    """What a search needs: a `Network` has it, and so has an ensemble of them.
-
-    The search writes over logits that it has read.
-    """
+    """The interface that a search needs, of a `Network` or an ensemble. The search overwrites logits that it reads."""
 
     has_weights: bool
     training: bool
@@ -90,18 +84,18 @@ class Encoded:
     valid: Tensor | None
     """(B, S)."""
     carry: Any = None
-    """What the last layer's attention carried out."""
+    """The last layer's carry."""
     task: Tensor | None = None
     """(B,) the direction of each segment."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     log_prob: Tensor | None = None
     states: Any = None
-    """The first states of a recurrent decoder."""
+    """The initial states of a recurrent decoder."""
 
 
 @dataclass
 class Output:
-    """The decoder's vectors before the output projection, with what the attentions add to the training loss."""
+    """The decoder's vectors before the output projection, and the attentions' terms of the training loss."""
 
     hidden: Tensor
     """(B, T, D)."""
@@ -111,7 +105,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The only pieces that may come in a batch; while it is decoded, a piece is called by its place among them."""
+    """The only pieces that a batch may contain; during decoding, pieces are indices into them."""
 
     pieces: Tensor
     """(K,) ids."""
@@ -120,21 +114,16 @@ class Shortlist:
 
 
 class Network(nn.Module):
-    """Translation network: token ids in, vectors whose products with `output_weight` are the next token's logits out.
+    """Translation network: token ids to vectors whose products with `output_weight` are the next token's logits.
 
-    An architecture is a subclass that builds the layers between `source_embedding` and the output, with `forward`,
+    An architecture is a subclass with the layers between `source_embedding` and the output, and with `forward`,
     `encode`, `start` and `step`.
     """
 
     has_weights: bool
-    """Whether `step` can give the attention to the source."""
+    """Whether `step` can return the attention weights to the source."""
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        source: Embedding,
-        target: Embedding,
-    ) -> None:
+    def __init__(self, settings: ModelSettings, source: Embedding, target: Embedding) -> None:
         """`source` and `target` embed the tokens of the two sides."""
         super().__init__()
         self.settings = settings
@@ -145,15 +134,15 @@ class Network(nn.Module):
         if self.output is not None:
             nn.init.normal_(self.output.weight, std=width**-0.5)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary)) if settings.output_bias else None
-        """(V,), what is added to the logits."""
+        """(V,), added to the logits."""
         self.longest_source = settings.max_length
-        """Source pieces that the network takes at most, the end mark counted."""
+        """Maximum number of source pieces, the end mark included."""
         self.longest_target = settings.max_length
-        """Target pieces, likewise."""
+        """Maximum number of target pieces, the end mark included."""
 
     @property
     def output_weight(self) -> Tensor:
-        """The output projection (V, D): logits are `hidden @ output_weight.T`, and `output_bias` where there is one."""
+        """The output projection (V, D): logits are `hidden @ output_weight.T`, plus `output_bias` if there is one."""
         return self.target_embedding.tokens.weight if self.output is None else self.output.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -161,20 +150,20 @@ class Network(nn.Module):
         return nn.functional.linear(hidden, self.output_weight, self.output_bias).float()
 
     def next_logits(self, hidden: Tensor, shortlist: Shortlist | None) -> Logits:
-        """The logits of the next piece, from hidden (B, N, D); those on the shortlist alone where there is one."""
+        """The logits of the next piece, from hidden (B, N, D); only of the pieces on the shortlist, if there is one."""
         if shortlist is None:
             return Logits(hidden, self.logits, len(self.output_weight))
         return Logits(hidden, shortlist.logits, len(shortlist.pieces))
 
     def logits_of(self, pieces: Tensor) -> Callable[[Tensor], Tensor]:
-        """What gives the logits of these pieces (K,) alone: hidden (..., D) to (..., K), in float32."""
+        """A function from hidden (..., D) to the logits (..., K) of these pieces (K,), in float32."""
         weight, bias = self.output_weight[pieces], None if self.output_bias is None else self.output_bias[pieces]
         return lambda hidden: nn.functional.linear(hidden, weight, bias).float()
 
     def factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (N, D') and a matrix (V, D') whose product is the logits of hidden (N, D): a bias is further columns.
+        """Rows (N, D') and a matrix (V, D') whose product is the logits of hidden (N, D).
 
-        D' is D without a bias. Zeros fill it up to a multiple of 8, for the sake of tensor cores.
+        Without a bias D' is D. The bias is a further column, padded with zeros to a multiple of 8 for tensor cores.
         """
         weight, bias = self.output_weight, self.output_bias
         if bias is None:
@@ -196,9 +185,9 @@ class Network(nn.Module):
     ) -> Output:
         """source (B, S) with the end mark, target_in (B, T) with the start mark; hidden (B, T, D) predicts the next.
 
-        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction. `weights`,
-        with an empty list for each role wanted, gathers those of its layers. source_lengths (B,), on the CPU, are the
-        sums of source_valid: the rnn takes them from the device if they are not given, and the host waits.
+        source_valid (B, S) and target_valid (B, T) are True at real tokens; task (B,) is the direction. `weights`
+        has an empty list for each role whose layers' weights are to be gathered. source_lengths (B,), on the CPU, are
+        the sums of source_valid: without them, the rnn copies them from the device, and the host waits.
         """
         raise NotImplementedError
 
@@ -216,7 +205,7 @@ class Network(nn.Module):
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
         """The decoder's state before the first token of each segment's hypotheses.
 
-        With `pieces` (K,), no others may come: `step` takes and gives places among them (V is K).
+        With `pieces` (K,), only these are possible: `step` takes and returns indices into them (V is K).
         """
         raise NotImplementedError
 
@@ -239,9 +228,9 @@ class Network(nn.Module):
             attention.after_update(update, total_updates)
 
     def adopt(self, weights: Mapping[str, Tensor]) -> list[str]:
-        """Take over the weights of another network, whose attention may be another; gives the names that did not fit.
+        """Load the weights of another network, whose attention may differ; returns the names that did not fit.
 
-        Attention sub-layers adopt theirs as the mechanism knows how; all else must have the same shape.
+        Attention sub-layers convert theirs by the mechanism's `adopt`; all others must have the same shape.
         """
         own = self.state_dict()
         prefixes = [f"{name}." for name, _ in self.attentions()]

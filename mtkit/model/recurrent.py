@@ -1,17 +1,13 @@
-"""Recurrent units of a decoder: what a step does with its state and with what has been computed of its inputs.
-
-Products with inputs that are known beforehand are made for all positions at once; a unit holds what depends on the
-state before. Gates and states are float32 in every precision.
-
-The recurrent encoder: a vector for each source token, and the states in which the layers end.
-
-The recurrent encoder-decoder with attention, in the form of its paper and in that of textbooks.
+"""The recurrent encoder-decoder with attention, in the form of its paper and in the textbook form.
 
 Paper: Bahdanau, Cho and Bengio, "Neural Machine Translation by Jointly Learning to Align and Translate", ICLR 2015,
 arXiv 1409.0473, appendix A.
 Departures: embeddings, states and the maxout layer have one width, so that the output projection can be the
 embedding. There may be several layers; the first reads the context. The attention is a sub-layer as in the
 Transformer, with projections of values and output, and any mechanism that has a cross role.
+
+The decoder multiplies inputs that are known beforehand for all positions at once; a unit computes only what depends on
+the previous state. Gates and states are float32 in every precision.
 """
 
 from collections.abc import Sequence
@@ -31,20 +27,20 @@ from mtkit.model.network import Encoded, Logits, Network, Output, Shortlist
 from mtkit.recipe import ModelSettings
 
 CellState = tuple[Tensor, ...]
-"""(B, N, D) each; the first is what the unit gives out."""
+"""(B, N, D) each; the first is the unit's output."""
 
 
 class GatedUnit(nn.Module):
-    """The gated recurrent unit of Bahdanau et al., 2015, appendix A.1.1: the reset gate stands before the product.
+    """The gated recurrent unit of Bahdanau et al., 2015, appendix A.1.1: the reset gate is applied before the product.
 
-    z and r are sigmoids of their inputs + U s; s' = (1 - z) s + z tanh(input + U_c (r s)). (PyTorch's `nn.GRU` calls
-    z what is 1 - z here, and applies r after the product.)
+    z and r are sigmoids of their inputs + U s; s' = (1 - z) s + z tanh(input + U_c (r s)). (In PyTorch's `nn.GRU`, z is
+    1 - z here, and r is applied after the product.)
     """
 
     parts = 3
-    """Vectors of width D that an input is mapped to."""
+    """Vectors of width D that a projected input consists of."""
     states = 1
-    """Tensors of its state."""
+    """Tensors of the state."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,12 +51,12 @@ class GatedUnit(nn.Module):
 
     def forward(self, inputs: Tensor, state: CellState) -> CellState:
         """inputs (..., 3D), its update, reset and candidate parts with their biases; state of (..., D)."""
-        (before,) = state
-        width = before.shape[-1]
-        gates = upcast(inputs[..., : 2 * width] + self.gates(before)).sigmoid()
+        (old,) = state
+        width = old.shape[-1]
+        gates = upcast(inputs[..., : 2 * width] + self.gates(old)).sigmoid()
         update, reset = gates.chunk(2, -1)
-        candidate = upcast(inputs[..., 2 * width :] + self.candidate(reset * before)).tanh()
-        return (torch.lerp(before, candidate, update),)
+        candidate = upcast(inputs[..., 2 * width :] + self.candidate(reset * old)).tanh()
+        return (torch.lerp(old, candidate, update),)
 
     @staticmethod
     def start_bias(bias: Tensor) -> None:
@@ -81,9 +77,9 @@ class LongShortTerm(nn.Module):
 
     def forward(self, inputs: Tensor, state: CellState) -> CellState:
         """inputs (..., 4D), its input, forget, output and candidate parts; state (output, cell) of (..., D)."""
-        before, cell = state
+        output, cell = state
         width = cell.shape[-1]
-        sums = upcast(inputs + self.gates(before))
+        sums = upcast(inputs + self.gates(output))
         enter, forget, leave = sums[..., : 3 * width].sigmoid().chunk(3, -1)
         cell = forget * cell + enter * sums[..., 3 * width :].tanh()
         return leave * cell.tanh(), cell
@@ -97,26 +93,26 @@ class LongShortTerm(nn.Module):
 
 
 CELLS: dict[str, type[GatedUnit] | type[LongShortTerm]] = {"gru": GatedUnit, "lstm": LongShortTerm}
-"""By the name of `model.cell`."""
+"""Units by the name in `model.cell`."""
 
 
 def _orthogonal(weight: Tensor) -> None:
-    """Each square part of a recurrent matrix (P*D, D) orthogonal (Bahdanau et al., 2015, appendix B.1)."""
+    """Make each square part of a recurrent matrix (P*D, D) orthogonal (Bahdanau et al., 2015, appendix B.1)."""
     for part in weight.split(weight.shape[1]):
         nn.init.orthogonal_(part)
 
 
 class RecurrentEncoder(nn.Module):
-    """Layers of gated or LSTM units over the source, in one direction or in both; float32 in every precision.
+    """Layers of gated or LSTM units over the source, in one or both directions; float32 in every precision.
 
-    Padding is not read: sequences are packed, so that a segment's states are those it has alone.
+    Sequences are packed, so padding is not read and does not change a segment's states.
     """
 
     unrounded = True
     """Rounded weights would not fit `nn.GRU`, whose biases stay in float32."""
 
     def __init__(self, cell: str, width: int, layers: int, dropout: float, *, both_ways: bool) -> None:
-        """`cell` is "gru" or "lstm"; `width` is that of the tokens and of each direction's states."""
+        """`cell` is "gru" or "lstm"; `width` is the width of the tokens and of each direction's states."""
         super().__init__()
         kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
         between = dropout if layers > 1 else 0.0
@@ -134,8 +130,8 @@ class RecurrentEncoder(nn.Module):
     def forward(self, x: Tensor, valid: Tensor | None, lengths: Tensor | None = None) -> tuple[Tensor, list[CellState]]:
         """x (B, S, D) and valid (B, S) to annotations (B, S, D), 2D both ways, and each layer's last states (B, D).
 
-        Annotations of padding are zero. Last states are those of the forward direction. `lengths` (B,): how many tokens
-        of each segment are real, on the CPU; if None, they are copied from the device, for which the host waits.
+        Annotations of padding are zero. Last states are the forward direction's. `lengths` (B,), on the CPU: the real
+        tokens of each segment; if None, they are copied from the device, for which the host waits.
         """
         with torch.autocast(x.device.type, enabled=False):
             if valid is None:
@@ -144,7 +140,7 @@ class RecurrentEncoder(nn.Module):
             else:
                 counts = valid.sum(1).clamp(min=1)
                 lengths = counts.cpu() if lengths is None else lengths.clamp(min=1)
-                # longest first, by an order made on the device: PyTorch would copy it there and back, and wait
+                # longest first, in an order computed on the device: PyTorch would copy it to the host and wait
                 order = counts.argsort(descending=True)
                 sorted_lengths = lengths.sort(descending=True).values
                 packed = pack_padded_sequence(upcast(x).index_select(0, order), sorted_lengths, batch_first=True)
@@ -152,17 +148,18 @@ class RecurrentEncoder(nn.Module):
                 annotations, _ = pad_packed_sequence(annotations, batch_first=True, total_length=x.shape[1])
                 back = order.argsort()
                 annotations = annotations.index_select(0, back)
-                states = tuple(each.index_select(1, back) for each in (last if isinstance(last, tuple) else (last,)))
-        every = 2 if self.layers.bidirectional else 1
-        return annotations, list(zip(*(each[::every].unbind(0) for each in states), strict=True))
+                states = last if isinstance(last, tuple) else (last,)
+                states = tuple(state.index_select(1, back) for state in states)
+        directions = 2 if self.layers.bidirectional else 1
+        return annotations, list(zip(*(state[::directions].unbind(0) for state in states), strict=True))
 
 
 class Recurrent(Network):
-    """A recurrent decoder that looks at the source once per token, with the state before it as the query.
+    """A recurrent decoder that attends to the source once per token, with its previous state as the query.
 
     Paper's form: the encoder reads both ways, the decoder starts from the backward state at the first word, and a
-    maxout layer over state, token and context predicts. Textbook form: the encoder reads one way, each layer of the
-    decoder starts from the last state of the encoder's, and the top layer's new state predicts.
+    maxout layer over state, token and context predicts. Textbook form: the encoder reads one way, each decoder layer
+    starts from the last state of its encoder layer, and the top layer's new state predicts.
     """
 
     def __init__(
@@ -174,9 +171,9 @@ class Recurrent(Network):
         target_vocabulary: int,
         seed: int = 1,
     ) -> None:
-        """`attention` is that to the source (`mtkit.model.attentions.choose`).
+        """`attention` is the attention to the source (`mtkit.model.attentions.choose`).
 
-        Raises: MtkitError for an attention that steps alone do not train.
+        Raises: MtkitError for an attention that cannot be trained by steps.
         """
         width, layers = settings.d_model, settings.decoder_layers
         target = token_table(target_vocabulary, width)
@@ -198,8 +195,8 @@ class Recurrent(Network):
         self.from_token = nn.Linear(width, kind.parts * width)
         self.from_context = nn.Linear(width, kind.parts * width, bias=False)
         self.from_below = nn.ModuleList(nn.Linear(width, kind.parts * width) for _ in range(layers - 1))
-        for each in (self.from_token, *self.from_below):
-            kind.start_bias(each.bias)
+        for linear in (self.from_token, *self.from_below):
+            kind.start_bias(linear.bias)
         self.first_states = nn.Linear(width, kind.states * layers * width) if self.as_in_paper else None
         self.maxout = nn.Linear(3 * width, 2 * width) if self.as_in_paper else None
         self.dropout = Dropout(settings.dropout)
@@ -238,20 +235,20 @@ class Recurrent(Network):
         read: list[tuple[Tensor, Tensor]] = []
         rows: list[Tensor] = []
         wanted = weights is not None and "cross" in weights
-        for inputs in self.from_token(tokens).split(1, dim=1):  # the query of a position is the state before it
-            before, context, state, row = self._advanced(inputs, state, need_weights=wanted)
+        for inputs in self.from_token(tokens).split(1, dim=1):  # the query is the previous state
+            previous, context, state, row = self._advanced(inputs, state, need_weights=wanted)
             rows += [] if row is None else [row]
-            read.append((self._top(state) if self.maxout is None else before, context))
+            read.append((_top(state) if self.maxout is None else previous, context))
         if weights is not None and wanted:
             weights["cross"] += [torch.cat(rows, dim=2) if rows else None]
-        tops, contexts = (torch.cat(each, dim=1) for each in zip(*read, strict=True))
+        tops, contexts = (torch.cat(parts, dim=1) for parts in zip(*read, strict=True))
         return Output(self._hidden(tops, tokens, contexts))
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
         attention, _ = self.attention.start(
             encoded.memory.shape[0], encoded.memory, encoded.valid, hypotheses=hypotheses, task=encoded.task
         )
-        cells = [tuple(each[:, None].expand(-1, hypotheses, -1) for each in states) for states in encoded.states]
+        cells = [tuple(state[:, None].expand(-1, hypotheses, -1) for state in layer) for layer in encoded.states]
         shortlist = None if pieces is None else Shortlist(pieces, self.logits_of(pieces))
         return {"cells": cells, "attention": attention, "shortlist": shortlist}
 
@@ -259,43 +256,43 @@ class Recurrent(Network):
         shortlist: Shortlist | None = state["shortlist"]
         token = token if shortlist is None else shortlist.pieces[token]
         embedded = self.target_embedding.at(token, 0)
-        before, context, state, weights = self._advanced(self.from_token(embedded), state, need_weights=need_weights)
-        hidden = self._hidden(self._top(state) if self.maxout is None else before, embedded, context)
+        previous, context, state, weights = self._advanced(self.from_token(embedded), state, need_weights=need_weights)
+        hidden = self._hidden(_top(state) if self.maxout is None else previous, embedded, context)
         return self.next_logits(hidden, shortlist), state, None if weights is None else weights.mean(1)
 
     def _first(self, annotations: Tensor, last: Sequence[CellState]) -> list[CellState]:
-        """The decoder's first states, (B, D) each: tanh(W_s b_0) with b_0 the backward state at the first word."""
+        """The decoder's initial states, (B, D) each: tanh(W_s b_0) with b_0 the backward state at the first word."""
         if self.first_states is None:
             return list(last)
         backward = annotations[:, 0, self.settings.d_model :]
         layers = upcast(self.first_states(backward)).tanh().chunk(len(self.cells), -1)
-        return [each.chunk(each.shape[-1] // backward.shape[-1], -1) for each in layers]
+        return [layer.chunk(layer.shape[-1] // backward.shape[-1], -1) for layer in layers]
 
     def _advanced(
         self, inputs: Tensor, state: State, *, need_weights: bool = False
     ) -> tuple[Tensor, Tensor, State, Tensor | None]:
-        """The top state before, the context that it attends to, the state after, and the weights of the context.
+        """The previous top state, the context that it attends to, the new state, and the attention weights.
 
-        inputs (B, N, P*D) is what the first layer's unit has of the token.
+        inputs (B, N, P*D) is the token's part of the first unit's input.
         """
-        before = self._top(state)
-        attended, attention = self.attention.step(before, state["attention"], need_weights=need_weights)
+        previous = _top(state)
+        attended, attention = self.attention.step(previous, state["attention"], need_weights=need_weights)
         inputs = inputs + self.from_context(attended.output)
         cells: list[CellState] = []
         for number, (cell, old) in enumerate(zip(self.cells, state["cells"], strict=True)):
             if number:
                 inputs = self.from_below[number - 1](self.dropout(cells[-1][0]))
             cells.append(cell(inputs, old))
-        return before, attended.output, {**state, "cells": cells, "attention": attention}, attended.weights
+        return previous, attended.output, {**state, "cells": cells, "attention": attention}, attended.weights
 
     def _hidden(self, top: Tensor, token: Tensor, context: Tensor) -> Tensor:
-        """(B, T, D) of top states, token vectors and contexts (B, T, D) each."""
+        """The decoder's output (B, T, D) from top states, token vectors and contexts (B, T, D) each."""
         if self.maxout is None:
             return self.dropout(top)
-        first, second = self.maxout(torch.cat([each.type_as(token) for each in (top, token, context)], -1)).chunk(2, -1)
+        first, second = self.maxout(torch.cat([part.type_as(token) for part in (top, token, context)], -1)).chunk(2, -1)
         return self.dropout(torch.maximum(first, second))
 
-    @staticmethod
-    def _top(state: State) -> Tensor:
-        top: Tensor = state["cells"][-1][0]
-        return top
+
+def _top(state: State) -> Tensor:
+    top: Tensor = state["cells"][-1][0]
+    return top

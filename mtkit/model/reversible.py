@@ -1,14 +1,14 @@
-"""Stacks of reversible sub-layers: a backward pass that recomputes activations from what came out of the stack.
+"""Stacks of reversible sub-layers: the backward pass recomputes activations from the stack's output.
 
 Papers: Gomez et al., 2017, arXiv 1707.04585; Kitaev et al., 2020, arXiv 2001.04451, section 3.
-Only the last two streams are kept, whatever the depth. The backward pass goes down the sub-layers: with (u, w) out of
-one, its input was u, and a = w - f(u); f runs once more, with the same dropout, for its gradient. What an attention
-chose (buckets, clusters, edges) is kept, a byte or two each, for u is the same but for rounding.
+Only the last two streams are kept, at any depth. The backward pass goes down the sub-layers: with the output (u, w) of
+one, its input was u, and a = w - f(u); f runs again, with the same dropout, for its gradient. The discrete choices of
+attentions (buckets, clusters, edges) are kept, a byte or two each, because u is the same only up to rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ from mtkit.attention import Attention
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing, Stream
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Stream
 
 
 @dataclass(frozen=True)
 class SubLayer:
-    """One reversible sub-layer: what it does to a stream, beside the memory it reads, and its own parameters."""
+    """One reversible sub-layer: its function of stream, pass and memory, and its parameters."""
 
-    run: Callable[[Stream, Passing, Tensor | None], Stream]
+    run: Callable[[Stream, StackPass, Tensor | None], Stream]
     parameters: tuple[nn.Parameter, ...]
 
 
@@ -34,11 +34,11 @@ def encoder_sublayers(layer: EncoderLayer, valid: Tensor | None, task: Tensor | 
     """Both sub-layers of an encoder layer."""
     return [
         SubLayer(
-            lambda x, passing, memory: layer.attend(x, passing, valid=valid, task=task),
+            lambda x, stack_pass, memory: layer.attend(x, stack_pass, valid=valid, task=task),
             _parameters(layer.attention, layer.attention_residual),
         ),
         SubLayer(
-            lambda x, passing, memory: layer.feed(x),
+            lambda x, stack_pass, memory: layer.feed(x),
             _parameters(layer.feed_forward, layer.feed_forward_residual),
         ),
     ]
@@ -47,42 +47,43 @@ def encoder_sublayers(layer: EncoderLayer, valid: Tensor | None, task: Tensor | 
 def decoder_sublayers(layer: DecoderLayer, context: Context) -> list[SubLayer]:
     """All three sub-layers of a decoder layer."""
 
-    def attend_source(x: Stream, passing: Passing, memory: Tensor | None) -> Stream:
+    def attend_source(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
         assert memory is not None
-        here = Context(memory, context.memory_valid, context.memory_carry, context.valid, context.task)
-        return layer.attend_source(x, passing, here)
+        return layer.attend_source(x, stack_pass, replace(context, memory=memory))
 
     return [
         SubLayer(
-            lambda x, passing, memory: layer.attend_target(x, passing, context),
+            lambda x, stack_pass, memory: layer.attend_target(x, stack_pass, context),
             _parameters(layer.self_attention, layer.self_residual),
         ),
         SubLayer(attend_source, _parameters(layer.cross_attention, layer.cross_residual)),
         SubLayer(
-            lambda x, passing, memory: layer.feed(x),
+            lambda x, stack_pass, memory: layer.feed(x),
             _parameters(layer.feed_forward, layer.feed_forward_residual),
         ),
     ]
 
 
-def run_reversibly(sublayers: Sequence[SubLayer], x: Tensor, passing: Passing, memory: Tensor | None = None) -> Stream:
-    """The streams that come out of the sub-layers, both x (B, T, D) at first; losses are summed into `passing`."""
-    parameters = list(dict.fromkeys(each for sublayer in sublayers for each in sublayer.parameters))
+def run_reversibly(
+    sublayers: Sequence[SubLayer], x: Tensor, stack_pass: StackPass, memory: Tensor | None = None
+) -> Stream:
+    """Run x (B, T, D), as both streams, through the sub-layers; losses are summed into `stack_pass`."""
+    parameters = list(dict.fromkeys(parameter for sublayer in sublayers for parameter in sublayer.parameters))
     stack = _Stack(sublayers, parameters)
     a, b, log_prob, *losses = _Reversible.apply(stack, upcast(x), memory, *parameters)  # type: ignore[no-untyped-call]
-    passing.sum_in(dict(zip(stack.names, losses, strict=True)), log_prob)
+    stack_pass.add(dict(zip(stack.names, losses, strict=True)), log_prob)
     return a, b
 
 
 def refuse_carry(name: str, attention: Attention) -> None:
-    """Raises: MtkitError where the attention `name` hands something to the next layer, which nothing could undo."""
+    """Raises: MtkitError if the attention `name` passes a carry to the next layer, which cannot be reversed."""
     site, training = attention.site, attention.training
     attention.eval()
     with torch.no_grad():
         memory = torch.zeros(1, 2, site.memory_width or site.d_model) if site.role == "cross" else None
-        carries = attention(torch.zeros(1, 2, site.d_model), memory).carry is not None
+        carry = attention(torch.zeros(1, 2, site.d_model), memory).carry
     attention.train(training)
-    if carries:
+    if carry is not None:
         raise MtkitError(
             f"attention '{name}' has a carry in the {site.role} role, which reversible layers cannot have: "
             "set model.reversible to false, or choose an attention or option without carry"
@@ -91,38 +92,38 @@ def refuse_carry(name: str, attention: Attention) -> None:
 
 @dataclass
 class _Stack:
-    """The sub-layers of one pass, and what their recomputation needs to know of it."""
+    """The sub-layers of one pass, and the data for their recomputation."""
 
     sublayers: Sequence[SubLayer]
     parameters: list[nn.Parameter]
     names: tuple[str, ...] = ()
     """Names of the losses that the attentions return."""
     generators: list[list[Tensor]] = field(default_factory=list)
-    """For each sub-layer the states of the random generators before it."""
+    """The states of the random generators before each sub-layer."""
     chosen: list[int] = field(default_factory=list)
-    """How many choices each sub-layer made."""
+    """The number of choices of each sub-layer."""
 
 
 class _Reversible(torch.autograd.Function):
-    """From (x, memory, parameters) to both streams, the log-probability of what was sampled, and the losses."""
+    """From (x, memory, parameters) to both streams, the log-probability of sampled choices, and the losses."""
 
     @staticmethod
     def forward(
         ctx: Any, stack: _Stack, x: Tensor, memory: Tensor | None, *parameters: nn.Parameter
     ) -> tuple[Tensor | None, ...]:
-        a, b, passing, choices = x, x, Passing(), list[Tensor]()
+        a, b, stack_pass, choices = x, x, StackPass(), list[Tensor]()
         for sublayer in stack.sublayers:
             stack.generators.append(_generators(x.device))
             with record_choices() as chosen:
-                _, branch = sublayer.run((0.0, b), passing, memory)
+                _, branch = sublayer.run((0.0, b), stack_pass, memory)
             stack.chosen.append(len(chosen))
             choices += chosen
             a, b = b, a + branch
-        losses = passing.losses or {}
+        losses = stack_pass.losses or {}
         stack.names = tuple(losses)
         ctx.stack, ctx.autocast = stack, _autocast(x.device)
         ctx.save_for_backward(a, b, memory, *choices)
-        return a, b, passing.log_prob, *losses.values()
+        return a, b, stack_pass.log_prob, *losses.values()
 
     @staticmethod
     @once_differentiable
@@ -132,53 +133,53 @@ class _Reversible(torch.autograd.Function):
         grad_u, grad_w, grad_log_prob, *grad_losses = upstream
         grad_memory = None if memory is None else torch.zeros_like(memory)
         gradients: dict[nn.Parameter, Tensor] = {}
-        every = zip(stack.sublayers, stack.generators, stack.chosen, strict=True)
-        for sublayer, generators, count in reversed(list(every)):
-            passing, first = Passing(), choices[len(choices) - count :]
+        passed = list(zip(stack.sublayers, stack.generators, stack.chosen, strict=True))
+        for sublayer, generators, count in reversed(passed):
+            stack_pass, first = StackPass(), choices[len(choices) - count :]
             del choices[len(choices) - count :]
-            read = u.detach().requires_grad_()
-            beside = None if memory is None else memory.detach().requires_grad_()
+            x = u.detach().requires_grad_()
+            source = None if memory is None else memory.detach().requires_grad_()
             with torch.enable_grad(), ctx.autocast(), _replayed(generators, u.device), replay_choices(first):
-                _, branch = sublayer.run((0.0, read), passing, beside)
+                _, branch = sublayer.run((0.0, x), stack_pass, source)
             outputs, grads = [branch], [grad_w.to(branch.dtype)]
             by_name = dict(zip(stack.names, grad_losses, strict=True))
-            raised = [(loss, by_name[name]) for name, loss in (passing.losses or {}).items()]
-            if passing.log_prob is not None:
-                raised.append((passing.log_prob, grad_log_prob))
-            for value, grad in raised:
+            extra = [(loss, by_name[name]) for name, loss in (stack_pass.losses or {}).items()]
+            if stack_pass.log_prob is not None:
+                extra.append((stack_pass.log_prob, grad_log_prob))
+            for value, grad in extra:
                 if value.requires_grad:
                     outputs.append(value)
                     grads.append(grad.to(value.dtype))
-            wanted = [each for each in sublayer.parameters if each.requires_grad]
-            inputs = [read, *([] if beside is None else [beside]), *wanted]
-            own, *others = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+            trained = [parameter for parameter in sublayer.parameters if parameter.requires_grad]
+            inputs = [x, *([] if source is None else [source]), *trained]
+            grad_x, *others = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
             if grad_memory is not None:
-                of_memory = others.pop(0)
-                grad_memory = grad_memory if of_memory is None else grad_memory + of_memory
-            for parameter, grad in zip(wanted, others, strict=True):
+                grad_source = others.pop(0)
+                grad_memory = grad_memory if grad_source is None else grad_memory + grad_source
+            for parameter, grad in zip(trained, others, strict=True):
                 if grad is not None:
                     gradients[parameter] = gradients[parameter] + grad if parameter in gradients else grad
             u, w = w - branch.detach(), u
-            grad_u, grad_w = grad_w, grad_u if own is None else grad_u + own  # None: no value of it was read
-        return None, grad_u + grad_w, grad_memory, *(gradients.get(each) for each in stack.parameters)
+            grad_u, grad_w = grad_w, grad_u if grad_x is None else grad_u + grad_x  # None: f does not depend on x
+        return None, grad_u + grad_w, grad_memory, *(gradients.get(parameter) for parameter in stack.parameters)
 
 
 def _parameters(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
-    """The modules' own, and those of what an attention uses together with others."""
-    shared = [each for module in modules if isinstance(module, Attention) for each in module.site.shared.values()]
-    # the one that owns what is shared has it twice
+    """The parameters of the modules, and of the modules that an attention shares with others."""
+    shared = [part for module in modules if isinstance(module, Attention) for part in module.site.shared.values()]
+    # the attention that owns a shared module has it twice
     return tuple(dict.fromkeys(parameter for module in (*modules, *shared) for parameter in module.parameters()))
 
 
 def _generators(device: torch.device) -> list[Tensor]:
-    """The states of the generators that dropout draws from."""
+    """The states of the generators of dropout."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 @contextmanager
 def _replayed(states: list[Tensor], device: torch.device) -> Iterator[None]:
-    """The generators as they were, and back where they are afterwards."""
+    """Inside, the generators have these states; they are restored afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.set_rng_state(states[0])
         if device.type == "cuda":
@@ -187,7 +188,7 @@ def _replayed(states: list[Tensor], device: torch.device) -> Iterator[None]:
 
 
 def _autocast(device: torch.device) -> Callable[[], torch.autocast]:
-    """What switches the arithmetic of now on again."""
+    """A context with the present autocast settings."""
     enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-    # without its cache of weights in that type: those of the first pass have no graph
+    # without its cache of low-precision weights: the first pass's have no graph
     return lambda: torch.autocast(device.type, dtype, enabled=enabled, cache_enabled=False)

@@ -13,13 +13,13 @@ from mtkit.attention import State
 from mtkit.attention.registry import find
 from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing, Weights, closed, opened
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Weights, from_stream, to_stream
 from mtkit.model.network import Encoded, Logits, Network, Output, Shortlist
 from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
 
 TOGETHER = 1024
-"""Padded source pieces that a thread encodes at a time."""
+"""Padded source pieces per thread that are encoded at a time."""
 
 
 class Transformer(Network):
@@ -34,7 +34,7 @@ class Transformer(Network):
         target_vocabulary: int,
         seed: int = 1,
     ) -> None:
-        """`attention` names the choice of each layer for each role (`mtkit.model.attentions.choose`)."""
+        """`attention` has the choice of each layer for each role (`mtkit.model.attentions.choose`)."""
         width, longest = settings.d_model, settings.max_length
         target = token_table(target_vocabulary, width)
         source = target if settings.tie == "all" else token_table(source_vocabulary, width)
@@ -50,18 +50,15 @@ class Transformer(Network):
         cross = build_stack("cross", attention["cross"], settings, seed, shared)
         if settings.reversible:
             for role, stack in (("encoder", encoder), ("decoder", decoder), ("cross", cross)):
-                for choice, each in zip(attention[role], stack, strict=True):
-                    refuse_carry(choice.name, each)
-        self.encoder = nn.ModuleList(EncoderLayer(each, settings) for each in encoder)
+                for choice, sublayer in zip(attention[role], stack, strict=True):
+                    refuse_carry(choice.name, sublayer)
+        self.encoder = nn.ModuleList(EncoderLayer(sublayer, settings) for sublayer in encoder)
         self.decoder = nn.ModuleList(DecoderLayer(*pair, settings) for pair in zip(decoder, cross, strict=True))
-        # the pre-norm residual stream is not normalised by the layers themselves
+        # pre-norm layers do not normalise their output
         self.encoder_norm = nn.LayerNorm(width) if settings.norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(width) if settings.norm == "pre" else nn.Identity()
-        limits = {
-            role: [a.longest for a in stack if a.longest] for role, stack in (("s", [*encoder, *cross]), ("t", decoder))
-        }
-        self.longest_source = min([longest, *limits["s"]])
-        self.longest_target = min([longest, *limits["t"]])
+        self.longest_source = min([longest, *(one.longest for one in (*encoder, *cross) if one.longest)])
+        self.longest_target = min([longest, *(one.longest for one in decoder if one.longest)])
         self.has_weights = find(attention["cross"][-1].name).weights
 
     def encode(
@@ -78,17 +75,17 @@ class Transformer(Network):
     def _encode(
         self, source: Tensor, source_valid: Tensor | None, *, task: Tensor | None, weights: Weights | None = None
     ) -> Encoded:
-        x, passing = self.source_embedding(source), Passing(weights=weights)
-        if self._runs_reversibly(passing):
+        x, stack_pass = self.source_embedding(source), StackPass(weights=weights)
+        if self._runs_reversibly(stack_pass):
             layers = [cast(EncoderLayer, layer) for layer in self.encoder]
-            sublayers = [each for layer in layers for each in encoder_sublayers(layer, source_valid, task)]
-            stream = run_reversibly(sublayers, x, passing)
+            sublayers = [part for layer in layers for part in encoder_sublayers(layer, source_valid, task)]
+            stream = run_reversibly(sublayers, x, stack_pass)
         else:
-            stream = opened(x, self.settings)
+            stream = to_stream(x, self.settings)
             for layer in self.encoder:
-                stream = layer(stream, passing, valid=source_valid, task=task)
-        memory = self.encoder_norm(closed(stream))
-        return Encoded(memory, source_valid, passing.self_carry, task, passing.losses or {}, passing.log_prob)
+                stream = layer(stream, stack_pass, valid=source_valid, task=task)
+        memory = self.encoder_norm(from_stream(stream))
+        return Encoded(memory, source_valid, stack_pass.self_carry, task, stack_pass.losses or {}, stack_pass.log_prob)
 
     def forward(
         self,
@@ -102,17 +99,17 @@ class Transformer(Network):
         weights: Weights | None = None,
     ) -> Output:
         encoded = self.encode(source, source_valid, task=task, weights=weights)
-        passing = Passing(losses=encoded.losses, log_prob=encoded.log_prob, weights=weights)
+        stack_pass = StackPass(losses=encoded.losses, log_prob=encoded.log_prob, weights=weights)
         context = Context(encoded.memory, source_valid, encoded.carry, target_valid, task)
         x = self.target_embedding(target_in)
-        if self._runs_reversibly(passing):
-            sublayers = [each for layer in self._decoder_layers for each in decoder_sublayers(layer, context)]
-            stream = run_reversibly(sublayers, x, passing, encoded.memory)
+        if self._runs_reversibly(stack_pass):
+            sublayers = [part for layer in self._decoder_layers for part in decoder_sublayers(layer, context)]
+            stream = run_reversibly(sublayers, x, stack_pass, encoded.memory)
         else:
-            stream = opened(x, self.settings)
+            stream = to_stream(x, self.settings)
             for layer in self.decoder:
-                stream = layer(stream, passing, context)
-        return Output(self.decoder_norm(closed(stream)), passing.losses or {}, passing.log_prob)
+                stream = layer(stream, stack_pass, context)
+        return Output(self.decoder_norm(from_stream(stream)), stack_pass.losses or {}, stack_pass.log_prob)
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
         batch_size, self_carry, cross_carry = encoded.memory.shape[0], None, None
@@ -139,20 +136,22 @@ class Transformer(Network):
         return state
 
     def step(self, token: Tensor, state: State, *, need_weights: bool = False) -> tuple[Logits, State, Tensor | None]:
-        passing, weights = Passing(), None
+        stack_pass, weights = StackPass(), None
         shortlist: Shortlist | None = state["shortlist"]
         token = token if shortlist is None else shortlist.pieces[token]
-        x = opened(self.target_embedding.at(token, state["position"]), self.settings)
+        x = to_stream(self.target_embedding.at(token, state["position"]), self.settings)
         after: State = {"position": state["position"] + 1, "shortlist": shortlist}
         last = len(self.decoder) - 1
         for number, layer in enumerate(self._decoder_layers):
             name = f"layer{number}"
-            x, after[name], weights = layer.step(x, state[name], passing, need_weights=need_weights and number == last)
-        logits = self.next_logits(self.decoder_norm(closed(x)), shortlist)
+            x, after[name], weights = layer.step(
+                x, state[name], stack_pass, need_weights=need_weights and number == last
+            )
+        logits = self.next_logits(self.decoder_norm(from_stream(x)), shortlist)
         return logits, after, None if weights is None else weights.mean(1)
 
-    def _runs_reversibly(self, passing: Passing) -> bool:
-        return self.settings.reversible and torch.is_grad_enabled() and passing.weights is None
+    def _runs_reversibly(self, stack_pass: StackPass) -> bool:
+        return self.settings.reversible and torch.is_grad_enabled() and stack_pass.weights is None
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:
@@ -162,10 +161,10 @@ class Transformer(Network):
 def encoded_in_parts(
     encode: Callable[..., Encoded], source: Tensor, valid: Tensor | None, task: Tensor | None
 ) -> Encoded | None:
-    """A large batch (B, S) encoded in parts on the CPU: each small enough for caches, and as wide as its own longest
-    segment. Segments come longest first, so that parts leave out most of the padding.
+    """Encode a large batch (B, S) on the CPU in parts that fit caches, each as wide as its longest segment.
 
-    None where parts save nothing, and where attentions carry out what would have to be joined.
+    Segments are sorted longest first, so that parts omit most of the padding. Returns None if parts save nothing, or if
+    the attentions return a carry, losses or samples, which would have to be joined.
     """
     room = TOGETHER * torch.get_num_threads()
     if valid is None or source.device.type != "cpu" or source.numel() < 2 * room or torch.is_grad_enabled():
@@ -173,12 +172,12 @@ def encoded_in_parts(
     lengths, memory, first = valid.sum(1).tolist(), None, 0
     while first < len(lengths):
         count = max(1, room // max(lengths[first], 1))
-        some, longest = slice(first, first + count), max(1, *lengths[first : first + count])
-        part = encode(source[some, :longest], valid[some, :longest], task=None if task is None else task[some])
+        rows, longest = slice(first, first + count), max(1, *lengths[first : first + count])
+        part = encode(source[rows, :longest], valid[rows, :longest], task=None if task is None else task[rows])
         if part.carry is not None or part.losses or part.log_prob is not None:
             return None
         if memory is None:
             memory = part.memory.new_zeros(*source.shape, part.memory.shape[2])
-        memory[some, :longest] = part.memory
+        memory[rows, :longest] = part.memory
         first += count
     return None if memory is None else Encoded(memory, valid, None, task)

@@ -56,7 +56,7 @@ def test_all_weights_count_together_before_they_are_filled(monkeypatch: pytest.M
     with pytest.raises(MtkitError, match=r"are available here: lower model\.d_model"):
         build()
     monkeypatch.setattr(nn.Embedding, "reset_parameters", lambda self: torch.empty(1 << 50))
-    with pytest.raises(MtkitError, match="the memory is too small for the model's weights: lower "):
+    with pytest.raises(MtkitError, match="the model's weights do not fit in memory: lower "):
         build()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.attention import Attended, Attention, Inputs, Site, State
 from mtkit.errors import MtkitError
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, Passing
+from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass
 from mtkit.recipe import ModelSettings
 
 MODEL = ModelSettings(d_model=8, heads=2, feed_forward=8)
@@ -42,11 +42,11 @@ def test_what_a_mechanism_returns_against_the_contract_is_said(given: Any, messa
     x = torch.zeros(2, 3, 8)
     context = Context(torch.zeros(2, 5, 8), None, None, None, None)
     with pytest.raises(MtkitError, match=message):
-        EncoderLayer(Mine("encoder", given), MODEL)(x, Passing(), valid=None, task=None)
+        EncoderLayer(Mine("encoder", given), MODEL)(x, StackPass(), valid=None, task=None)
     with pytest.raises(MtkitError, match=message):
-        DecoderLayer(Mine("decoder", given), Mine("cross", Attended), MODEL)(x, Passing(), context)
+        DecoderLayer(Mine("decoder", given), Mine("cross", Attended), MODEL)(x, StackPass(), context)
     with pytest.raises(MtkitError, match=message):
-        DecoderLayer(Mine("decoder", Attended), Mine("cross", given), MODEL)(x, Passing(), context)
+        DecoderLayer(Mine("decoder", Attended), Mine("cross", given), MODEL)(x, StackPass(), context)
 
 
 class Carrying(Attention):
@@ -68,17 +68,17 @@ def test_each_attention_gets_what_the_same_one_of_the_layer_below_carries() -> N
     noted: list[tuple[str, int, Any]] = []
     layers = [DecoderLayer(Carrying("decoder", i, noted), Carrying("cross", i, noted), MODEL) for i in range(3)]
     wanted = [(role, i, (role, i - 1) if i else None) for i in range(3) for role in ("decoder", "cross")]
-    x, passing = torch.zeros(2, 3, 8), Passing()
+    x, stack_pass = torch.zeros(2, 3, 8), StackPass()
     for layer in layers:
-        x = layer(x, passing, Context(torch.zeros(2, 5, 8), None, None, None, None))
+        x = layer(x, stack_pass, Context(torch.zeros(2, 5, 8), None, None, None, None))
     assert noted == wanted
     noted.clear()
-    passing = Passing()
+    stack_pass = StackPass()
     for layer in layers:
-        x, _, _ = layer.step(x, {"self": {}, "cross": {}}, passing, need_weights=False)
+        x, _, _ = layer.step(x, {"self": {}, "cross": {}}, stack_pass, need_weights=False)
     assert noted == wanted
     noted.clear()
-    encoder, passing = [EncoderLayer(Carrying("encoder", i, noted), MODEL) for i in range(3)], Passing()
+    encoder, stack_pass = [EncoderLayer(Carrying("encoder", i, noted), MODEL) for i in range(3)], StackPass()
     for layer in encoder:
-        x = layer(x, passing, valid=None, task=None)
+        x = layer(x, stack_pass, valid=None, task=None)
     assert noted == [("encoder", i, ("encoder", i - 1) if i else None) for i in range(3)]

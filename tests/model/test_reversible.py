@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtkit.errors import MtkitError, RecipeError
 from mtkit.model.build import build_model
-from mtkit.model.layers import Context, Passing, closed, opened
+from mtkit.model.layers import Context, StackPass, from_stream, to_stream
 from mtkit.model.network import Output
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import Recipe, make_recipe
@@ -38,16 +38,16 @@ def batch() -> dict[str, Tensor]:
 
 def ordinary(model: Transformer, inputs: dict[str, Tensor]) -> Output:
     """The same two streams, every activation kept for autograd."""
-    passing, settings = Passing(), model.settings
-    x = opened(model.source_embedding(inputs["source"]), settings)
+    stack_pass, settings = StackPass(), model.settings
+    x = to_stream(model.source_embedding(inputs["source"]), settings)
     for layer in model.encoder:
-        x = layer(x, passing, valid=inputs["source_valid"], task=None)
-    memory = model.encoder_norm(closed(x))
+        x = layer(x, stack_pass, valid=inputs["source_valid"], task=None)
+    memory = model.encoder_norm(from_stream(x))
     context = Context(memory, inputs["source_valid"], None, inputs["target_valid"], None)
-    x = opened(model.target_embedding(inputs["target_in"]), settings)
+    x = to_stream(model.target_embedding(inputs["target_in"]), settings)
     for layer in model.decoder:
-        x = layer(x, passing, context)
-    return Output(model.decoder_norm(closed(x)), passing.losses or {}, passing.log_prob)
+        x = layer(x, stack_pass, context)
+    return Output(model.decoder_norm(from_stream(x)), stack_pass.losses or {}, stack_pass.log_prob)
 
 
 def gradients(model: Transformer, output: Output, weight: Tensor) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mtkit.attention import Attention, build
 from mtkit.model import reversible
-from mtkit.model.layers import Passing, Stream
+from mtkit.model.layers import StackPass, Stream
 from mtkit.model.reversible import SubLayer, run_reversibly
 
 CHOOSING = [
@@ -74,14 +74,14 @@ def passed(attention: Attention, x: Tensor, memory: Tensor | None, error: Tensor
     """One reversible sub-layer, whose second run reads its input with an error."""
     times = []
 
-    def run(stream: Stream, passing: Passing, memory: Tensor | None) -> Stream:
+    def run(stream: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
         times.append(None)
         read = stream[1] if len(times) == 1 else stream[1] + error
-        return stream[1], stream[0] + passing.add(attention(read, memory), "encoder")
+        return stream[1], stream[0] + stack_pass.add(attention(read, memory), "encoder")
 
-    passing = Passing()
-    _, output = run_reversibly([SubLayer(run, tuple(attention.parameters()))], x.requires_grad_(), passing, memory)
-    return output, passing.log_prob
+    stack_pass = StackPass()
+    _, output = run_reversibly([SubLayer(run, tuple(attention.parameters()))], x.requires_grad_(), stack_pass, memory)
+    return output, stack_pass.log_prob
 
 
 def rebuilt(attention: Attention, x: Tensor, memory: Tensor | None, error: Tensor) -> list[Tensor]:
