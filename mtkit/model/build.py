@@ -1,16 +1,17 @@
 """A model from a recipe."""
 
 from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
 
 import torch
 
 from mtkit.attention import ROLES, mechanisms
-from mtkit.attention.registry import find
+from mtkit.attention.registry import Mechanism, check_options, check_role, check_slots, find
 from mtkit.attention.slots import SLOTS
-from mtkit.errors import RecipeError
+from mtkit.errors import MtkitError, RecipeError, did_you_mean, shown
 from mtkit.memory import available_bytes, too_large, weights_within_memory
-from mtkit.model.attentions import Choice, choose, describe, label
-from mtkit.model.network import Network
+from mtkit.model.network import Choice, Network
 from mtkit.model.recurrent import Recurrent
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings, Recipe
@@ -58,16 +59,26 @@ def attention_packages(recipe: Recipe) -> dict[str, str]:
 
 
 def describe_attention(recipe: Recipe) -> str:
-    """One line on which mechanism has which role. Raises: MtkitError like `build_model`."""
-    return describe(_attention(recipe), _layers(recipe))
+    """Which mechanism has which role: "encoder longformer, decoder longformer, cross full"."""
+    described = []
+    for role, choices in choose_attention(recipe).items():
+        runs = [(name, len(list(run))) for name, run in groupby(choice.name for choice in choices)]
+        several = len({name for name, _ in runs}) > 1
+        if choices:
+            described.append(f"{role} {' + '.join(f'{name} x {count}' if several else name for name, count in runs)}")
+    return ", ".join(described)
 
 
 def label_attention(recipe: Recipe) -> str:
-    """A name for a run by its attentions, or rnn. Raises: MtkitError like `build_model`."""
+    """A name for a run by its attentions: "rnn", its mechanism's name, or "linformer-average-full" by role."""
+    chosen, settings = choose_attention(recipe), recipe.attention
     if recipe.model.architecture == "rnn":
-        named = choose_attention(recipe)["cross"][0].name
-        return "rnn" if named == "additive" else f"rnn-{named}"
-    return label(_attention(recipe), _layers(recipe))
+        name = chosen["cross"][0].name
+        return "rnn" if name == "additive" else f"rnn-{name}"
+    if (settings.encoder, settings.decoder, settings.cross) == (None, None, None):
+        return settings.name or "full"
+    runs = (groupby(choice.name for choice in choices) for choices in chosen.values())
+    return "-".join("+".join(name for name, _ in run) for run in runs)
 
 
 def _check_memory(model: ModelSettings, vocabulary: int) -> None:
@@ -99,3 +110,66 @@ def _layers(recipe: Recipe) -> dict[str, int]:
     if model.architecture == "rnn":
         return {"encoder": 0, "decoder": 0, "cross": 1}
     return dict(zip(ROLES, (model.encoder_layers, model.decoder_layers, model.decoder_layers), strict=True))
+
+
+def choose(settings: AttentionSettings, layers: Mapping[str, int], tasks: int = 1) -> dict[str, list[Choice]]:
+    """The choice of each layer for each role, from the recipe's names and options.
+
+    An option of one role overrides the option of all roles. A mechanism's option `tasks` defaults to the number of
+    tasks.
+
+    Raises: MtkitError for an unknown name, role or option, for a list whose length is not the number of layers, and for
+    an option `tasks` that is too small.
+    """
+    names = {role: _names(settings, role, layers[role]) for role in ROLES}
+    options: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    for key, value in sorted(settings.options.items(), key=lambda item: "." in item[0]):
+        role, dot, option = key.rpartition(".")
+        if dot and role not in ROLES:
+            raise MtkitError(f"no role {shown(role)} in attention option {shown(key)}{did_you_mean(role, list(ROLES))}")
+        for chosen in _roles_for(option, {role: names[role]} if dot else names):
+            options[chosen][option] = value
+    return {role: [_choice(find(name), options[role], tasks) for name in names[role]] for role in ROLES}
+
+
+def _names(settings: AttentionSettings, role: str, layers: int) -> list[str]:
+    names: str | list[str] | None = getattr(settings, role)
+    if names is None:
+        names = "full" if settings.name is None else settings.name
+        names = names if role in find(names).published else "full"
+    if isinstance(names, str):
+        names = [names] * layers
+    if len(names) != layers:
+        raise MtkitError(f"attention.{role} lists {len(names)} mechanisms for {layers} layers; give one per layer")
+    for name in names:
+        check_role(find(name), role)
+    return names
+
+
+def _roles_for(option: str, names: Mapping[str, list[str]]) -> list[str]:
+    """The roles of `names` that an option applies to: their mechanism has it, or it is a slot and they have layers."""
+    # target and source positions are not comparable: positions apply to the cross role only if it is named
+    candidates = [role for role in names if len(names) == 1 or (option, role) != ("positions", "cross")]
+    applicable = [role for role in candidates if any(option in (*SLOTS, *find(name).options) for name in names[role])]
+    if not applicable:
+        used = {name: find(name) for listed in names.values() for name in listed}
+        known = sorted({*SLOTS, *(declared for mechanism in used.values() for declared in mechanism.options)})
+        who = f"none of {', '.join(used)} has an" if len(used) > 1 else f"'{''.join(used)}' has no"
+        if not any(names[role] for role in candidates):
+            who = f"there is no {' or '.join(candidates)} attention to have an"
+        hint = did_you_mean(option, known)
+        raise MtkitError(f"{who} attention option {shown(option)}{hint}; known: {', '.join(known)}")
+    return applicable
+
+
+def _choice(mechanism: Mechanism, options: Mapping[str, Any], tasks: int) -> Choice:
+    """This mechanism with its options among a role's; the layers of one role may have different mechanisms."""
+    slots = {key: value for key, value in options.items() if key in SLOTS}
+    chosen = {key: value for key, value in options.items() if key in mechanism.options and key not in SLOTS}
+    check_options(mechanism, chosen)
+    check_slots(mechanism, slots)
+    if "tasks" in mechanism.options and chosen.setdefault("tasks", tasks) < tasks:
+        raise MtkitError(
+            f"attention '{mechanism.name}' has tasks = {chosen['tasks']}, and there are {tasks} directions"
+        )
+    return Choice(mechanism.name, {**chosen, **slots})

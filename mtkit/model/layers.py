@@ -3,6 +3,7 @@
 A stream of tokens between sub-layers is a tensor (..., D), or a pair of them if layers are reversible.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -184,7 +185,7 @@ class StackPass:
         self.weights = weights
 
     def attend(
-        self, role: str, attention: Attention, residual: Residual, x: Stream, *memory: Tensor, **inputs: Any
+        self, role: str, attention: Attention, around: Residual, x: Stream, memory: Tensor | None = None, **inputs: Any
     ) -> Stream:
         """One attention sub-layer: x (B, T, D) to the same shape; `inputs` are further arguments of the attention.
 
@@ -192,14 +193,14 @@ class StackPass:
         """
         kind = "cross_carry" if role == "cross" else "self_carry"
         wanted = self.weights is not None and role in self.weights
-        query = residual.before(x)
-        attended = attention(query, *memory, carry=getattr(self, kind), need_weights=wanted, **inputs)
+        query = around.before(x)
+        attended = attention(query, memory, carry=getattr(self, kind), need_weights=wanted, **inputs)
         _check(attended, attention, query)
         setattr(self, kind, attended.carry)
         self.add(attended.losses, attended.log_prob)
         if self.weights is not None and wanted:
             self.weights[role].append(attended.weights)
-        return residual.after(x, attended.output)
+        return around.after(x, attended.output)
 
     def add(self, losses: dict[str, Tensor], log_prob: Tensor | None) -> None:
         """Add losses by name, and the log-probability (B,) of sampled choices."""
@@ -222,6 +223,23 @@ def _check(attended: object, attention: Attention, query: Tensor) -> None:
         )
 
 
+@dataclass(frozen=True)
+class SubLayer:
+    """One sub-layer: its function of stream, pass and encoded source, and its modules."""
+
+    run: Callable[[Stream, StackPass, Tensor | None], Stream]
+    modules: tuple[nn.Module, ...]
+
+
+def feed_forward_sublayer(feed_forward: FeedForward, residual: Residual) -> SubLayer:
+    """The feed-forward sub-layer."""
+
+    def feed(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
+        return residual.after(x, feed_forward(residual.before(x)))
+
+    return SubLayer(feed, (feed_forward, residual))
+
+
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward."""
 
@@ -234,15 +252,21 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Stream, stack_pass: StackPass, *, valid: Tensor | None, task: Tensor | None) -> Stream:
         """x (B, S, D), valid (B, S), task (B,) to (B, S, D)."""
-        return self.feed(self.attend(x, stack_pass, valid=valid, task=task))
+        for sublayer in self.sublayers(valid, task):
+            x = sublayer.run(x, stack_pass, None)
+        return x
 
-    def attend(self, x: Stream, stack_pass: StackPass, *, valid: Tensor | None, task: Tensor | None) -> Stream:
-        """The self-attention sub-layer."""
-        return stack_pass.attend("encoder", self.attention, self.attention_residual, x, query_valid=valid, task=task)
+    def sublayers(self, valid: Tensor | None, task: Tensor | None) -> list[SubLayer]:
+        """Both sub-layers."""
 
-    def feed(self, x: Stream) -> Stream:
-        """The feed-forward sub-layer."""
-        return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
+        def attend(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
+            attention, around = self.attention, self.attention_residual
+            return stack_pass.attend("encoder", attention, around, x, query_valid=valid, task=task)
+
+        return [
+            SubLayer(attend, (self.attention, self.attention_residual)),
+            feed_forward_sublayer(self.feed_forward, self.feed_forward_residual),
+        ]
 
 
 @dataclass(frozen=True)
@@ -274,37 +298,26 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Stream, stack_pass: StackPass, context: Context) -> Stream:
         """x (B, T, D) to the same shape."""
-        return self.feed(self.attend_source(self.attend_target(x, stack_pass, context), stack_pass, context))
+        for sublayer in self.sublayers(context):
+            x = sublayer.run(x, stack_pass, context.memory)
+        return x
 
-    def attend_target(self, x: Stream, stack_pass: StackPass, context: Context) -> Stream:
-        """The causal self-attention sub-layer."""
-        return stack_pass.attend(
-            "decoder",
-            self.self_attention,
-            self.self_residual,
-            x,
-            query_valid=context.valid,
-            memory_carry=context.memory_carry,
-            task=context.task,
-        )
+    def sublayers(self, context: Context) -> list[SubLayer]:
+        """All three sub-layers."""
+        inputs = {"query_valid": context.valid, "memory_carry": context.memory_carry, "task": context.task}
 
-    def attend_source(self, x: Stream, stack_pass: StackPass, context: Context) -> Stream:
-        """The sub-layer of attention to the source."""
-        return stack_pass.attend(
-            "cross",
-            self.cross_attention,
-            self.cross_residual,
-            x,
-            context.memory,
-            query_valid=context.valid,
-            memory_valid=context.memory_valid,
-            memory_carry=context.memory_carry,
-            task=context.task,
-        )
+        def attend_target(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
+            return stack_pass.attend("decoder", self.self_attention, self.self_residual, x, **inputs)
 
-    def feed(self, x: Stream) -> Stream:
-        """The feed-forward sub-layer."""
-        return self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
+        def attend_source(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
+            attention, around, valid = self.cross_attention, self.cross_residual, context.memory_valid
+            return stack_pass.attend("cross", attention, around, x, memory, memory_valid=valid, **inputs)
+
+        return [
+            SubLayer(attend_target, (self.self_attention, self.self_residual)),
+            SubLayer(attend_source, (self.cross_attention, self.cross_residual)),
+            feed_forward_sublayer(self.feed_forward, self.feed_forward_residual),
+        ]
 
     def step(
         self, x: Stream, state: State, stack_pass: StackPass, *, need_weights: bool
@@ -318,5 +331,6 @@ class DecoderLayer(nn.Module):
             self.cross_residual.before(x), state["cross"], carry=stack_pass.cross_carry, need_weights=need_weights
         )
         stack_pass.cross_carry = attended.carry
-        x = self.feed(self.cross_residual.after(x, attended.output))
+        x = self.cross_residual.after(x, attended.output)
+        x = self.feed_forward_residual.after(x, self.feed_forward(self.feed_forward_residual.before(x)))
         return x, {"self": self_state, "cross": cross_state}, attended.weights

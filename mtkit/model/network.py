@@ -1,13 +1,14 @@
 """The interface of every translation network, for the search and the training loop, and the logits of next pieces."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from mtkit.attention import Attention, State
+from mtkit.attention import Attention, State, build
 from mtkit.model.embedding import Embedding
 from mtkit.model.layers import Weights
 from mtkit.recipe import ModelSettings
@@ -116,8 +117,8 @@ class Shortlist:
 class Network(nn.Module):
     """Translation network: token ids to vectors whose products with `output_weight` are the next token's logits.
 
-    An architecture is a subclass with the layers between `source_embedding` and the output, and with `forward`,
-    `encode`, `start` and `step`.
+    An architecture is a subclass with the layers between `source_embedding` and the output, and with `encode`,
+    `decode`, `start` and `step`.
     """
 
     has_weights: bool
@@ -189,17 +190,25 @@ class Network(nn.Module):
         has an empty list for each role whose layers' weights are to be gathered. source_lengths (B,), on the CPU, are
         the sums of source_valid: without them, the rnn copies them from the device, and the host waits.
         """
-        raise NotImplementedError
+        encoded = self.encode(source, source_valid, source_lengths=source_lengths, task=task, weights=weights)
+        return self.decode(encoded, target_in, target_valid, weights)
 
     def encode(
         self,
         source: Tensor,
         source_valid: Tensor | None = None,
         *,
+        source_lengths: Tensor | None = None,
         task: Tensor | None = None,
         weights: Weights | None = None,
     ) -> Encoded:
-        """source (B, S) ids with the end mark; source_valid (B, S); task (B,); `weights` as in `forward`."""
+        """The encoded source of a batch; arguments as in `forward`."""
+        raise NotImplementedError
+
+    def decode(
+        self, encoded: Encoded, target_in: Tensor, target_valid: Tensor | None, weights: Weights | None = None
+    ) -> Output:
+        """The decoder's vectors for all target positions; arguments as in `forward`."""
         raise NotImplementedError
 
     def start(self, encoded: Encoded, *, hypotheses: int = 1, pieces: Tensor | None = None) -> State:
@@ -241,3 +250,48 @@ class Network(nn.Module):
             start = len(name) + 1
             attention.adopt({key[start:]: value for key, value in weights.items() if key.startswith(f"{name}.")})
         return sorted(set(outside) - set(fitting))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layer's mechanism with its options and slots."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+def build_stack(
+    role: str,
+    choices: list[Choice],
+    model: ModelSettings,
+    seed: int,
+    shared: MutableMapping[Any, nn.Module] | None = None,
+) -> list[Attention]:
+    """The attention of each layer; adjacent layers with the same mechanism and options are one run of layers.
+
+    `shared` holds the modules that attentions of a model share: pass the same one for all its stacks.
+    """
+    shared = {} if shared is None else shared
+    built: list[Attention] = []
+    for choice, run in groupby(choices):
+        layers = len(list(run))
+        built += [
+            build_attention(choice, role, model, seed, layer=layer, layers=layers, shared=shared)
+            for layer in range(layers)
+        ]
+    return built
+
+
+def build_attention(choice: Choice, role: str, model: ModelSettings, seed: int, **site: Any) -> Attention:
+    """One attention in a model of these settings; `site` has further arguments of `mtkit.attention.build`."""
+    return build(
+        choice.name,
+        role=role,
+        d_model=model.d_model,
+        heads=model.heads,
+        max_length=model.max_length,
+        dropout=model.attention_dropout,
+        seed=seed,
+        **site,
+        **choice.options,
+    )

@@ -20,10 +20,9 @@ from mtkit.attention import State
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.registry import find
 from mtkit.errors import MtkitError
-from mtkit.model.attentions import Choice, build_attention
 from mtkit.model.embedding import Embedding, token_table
 from mtkit.model.layers import Dropout, Weights
-from mtkit.model.network import Encoded, Logits, Network, Output, Shortlist
+from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_attention
 from mtkit.recipe import ModelSettings
 
 CellState = tuple[Tensor, ...]
@@ -171,7 +170,7 @@ class Recurrent(Network):
         target_vocabulary: int,
         seed: int = 1,
     ) -> None:
-        """`attention` is the attention to the source (`mtkit.model.attentions.choose`).
+        """`attention` is the attention to the source (`mtkit.model.build.choose`).
 
         Raises: MtkitError for an attention that cannot be trained by steps.
         """
@@ -208,29 +207,17 @@ class Recurrent(Network):
         source: Tensor,
         source_valid: Tensor | None = None,
         *,
+        source_lengths: Tensor | None = None,
         task: Tensor | None = None,
         weights: Weights | None = None,
-    ) -> Encoded:
-        return self._encode(source, source_valid, None, task)
-
-    def _encode(
-        self, source: Tensor, source_valid: Tensor | None, source_lengths: Tensor | None, task: Tensor | None
     ) -> Encoded:
         annotations, last = self.encoder(self.source_embedding(source), source_valid, source_lengths)
         return Encoded(annotations, source_valid, task=task, states=self._first(annotations, last))
 
-    def forward(
-        self,
-        source: Tensor,
-        target_in: Tensor,
-        *,
-        source_valid: Tensor | None = None,
-        source_lengths: Tensor | None = None,
-        target_valid: Tensor | None = None,
-        task: Tensor | None = None,
-        weights: Weights | None = None,
+    def decode(
+        self, encoded: Encoded, target_in: Tensor, target_valid: Tensor | None, weights: Weights | None = None
     ) -> Output:
-        state = self.start(self._encode(source, source_valid, source_lengths, task))
+        state = self.start(encoded)
         tokens = self.target_embedding(target_in)
         read: list[tuple[Tensor, Tensor]] = []
         rows: list[Tensor] = []

@@ -8,7 +8,7 @@ attentions (buckets, clusters, edges) are kept, a byte or two each, because u is
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,58 +19,15 @@ from mtkit.attention import Attention
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.reproducible import record_choices, replay_choices
 from mtkit.errors import MtkitError
-from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Stream
-
-
-@dataclass(frozen=True)
-class SubLayer:
-    """One reversible sub-layer: its function of stream, pass and memory, and its parameters."""
-
-    run: Callable[[Stream, StackPass, Tensor | None], Stream]
-    parameters: tuple[nn.Parameter, ...]
-
-
-def encoder_sublayers(layer: EncoderLayer, valid: Tensor | None, task: Tensor | None) -> list[SubLayer]:
-    """Both sub-layers of an encoder layer."""
-    return [
-        SubLayer(
-            lambda x, stack_pass, memory: layer.attend(x, stack_pass, valid=valid, task=task),
-            _parameters(layer.attention, layer.attention_residual),
-        ),
-        SubLayer(
-            lambda x, stack_pass, memory: layer.feed(x),
-            _parameters(layer.feed_forward, layer.feed_forward_residual),
-        ),
-    ]
-
-
-def decoder_sublayers(layer: DecoderLayer, context: Context) -> list[SubLayer]:
-    """All three sub-layers of a decoder layer."""
-
-    def attend_source(x: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
-        assert memory is not None
-        return layer.attend_source(x, stack_pass, replace(context, memory=memory))
-
-    return [
-        SubLayer(
-            lambda x, stack_pass, memory: layer.attend_target(x, stack_pass, context),
-            _parameters(layer.self_attention, layer.self_residual),
-        ),
-        SubLayer(attend_source, _parameters(layer.cross_attention, layer.cross_residual)),
-        SubLayer(
-            lambda x, stack_pass, memory: layer.feed(x),
-            _parameters(layer.feed_forward, layer.feed_forward_residual),
-        ),
-    ]
+from mtkit.model.layers import StackPass, Stream, SubLayer
 
 
 def run_reversibly(
     sublayers: Sequence[SubLayer], x: Tensor, stack_pass: StackPass, memory: Tensor | None = None
 ) -> Stream:
     """Run x (B, T, D), as both streams, through the sub-layers; losses are summed into `stack_pass`."""
-    parameters = list(dict.fromkeys(parameter for sublayer in sublayers for parameter in sublayer.parameters))
-    stack = _Stack(sublayers, parameters)
-    a, b, log_prob, *losses = _Reversible.apply(stack, upcast(x), memory, *parameters)  # type: ignore[no-untyped-call]
+    stack = _Stack(sublayers, [_parameters(*sublayer.modules) for sublayer in sublayers])
+    a, b, log_prob, *losses = _Reversible.apply(stack, upcast(x), memory, *stack.all_parameters)  # type: ignore[no-untyped-call]
     stack_pass.add(dict(zip(stack.names, losses, strict=True)), log_prob)
     return a, b
 
@@ -95,13 +52,19 @@ class _Stack:
     """The sub-layers of one pass, and the data for their recomputation."""
 
     sublayers: Sequence[SubLayer]
-    parameters: list[nn.Parameter]
+    parameters: list[tuple[nn.Parameter, ...]]
+    """The parameters of each sub-layer."""
     names: tuple[str, ...] = ()
     """Names of the losses that the attentions return."""
     generators: list[list[Tensor]] = field(default_factory=list)
     """The states of the random generators before each sub-layer."""
     chosen: list[int] = field(default_factory=list)
     """The number of choices of each sub-layer."""
+
+    @property
+    def all_parameters(self) -> list[nn.Parameter]:
+        """The parameters of all sub-layers, each once."""
+        return list(dict.fromkeys(parameter for own in self.parameters for parameter in own))
 
 
 class _Reversible(torch.autograd.Function):
@@ -133,8 +96,8 @@ class _Reversible(torch.autograd.Function):
         grad_u, grad_w, grad_log_prob, *grad_losses = upstream
         grad_memory = None if memory is None else torch.zeros_like(memory)
         gradients: dict[nn.Parameter, Tensor] = {}
-        passed = list(zip(stack.sublayers, stack.generators, stack.chosen, strict=True))
-        for sublayer, generators, count in reversed(passed):
+        passed = list(zip(stack.sublayers, stack.parameters, stack.generators, stack.chosen, strict=True))
+        for sublayer, parameters, generators, count in reversed(passed):
             stack_pass, first = StackPass(), choices[len(choices) - count :]
             del choices[len(choices) - count :]
             x = u.detach().requires_grad_()
@@ -150,7 +113,7 @@ class _Reversible(torch.autograd.Function):
                 if value.requires_grad:
                     outputs.append(value)
                     grads.append(grad.to(value.dtype))
-            trained = [parameter for parameter in sublayer.parameters if parameter.requires_grad]
+            trained = [parameter for parameter in parameters if parameter.requires_grad]
             inputs = [x, *([] if source is None else [source]), *trained]
             grad_x, *others = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
             if grad_memory is not None:
@@ -161,7 +124,7 @@ class _Reversible(torch.autograd.Function):
                     gradients[parameter] = gradients[parameter] + grad if parameter in gradients else grad
             u, w = w - branch.detach(), u
             grad_u, grad_w = grad_w, grad_u if grad_x is None else grad_u + grad_x  # None: f does not depend on x
-        return None, grad_u + grad_w, grad_memory, *(gradients.get(parameter) for parameter in stack.parameters)
+        return None, grad_u + grad_w, grad_memory, *(gradients.get(parameter) for parameter in stack.all_parameters)
 
 
 def _parameters(*modules: nn.Module) -> tuple[nn.Parameter, ...]:

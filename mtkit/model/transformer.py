@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from mtkit.attention import State
 from mtkit.attention.registry import find
-from mtkit.model.attentions import Choice, build_stack
 from mtkit.model.embedding import Embedding, absolute_positions, token_table
 from mtkit.model.layers import Context, DecoderLayer, EncoderLayer, StackPass, Weights, from_stream, to_stream
-from mtkit.model.network import Encoded, Logits, Network, Output, Shortlist
-from mtkit.model.reversible import decoder_sublayers, encoder_sublayers, refuse_carry, run_reversibly
+from mtkit.model.network import Choice, Encoded, Logits, Network, Output, Shortlist, build_stack
+from mtkit.model.reversible import refuse_carry, run_reversibly
 from mtkit.recipe import ModelSettings
 
 TOGETHER = 1024
@@ -34,7 +33,7 @@ class Transformer(Network):
         target_vocabulary: int,
         seed: int = 1,
     ) -> None:
-        """`attention` has the choice of each layer for each role (`mtkit.model.attentions.choose`)."""
+        """`attention` has the choice of each layer for each role (`mtkit.model.build.choose`)."""
         width, longest = settings.d_model, settings.max_length
         target = token_table(target_vocabulary, width)
         source = target if settings.tie == "all" else token_table(source_vocabulary, width)
@@ -66,44 +65,36 @@ class Transformer(Network):
         source: Tensor,
         source_valid: Tensor | None = None,
         *,
+        source_lengths: Tensor | None = None,
         task: Tensor | None = None,
         weights: Weights | None = None,
     ) -> Encoded:
         encoded = None if weights is not None else encoded_in_parts(self._encode, source, source_valid, task)
-        return encoded or self._encode(source, source_valid, task=task, weights=weights)
+        return encoded or self._encode(source, source_valid, task, weights)
 
     def _encode(
-        self, source: Tensor, source_valid: Tensor | None, *, task: Tensor | None, weights: Weights | None = None
+        self, source: Tensor, source_valid: Tensor | None, task: Tensor | None, weights: Weights | None = None
     ) -> Encoded:
         x, stack_pass = self.source_embedding(source), StackPass(weights=weights)
-        if self._runs_reversibly(stack_pass):
-            layers = [cast(EncoderLayer, layer) for layer in self.encoder]
-            sublayers = [part for layer in layers for part in encoder_sublayers(layer, source_valid, task)]
+        layers = [cast(EncoderLayer, layer) for layer in self.encoder]
+        if self._runs_reversibly(weights):
+            sublayers = [part for layer in layers for part in layer.sublayers(source_valid, task)]
             stream = run_reversibly(sublayers, x, stack_pass)
         else:
             stream = to_stream(x, self.settings)
-            for layer in self.encoder:
+            for layer in layers:
                 stream = layer(stream, stack_pass, valid=source_valid, task=task)
         memory = self.encoder_norm(from_stream(stream))
         return Encoded(memory, source_valid, stack_pass.self_carry, task, stack_pass.losses or {}, stack_pass.log_prob)
 
-    def forward(
-        self,
-        source: Tensor,
-        target_in: Tensor,
-        *,
-        source_valid: Tensor | None = None,
-        source_lengths: Tensor | None = None,
-        target_valid: Tensor | None = None,
-        task: Tensor | None = None,
-        weights: Weights | None = None,
+    def decode(
+        self, encoded: Encoded, target_in: Tensor, target_valid: Tensor | None, weights: Weights | None = None
     ) -> Output:
-        encoded = self.encode(source, source_valid, task=task, weights=weights)
         stack_pass = StackPass(losses=encoded.losses, log_prob=encoded.log_prob, weights=weights)
-        context = Context(encoded.memory, source_valid, encoded.carry, target_valid, task)
+        context = Context(encoded.memory, encoded.valid, encoded.carry, target_valid, encoded.task)
         x = self.target_embedding(target_in)
-        if self._runs_reversibly(stack_pass):
-            sublayers = [part for layer in self._decoder_layers for part in decoder_sublayers(layer, context)]
+        if self._runs_reversibly(weights):
+            sublayers = [part for layer in self._decoder_layers for part in layer.sublayers(context)]
             stream = run_reversibly(sublayers, x, stack_pass, encoded.memory)
         else:
             stream = to_stream(x, self.settings)
@@ -150,8 +141,8 @@ class Transformer(Network):
         logits = self.next_logits(self.decoder_norm(from_stream(x)), shortlist)
         return logits, after, None if weights is None else weights.mean(1)
 
-    def _runs_reversibly(self, stack_pass: StackPass) -> bool:
-        return self.settings.reversible and torch.is_grad_enabled() and stack_pass.weights is None
+    def _runs_reversibly(self, weights: Weights | None) -> bool:
+        return self.settings.reversible and torch.is_grad_enabled() and weights is None
 
     @property
     def _decoder_layers(self) -> list[DecoderLayer]:
@@ -173,7 +164,7 @@ def encoded_in_parts(
     while first < len(lengths):
         count = max(1, room // max(lengths[first], 1))
         rows, longest = slice(first, first + count), max(1, *lengths[first : first + count])
-        part = encode(source[rows, :longest], valid[rows, :longest], task=None if task is None else task[rows])
+        part = encode(source[rows, :longest], valid[rows, :longest], None if task is None else task[rows])
         if part.carry is not None or part.losses or part.log_prob is not None:
             return None
         if memory is None:

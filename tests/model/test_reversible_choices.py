@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mtkit.attention import Attention, build
 from mtkit.model import reversible
-from mtkit.model.layers import StackPass, Stream
-from mtkit.model.reversible import SubLayer, run_reversibly
+from mtkit.model.layers import StackPass, Stream, SubLayer
+from mtkit.model.reversible import run_reversibly
 
 CHOOSING = [
     ("reformer", "encoder", {"lsh_buckets": 8, "chunk": 4, "rounds": 2}),
@@ -77,10 +77,12 @@ def passed(attention: Attention, x: Tensor, memory: Tensor | None, error: Tensor
     def run(stream: Stream, stack_pass: StackPass, memory: Tensor | None) -> Stream:
         times.append(None)
         read = stream[1] if len(times) == 1 else stream[1] + error
-        return stream[1], stream[0] + stack_pass.add(attention(read, memory), "encoder")
+        attended = attention(read, memory)
+        stack_pass.add(attended.losses, attended.log_prob)
+        return stream[1], stream[0] + attended.output
 
     stack_pass = StackPass()
-    _, output = run_reversibly([SubLayer(run, tuple(attention.parameters()))], x.requires_grad_(), stack_pass, memory)
+    _, output = run_reversibly([SubLayer(run, (attention,))], x.requires_grad_(), stack_pass, memory)
     return output, stack_pass.log_prob
 
 

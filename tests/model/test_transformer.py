@@ -7,8 +7,8 @@ import torch
 
 from mtkit.attention import Attention, reorder
 from mtkit.errors import RecipeError
-from mtkit.model.attentions import build_attention
 from mtkit.model.build import build_model
+from mtkit.model.network import build_attention
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import load_recipe
 
@@ -138,6 +138,6 @@ def test_the_shortest_limit_of_an_attention_is_that_of_its_side(
         attention.longest = 9 if given[0] == role else None
         return attention
 
-    monkeypatch.setattr("mtkit.model.attentions.build_attention", build)
+    monkeypatch.setattr("mtkit.model.network.build_attention", build)
     net = model()
     assert (net.longest_source, net.longest_target) == limits

@@ -12,7 +12,8 @@ from mtkit.attention.content import sac
 from mtkit.attention.content._edge_predictor import CHUNK
 from mtkit.attention.content.sac import Sac
 from mtkit.errors import MtkitError
-from mtkit.model.attentions import build_stack, choose
+from mtkit.model.build import choose
+from mtkit.model.network import build_stack
 from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings
 from mtkit.storage.weights import load_weights

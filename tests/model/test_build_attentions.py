@@ -1,10 +1,13 @@
 """From a recipe's words to which mechanism stands in which layer."""
 
+from typing import Any
+
 import pytest
 
 from mtkit.errors import MtkitError
-from mtkit.model.attentions import build_stack, choose, describe, label
-from mtkit.recipe import AttentionSettings, ModelSettings
+from mtkit.model.build import choose, describe_attention, label_attention
+from mtkit.model.network import build_stack
+from mtkit.recipe import AttentionSettings, ModelSettings, Recipe, make_recipe
 
 LAYERS = {"encoder": 3, "decoder": 2, "cross": 2}
 
@@ -103,16 +106,22 @@ def test_mistakes_are_named(settings: dict, words: list[str]) -> None:
         assert word in str(error.value)
 
 
+def recipe(**attention: Any) -> Recipe:
+    """A recipe with these attentions and the layers of `LAYERS`."""
+    layers = {f"{role}_layers": LAYERS[role] for role in ("encoder", "decoder")}
+    return make_recipe({"model": layers, "attention": attention})
+
+
 def test_the_one_line_description_says_where_each_went() -> None:
-    assert describe(AttentionSettings(name="band"), LAYERS) == "encoder band, decoder band, cross full"
-    mixed = AttentionSettings(encoder=["band", "full", "full"])
-    assert describe(mixed, LAYERS) == "encoder band x 1 + full x 2, decoder full, cross full"
+    assert describe_attention(recipe(name="band")) == "encoder band, decoder band, cross full"
+    mixed = recipe(encoder=["band", "full", "full"])
+    assert describe_attention(mixed) == "encoder band x 1 + full x 2, decoder full, cross full"
 
 
 def test_a_run_is_named_after_its_attentions() -> None:
-    assert label(AttentionSettings(name="band"), LAYERS) == "band"
-    mixed = AttentionSettings(encoder=["band", "full", "full"], decoder="average")
-    assert label(mixed, LAYERS) == "band+full-average-full"
+    assert label_attention(recipe(name="band")) == "band"
+    mixed = recipe(encoder=["band", "full", "full"], decoder="average")
+    assert label_attention(mixed) == "band+full-average-full"
 
 
 @pytest.mark.parametrize(
