@@ -18,7 +18,7 @@ from mtkit.model.transformer import Transformer
 from mtkit.recipe import AttentionSettings, ModelSettings
 from mtkit.storage.weights import load_weights
 from mtkit.training.checkpoint import verified_tensors, write_checkpoint
-from mtkit.training.loss import Baseline
+from mtkit.training.objective import Baseline
 from tests.contract.cases import valid_mask
 from tests.contract.counting import count
 
