@@ -1,4 +1,4 @@
-"""Cleaning: what is unusual about segment pairs, and which of them are left out of training; all of it is counted."""
+"""Cleaning: unusual segment pairs, all of them counted, and which of them training leaves out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
@@ -21,28 +21,28 @@ REASONS = {
 """Reasons for leaving pairs out, in order of precedence: each pair that is left out has one reason."""
 
 _RATIO = 4.0
-"""Length ratio beyond which pairs are counted where the settings name none."""
+"""Length ratio above which pairs are counted if the settings have none."""
 
 _EDGES = np.arange(1, 32, dtype=np.uint64) << np.uint64(59)
-"""Where the next value of a hash's five highest bits begins."""
+"""The hashes at which the value of their five highest bits changes."""
 
 _HALF = np.uint64(32)
 """Bits of half a hash."""
 
 _AT_ONCE = 1 << 21
-"""Hashes that are looked through at a time for those that come again."""
+"""Hashes that are searched together for duplicates."""
 
 _SHORT = 10
-"""Pieces up to which a ratio says nothing: "No." may well be five words elsewhere."""
+"""Pieces up to which the length ratio is ignored: "No." may well be five words in another language."""
 
 
 def pair_hashes(
     direction: str, source: Ragged, target: Ragged, sources: Sequence[str], targets: Sequence[str]
 ) -> np.ndarray:
-    """(pairs,) uint64, the same for the same direction and pieces: text that differs in its spaces alone is the same.
+    """Return (pairs,) uint64, equal for pairs of one direction with equal text, spaces aside.
 
-    All pairs at once: each piece is mixed with its place, a side is the sum of its pieces, a pair is both sides mixed.
-    Where a piece is unknown, the text itself is mixed in: different words have the same unknown piece.
+    All pairs are hashed at once: each piece is mixed with its place, a side is the sum of its pieces, a pair mixes both
+    sides. If a piece is unknown, the text is mixed in as well, since different words have the same unknown piece.
     """
     hashes = mixed(mixed(_row_sums(source) + _hash(direction)) + _row_sums(target))
     unknown = [np.repeat(np.arange(len(side.lengths)), side.lengths)[side.flat == UNK] for side in (source, target)]
@@ -56,7 +56,7 @@ def _hash(text: str) -> np.uint64:
 
 
 def _row_sums(side: Ragged) -> np.ndarray:
-    """(rows,) uint64, modulo 2^64."""
+    """Return (rows,) uint64, modulo 2^64."""
     ends = np.cumsum(side.lengths, dtype=np.int64)
     places = np.arange(len(side.flat)) - np.repeat(ends - side.lengths, side.lengths)
     pieces = mixed(mixed(side.flat.astype(np.uint64)) + places.astype(np.uint64))
@@ -64,21 +64,26 @@ def _row_sums(side: Ragged) -> np.ndarray:
     return sums[ends] - sums[ends - side.lengths]
 
 
-class Seen:
-    """The hashes met so far, 8 bytes each: by their highest bits, in sorted runs.
+def _repeated(hashes: np.ndarray) -> np.ndarray:
+    """Return (n,) bool: whether each hash came before among these."""
+    repeated = np.ones(len(hashes), dtype=bool)
+    repeated[np.unique(hashes, return_index=True)[1]] = False
+    return repeated
 
-    Each run is more than twice as long as the next. Runs of one value of these bits are joined at a time, so the copy
-    that joining takes is small.
+
+class Seen:
+    """A set of hashes, 8 bytes each: sorted runs, by the highest bits of the hashes.
+
+    Each run is more than twice as long as the next. Only runs with the same highest bits are merged at a time, so the
+    copy that merging takes is small.
     """
 
     def __init__(self) -> None:
         self._runs: list[list[np.ndarray]] = [[] for _ in range(len(_EDGES) + 1)]
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """(n,) bool: which of them were met before, among themselves too. Takes them all in."""
-        again = np.ones(len(hashes), dtype=bool)
-        again[np.unique(hashes, return_index=True)[1]] = False
-        again |= self.hold(hashes)
+        """Add hashes; return (n,) bool: whether each was in the set, or came before among these."""
+        again = _repeated(hashes) | self.hold(hashes)
         new = np.sort(hashes[~again])
         for runs, part in zip(self._runs, np.split(new, np.searchsorted(new, _EDGES)), strict=True):
             run = part.copy()
@@ -90,22 +95,29 @@ class Seen:
         return again
 
     def hold(self, hashes: np.ndarray) -> np.ndarray:
-        """(n,) bool: which of them were met before."""
+        """Return (n,) bool: whether each hash is in the set."""
         order = np.argsort(hashes)
         parts = np.split(hashes[order], np.searchsorted(hashes, _EDGES, sorter=order))
-        found = np.empty(len(hashes), dtype=bool)
-        found[order] = np.concatenate([_among(runs, part) for runs, part in zip(self._runs, parts, strict=True)])
-        return found
+        held = np.empty(len(hashes), dtype=bool)
+        held[order] = np.concatenate([_in_runs(runs, part) for runs, part in zip(self._runs, parts, strict=True)])
+        return held
+
+
+def _in_runs(runs: Sequence[np.ndarray], hashes: np.ndarray) -> np.ndarray:
+    held = np.zeros(len(hashes), dtype=bool)
+    for run in runs:
+        held |= run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes
+    return held
 
 
 class Repeats:
-    """Which pairs of a stream were met before, found ahead: all hashes are read once for each two million pairs.
+    """The duplicates of a stream, found in advance: all hashes are read once per two million pairs.
 
-    So memory hardly grows with the stream: a bit is kept for each pair.
+    Memory hardly grows with the stream: one bit per pair is kept.
     """
 
     def __init__(self, hashes: Callable[[], Iterable[np.ndarray]], progress: ProgressBar = silent) -> None:
-        """`hashes` reads those of the whole stream, (n,) uint64 some at a time."""
+        """`hashes` reads the hashes of the stream, (n,) uint64 at a time."""
         pairs = sum(map(len, hashes()))
         readings = -(-pairs // _AT_ONCE)
         self._bits = np.zeros(-(-pairs // 8), np.uint8)
@@ -114,31 +126,21 @@ class Repeats:
             self._mark(hashes(), np.uint64(number), np.uint64(readings))
 
     def _mark(self, stream: Iterable[np.ndarray], number: np.uint64, readings: np.uint64) -> None:
-        """Set the bits of pairs met before, of the hashes in one of `readings` ranges."""
-        found, places, before = [], [], 0
+        """Set the bits of duplicates whose hashes are in one of `readings` ranges."""
+        parts, places, rows = [], [], 0
         for hashes in stream:
-            here = np.flatnonzero((hashes >> _HALF) * readings >> _HALF == number)
-            found.append(hashes[here])
-            places.append(here + before)
-            before += len(hashes)
-        together, place = np.concatenate(found), np.concatenate(places)
-        again = np.ones(len(together), dtype=bool)
-        again[np.unique(together, return_index=True)[1]] = False
-        place = place[again]
+            in_range = np.flatnonzero((hashes >> _HALF) * readings >> _HALF == number)
+            parts.append(hashes[in_range])
+            places.append(in_range + rows)
+            rows += len(hashes)
+        place = np.concatenate(places)[_repeated(np.concatenate(parts))]
         np.bitwise_or.at(self._bits, place >> 3, (1 << (place & 7)).astype(np.uint8))
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
-        """(n,) bool: which of the stream's next pairs, of these hashes, were met before."""
+        """Return (n,) bool: which of the stream's next pairs, of these hashes, came before."""
         place = np.arange(self._place, self._place + len(hashes))
         self._place += len(hashes)
         return (self._bits[place >> 3] >> (place & 7)) & 1 == 1
-
-
-def _among(runs: Sequence[np.ndarray], hashes: np.ndarray) -> np.ndarray:
-    found = np.zeros(len(hashes), dtype=bool)
-    for run in runs:
-        found |= run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes
-    return found
 
 
 def examine(
@@ -149,13 +151,13 @@ def examine(
     seen: Seen | Repeats,
     held_out: Seen | None,
 ) -> dict[str, np.ndarray]:
-    """Which pairs each of `REASONS` applies to, (pairs,) bool.
+    """Return, for each of `REASONS`, the pairs to which it applies, (pairs,) bool.
 
-    `lengths`: the pieces of both sides; `held_out`: the pairs of the validation and test sides, None for those.
+    `lengths`: the pieces of both sides; `held_out`: the pairs of the validation and test sides, None for these.
     """
     shorter, longer = np.minimum(*lengths), np.maximum(*lengths)
     most = np.inf if settings.max_pieces is None else settings.max_pieces
-    full = shorter > 0  # blank lines part documents: they are no duplicates of one another
+    full = shorter > 0  # blank lines end documents: they are no duplicates of one another
     return {
         "empty": ~full,
         "overlap": np.zeros(len(hashes), dtype=bool) if held_out is None else held_out.hold(hashes) & full,
@@ -167,7 +169,7 @@ def examine(
 
 
 def left_out(found: dict[str, np.ndarray], settings: Cleaning) -> dict[str, np.ndarray]:
-    """The pairs left out of training, (pairs,) bool per reason, each pair under its first reason."""
+    """Return the pairs that training leaves out, (pairs,) bool per reason, each pair under its first reason."""
     applies = {
         "empty": True,
         "overlap": settings.overlap,

@@ -1,4 +1,4 @@
-"""How long the pairs of a training side are: what a model has learned to expect of a source and of its translation."""
+"""Lengths of training pairs, from which translation derives the lengths of inputs and outputs that a model learned."""
 
 import math
 from collections import Counter
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from mtkit.data.prepared import Prepared, Side
 
 TOGETHER = 1 << 20
-"""Rows that are looked at together."""
+"""Rows that are measured together."""
 
 LEAST = 100
-"""Pairs that a bin has at least: the ratios of fewer say little."""
+"""Minimum pairs of a bin: the ratios of fewer are unreliable."""
 
 SPREADS = 4.0
-"""Standard deviations above the mean ratio that a translation may reach, where no training pair did."""
+"""Standard deviations above the mean ratio that a translation may reach even if no training pair did."""
 
 ROOM = 10
-"""Pieces that a translation may have beyond its ratio: one piece more makes a large ratio of a short segment."""
+"""Pieces that a translation may have beyond its ratio, which one more piece changes much in a short segment."""
 
 PERCENTILES = (50, 90, 95, 99, 100)
 
 USUAL = 0.05
-"""Share of the training lines with so many sentences, or more, from which on a model has learned to translate them."""
+"""Minimum share of training lines with that many sentences, or more, for a model to have learned to translate them."""
 
 MOST_SENTENCES = 20
-"""Sentences of a line from which on they are not told apart."""
+"""Lines with this many sentences or more are counted together."""
 
 _EDGES = np.unique([round(2 ** (half / 2)) for half in range(2, 60)])
-"""The longest source of each bin before small ones are joined: 2, 3, 4, 6, 8, 11, 16, ..."""
+"""The longest source of each bin, before small bins are joined: 2, 3, 4, 6, 8, 11, 16, ..."""
 
 
 class Bin(BaseModel):
-    """Pairs whose sources are about equally long. Lengths count tags and ends of segments, here and below."""
+    """Pairs with sources of similar length. Lengths count tags and end marks, here and below."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     longest: PositiveInt
@@ -62,11 +62,11 @@ class Lengths(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     bins: tuple[Bin, ...]
-    """By rising length; none where there is no pair."""
+    """In order of length; empty if there is no pair."""
     percentiles: dict[int, Count]
     """Percentiles of the source length, in pieces."""
     sentences: dict[int, Count] | None = None
-    """How many sources have how many sentences; None where `prepare` did not count them yet."""
+    """Number of sources by their number of sentences; None if an earlier `prepare` did not count them."""
 
     @model_validator(mode="after")
     def _percentiles_go_with_pairs(self) -> Self:
@@ -76,67 +76,66 @@ class Lengths(BaseModel):
 
     @property
     def pieces_at_once(self) -> int:
-        """Source pieces that only one training line in a hundred goes beyond."""
+        """Source pieces that only one training line in a hundred exceeds."""
         return self.percentiles[99]
 
     @property
     def sentences_at_once(self) -> int | None:
-        """The most sentences that one training line in twenty has, or still more.
+        """The largest number of sentences that one training line in twenty has or exceeds.
 
-        None where they are not known, or so many that they were not told apart (`MOST_SENTENCES`): no limit.
+        None, for no limit, if it is unknown or at least `MOST_SENTENCES`.
         """
-        known = self.sentences
-        if known is None:
+        if self.sentences is None:
             return None
-        enough = USUAL * sum(known.values())
-
-        def with_so_many(number: int) -> int:
-            return sum(count for each, count in known.items() if each >= number)
-
-        most = max((number for number in known if with_so_many(number) >= enough), default=1)
+        lines, most = 0, 1
+        for number, count in sorted(self.sentences.items(), reverse=True):
+            lines += count
+            if lines >= USUAL * sum(self.sentences.values()):
+                most = number
+                break
         return None if most >= MOST_SENTENCES else most
 
     def limit(self, source_pieces: int) -> int | None:
-        """The pieces that a translation of so many source pieces may have at most; None where no pair is known.
+        """Return the maximum pieces of a translation of so many source pieces; None if no pair is known.
 
-        It is the greatest ratio of the training pairs with about as long a source, or where that is more, the mean
-        ratio and `SPREADS` standard deviations; and `ROOM`. Mean and deviation are what Sockeye goes by (Hieber et al.,
-        arXiv 1712.05690); they say little where a task has ratios of several kinds, as "jump" and "jump thrice".
+        It is the bin's highest ratio (`Bin.highest`) times the source, plus `ROOM`. Sockeye (Hieber et al., arXiv
+        1712.05690) uses the mean and deviation only, which are unreliable if a task has ratios of several kinds, as
+        "jump" and "jump thrice".
         """
         if not self.bins:
             return None
-        bin_ = next((each for each in self.bins if source_pieces <= each.longest), self.bins[-1])
+        bin_ = next((bin_ for bin_ in self.bins if source_pieces <= bin_.longest), self.bins[-1])
         return math.ceil(bin_.highest * source_pieces - 1e-6) + ROOM
 
 
 def lengths_of(prepared: "Prepared", longest: int) -> dict[str, Lengths]:
-    """The lengths of each direction of prepared data, without the pairs that have over `longest` pieces on a side."""
-    found = dict(
-        zip(prepared.directions, measure_lengths(prepared.train, len(prepared.directions), longest), strict=True)
-    )
+    """Return the lengths of each direction of prepared data, without pairs of over `longest` pieces on a side."""
+    measured = measure_lengths(prepared.train, len(prepared.directions), longest)
+    lengths = dict(zip(prepared.directions, measured, strict=True))
     corpora = prepared.record["sides"]["train"]["corpora"]
-    if any("sentences" not in each for each in corpora):
-        return found
-    counted = {direction: Counter[int]() for direction in found}
-    for each in corpora:
-        counted[each["direction"]].update({int(number): count for number, count in each["sentences"].items() if count})
-    return {name: each.model_copy(update={"sentences": dict(counted[name])}) for name, each in found.items()}
+    if any("sentences" not in corpus for corpus in corpora):
+        return lengths
+    sentences = {direction: Counter[int]() for direction in lengths}
+    for corpus in corpora:
+        counts = {int(number): count for number, count in corpus["sentences"].items() if count}
+        sentences[corpus["direction"]].update(counts)
+    return {name: known.model_copy(update={"sentences": dict(sentences[name])}) for name, known in lengths.items()}
 
 
 def measure_lengths(side: "Side", directions: int, longest: int) -> list[Lengths]:
-    """The lengths of each direction of a training side, without the pairs that have over `longest` pieces on a side."""
-    counted = [_Counted() for _ in range(directions)]
+    """Return the lengths of each direction of a training side, without pairs of over `longest` pieces on a side."""
+    sums = [_Sums() for _ in range(directions)]
     for first in range(0, len(side), TOGETHER):
         rows = slice(first, first + TOGETHER)
-        source, target = (each.lengths[rows].astype(np.int64) + 1 for each in (side.source, side.target))
+        source, target = (tokens.lengths[rows].astype(np.int64) + 1 for tokens in (side.source, side.target))
         fits = np.maximum(source, target) <= longest
-        for task, counts in enumerate(counted):
-            mine = fits if side.tasks is None else fits & (side.tasks[rows] == task)
-            counts.add(source[mine], target[mine])
-    return [counts.lengths() for counts in counted]
+        for task, task_sums in enumerate(sums):
+            members = fits if side.tasks is None else fits & (side.tasks[rows] == task)
+            task_sums.add(source[members], target[members])
+    return [task_sums.lengths() for task_sums in sums]
 
 
-class _Counted:
+class _Sums:
     """Sums over pairs, by bin."""
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class _Counted:
         self._pairs, self._sum, self._squares, self._most = (np.zeros(len(_EDGES)) for _ in range(4))
 
     def add(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Take in pairs of so many pieces, (n,) each."""
+        """Add pairs with these numbers of pieces, (n,) each."""
         place, ratio = np.searchsorted(_EDGES, source), target / source
         self._pairs += np.bincount(place, minlength=len(_EDGES))
         self._sum += np.bincount(place, ratio, len(_EDGES))
@@ -156,7 +155,7 @@ class _Counted:
         self._sources = sources
 
     def lengths(self) -> Lengths:
-        """The lengths of all pairs added so far."""
+        """Return the lengths of all added pairs."""
         total = int(self._sources.sum())
         if not total:
             return Lengths(bins=(), percentiles={})
@@ -165,7 +164,7 @@ class _Counted:
         return Lengths(bins=tuple(map(self._bin, self._stretches())), percentiles=percentiles)
 
     def _stretches(self) -> list[slice]:
-        """Neighbouring bins to join, so that each has `LEAST` pairs; all in one where there are fewer."""
+        """Return the neighbouring bins to join so that each has `LEAST` pairs; all of them if there are fewer."""
         ends, pairs = [0], 0.0
         for number, count in enumerate(self._pairs, start=1):
             pairs += count
@@ -173,17 +172,18 @@ class _Counted:
                 ends.append(number)
                 pairs = 0.0
         last = int(self._pairs.nonzero()[0][-1]) + 1
-        ends = [*ends[: max(len(ends) - 1, 1)], last] if pairs or len(ends) == 1 else ends
+        if pairs or len(ends) == 1:
+            ends = [*ends[: max(len(ends) - 1, 1)], last]
         return [slice(first, end) for first, end in pairwise(ends)]
 
-    def _bin(self, which: slice) -> Bin:
-        pairs = self._pairs[which].sum()
-        mean = self._sum[which].sum() / pairs
-        variance = max(0.0, self._squares[which].sum() / pairs - mean**2)
+    def _bin(self, bins: slice) -> Bin:
+        pairs = self._pairs[bins].sum()
+        mean = self._sum[bins].sum() / pairs
+        variance = max(0.0, self._squares[bins].sum() / pairs - mean**2)
         return Bin(
-            longest=int(_EDGES[which.stop - 1]),
+            longest=int(_EDGES[bins.stop - 1]),
             pairs=int(pairs),
             mean=float(mean),
             spread=math.sqrt(variance),
-            most=float(self._most[which].max()),
+            most=float(self._most[bins].max()),
         )
