@@ -1,4 +1,4 @@
-"""Segment pairs to pieces, chunk by chunk, by several processes; what comes out does not depend on how many."""
+"""Encoding of segment pairs, chunk by chunk, by several processes; the result does not depend on their number."""
 
 import os
 import subprocess
@@ -29,73 +29,73 @@ from mtkit.text.sentences import sentences
 from mtkit.text.tokenizer import Tokenizer, Tokenizers
 
 _SAMPLE = 1_000
-"""Pairs of a chunk whose sentences are counted: a share of them says enough, and takes less time."""
+"""Pairs of a chunk whose sentences are counted: a sample suffices and takes less time."""
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """A chunk's pieces, and what else is found out about its pairs."""
+    """A chunk's pieces, and measurements of its pairs."""
 
     source: Ragged
     target: Ragged
     words: tuple[np.ndarray, np.ndarray]
     """Words per source and per target, split at spaces."""
     sentences: np.ndarray
-    """Sentences per source, of the sources that `sampled` selects."""
+    """Sentences per source that `sampled` selects."""
     hashes: np.ndarray
     identical: np.ndarray
     """(pairs,) bool: both sides are the same."""
     altered: np.ndarray
-    """(pairs,) bool: targets that do not come back from their pieces."""
+    """(pairs,) bool: targets that decoding their pieces does not restore."""
     suspicious: int | None
-    """Line of the input from where on the sides seem not to match."""
+    """Line of the input from which on the sides seem not to match."""
 
 
 def encode_chunk(chunk: Chunk, tokenizers: Tokenizers, threads: int = -1) -> EncodedChunk:
-    """The pieces of a chunk, without marks, by `threads` threads (-1: all processors)."""
-    off = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
-    cut = tokenizers.target.encode_lines(chunk.targets, threads)
-    altered = tokenizers.target.altered(chunk.targets, cut, threads)
-    target = _ragged(cut)
-    del cut  # lists by the thousand, which slow down those to come
+    """Encode a chunk, without tags and breaks, with `threads` threads (-1: one per processor core)."""
+    suspicious = first_suspicious(zip(chunk.sources[: chunk.aligned], chunk.targets[: chunk.aligned], strict=True))
+    pieces = tokenizers.target.encode_lines(chunk.targets, threads)
+    altered = tokenizers.target.altered(chunk.targets, pieces, threads)
+    target = _ragged(pieces)
+    del pieces  # thousands of lists slow down the allocation of others
     source = _ragged(tokenizers.source.encode_lines(chunk.sources, threads))
     same = (one.strip() == other.strip() for one, other in zip(chunk.sources, chunk.targets, strict=True))
-    language, chosen = languages_of(chunk.direction)[0], chunk.sources[sampled(len(chunk.lines))]
+    language, sample = languages_of(chunk.direction)[0], chunk.sources[sampled(len(chunk.lines))]
     return EncodedChunk(
         source,
         target,
         words=(_words(source, tokenizers.source), _words(target, tokenizers.target)),
-        sentences=np.array([len(sentences(text, language)) for text in chosen], np.int32),
+        sentences=np.array([len(sentences(text, language)) for text in sample], np.int32),
         hashes=pair_hashes(chunk.direction, source, target, chunk.sources, chunk.targets),
         identical=np.fromiter(same, dtype=bool, count=len(chunk.lines)),
         altered=np.array(altered, dtype=bool),
-        suspicious=None if off is None else chunk.lines[off - 1],
+        suspicious=None if suspicious is None else chunk.lines[suspicious - 1],
     )
 
 
 def sampled(pairs: int) -> slice:
-    """Those of so many pairs whose sentences are counted: `_SAMPLE` of a chunk, evenly spread, or all."""
+    """Return the pairs whose sentences are counted: `_SAMPLE` of a chunk, evenly spread, or all."""
     return slice(None, None, -(-pairs // _SAMPLE) or None)
 
 
 class Encoder:
-    """Encodes chunks with the tokenizers in `folder`; a context, since with `workers` above 1 it holds processes."""
+    """Encodes chunks with the tokenizers in `folder`; a context manager, which ends its `workers` processes."""
 
     def __init__(self, folder: Path, workers: int = 1) -> None:
         self.tokenizers = Tokenizers.load(folder)
         self._workers = workers
         self._processes = [_Process(folder) for _ in range(workers)] if workers > 1 else []
-        self._idle: LifoQueue[_Process] = LifoQueue()  # the last first: it has started already
+        self._idle: LifoQueue[_Process] = LifoQueue()  # last in, first out: it is already running
         self._threads: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         if self._processes:
-            self._threads = ThreadPoolExecutor(self._workers)  # each waits for a process
+            self._threads = ThreadPoolExecutor(self._workers)  # each thread waits for one process
             for process in self._processes:
                 self._idle.put(process)
         return self
@@ -107,24 +107,21 @@ class Encoder:
                 process.end()
 
     def encode(self, parts: Iterable[Chunk]) -> Iterator[tuple[Chunk, EncodedChunk]]:
-        """Each chunk with its pieces, in order; only a few are held at a time.
-
-        Raises: DataError where a process was killed.
-        """
+        """Yield each chunk with its pieces, in order; only a few are in memory. Raises: DataError if a process died."""
         if self._threads is None:
             for chunk in parts:
                 yield chunk, encode_chunk(chunk, self.tokenizers)
             return
         waiting: deque[tuple[Chunk, Future[EncodedChunk]]] = deque()
         for chunk in parts:
-            waiting.append((chunk, self._threads.submit(self._encoded, chunk)))
+            waiting.append((chunk, self._threads.submit(self._encode, chunk)))
             if len(waiting) > 2 * self._workers:
                 first, future = waiting.popleft()
                 yield first, future.result()
         for first, future in waiting:
             yield first, future.result()
 
-    def _encoded(self, chunk: Chunk) -> EncodedChunk:
+    def _encode(self, chunk: Chunk) -> EncodedChunk:
         process = self._idle.get()
         try:
             answer = process.answer(chunk)
@@ -142,8 +139,8 @@ class Encoder:
 class _Process:
     """A Python process that encodes one chunk at a time; it starts with the first.
 
-    It has a connection of its own, which ends with it: nobody waits for the rest of an answer whose process was killed.
-    It is not forked, for a fork of a process with threads may hang; nor does it run the main script again.
+    Its connection ends with it, so nothing waits for the answer of a killed process. It is not forked, since a fork of
+    a process with threads may hang, and it does not run the main script again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -151,7 +148,7 @@ class _Process:
         self._started: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def answer(self, chunk: Chunk) -> EncodedChunk | Exception:
-        """The encoded chunk, or what was raised. Raises: EOFError or OSError where the process was killed."""
+        """Return the encoded chunk, or the error. Raises: EOFError or OSError if the process was killed."""
         if self._started is None:
             self._started = self._start()
         _, connection = self._started
@@ -160,7 +157,7 @@ class _Process:
         return answer
 
     def end(self) -> None:
-        """End it; it has nothing to lose."""
+        """Kill the process, which writes nothing."""
         if self._started is not None:
             process, connection = self._started
             process.kill()
@@ -168,39 +165,39 @@ class _Process:
             connection.close()
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        here, there = Pipe()
-        with there:
+        connection, remote = Pipe()
+        with remote:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _ANSWER_ALL, str(there.fileno()), str(self._folder)],
+                [sys.executable, "-P", "-c", _ANSWER_ALL, str(remote.fileno()), str(self._folder)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                # in a session of its own Ctrl-C does not reach it, from its first moment on
+                pass_fds=[remote.fileno()],
+                # in another session, Ctrl-C does not reach it from its start on
                 start_new_session=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
             )
-        return process, here
+        return process, connection
 
 
 _ANSWER_ALL = "from mtkit.data.encode import answer_all; answer_all()"
 
 
 def answer_all() -> None:
-    """What such a process does, until the other end of its connection is closed: that one has ended, or was killed."""
+    """Encode chunks in such a process until the other end of its connection is closed, as when its parent is killed."""
     connection, folder = Connection(int(sys.argv[1])), Path(sys.argv[2])
     with suppress(EOFError, OSError):
         while True:
             chunk = connection.recv()
             answer: EncodedChunk | Exception
             try:
-                answer = encode_chunk(chunk, _loaded(folder), threads=1)
+                answer = encode_chunk(chunk, _load(folder), threads=1)
             except Exception as error:
-                error.add_note(traceback.format_exc())  # the traceback itself stays here
+                error.add_note(traceback.format_exc())  # the traceback itself cannot be sent
                 answer = error
             connection.send(answer)
 
 
 @cache
-def _loaded(folder: Path) -> Tokenizers:
+def _load(folder: Path) -> Tokenizers:
     return Tokenizers.load(folder)
 
 
@@ -210,7 +207,7 @@ def _ragged(rows: list[list[int]]) -> Ragged:
 
 
 def _words(side: Ragged, tokenizer: Tokenizer) -> np.ndarray:
-    """The words of each row: pieces that begin with a space."""
-    before = np.concatenate([np.zeros(1, np.int32), np.cumsum(tokenizer.begins_word[side.flat], dtype=np.int32)])
+    """Count the words of each row: pieces that begin with a space."""
+    sums = np.concatenate([np.zeros(1, np.int32), np.cumsum(tokenizer.begins_word[side.flat], dtype=np.int32)])
     ends = np.cumsum(side.lengths, dtype=np.int64)
-    return before[ends] - before[ends - side.lengths]
+    return sums[ends] - sums[ends - side.lengths]

@@ -1,7 +1,6 @@
-"""A side of the data to an Arrow file, in a stream: read, encode, clean, write, and count on the way."""
+"""Writes one side of the data to an Arrow file, as a stream, and cleans and counts its pairs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from operator import ne
 from pathlib import Path
 from typing import Any
@@ -20,52 +19,36 @@ from mtkit.text.segments import Ragged, Segments, lists
 from mtkit.text.tokenizer import BREAK, UNK, Tokenizer, Tokenizers
 
 RARE = 10
-"""Occurrences in training below which a piece is too rare to be learned well."""
+"""Minimum occurrences in training for a piece to be learned well."""
 
 _NEAR = 50
-"""Lines within which the first one that is off is found."""
+"""Lines within which the first misaligned line is located."""
 
 
-def _both() -> dict[str, int]:
-    return {"source": 0, "target": 0}
-
-
-def _sentences() -> dict[str, int]:
-    return {str(number): 0 for number in range(1, MOST_SENTENCES + 1)}
-
-
-def _reasons() -> dict[str, int]:
-    return dict.fromkeys(REASONS, 0)
-
-
-@dataclass
 class Count:
-    """What was counted while a side, or one corpus of it, was written; words and pieces are those that were kept."""
+    """Counts of a side or of one of its corpora; words and pieces are those of the lines that were kept."""
 
-    lines: int = 0
-    segments: int = 0
-    """Lines that were kept."""
-    words: dict[str, int] = field(default_factory=_both)
-    pieces: dict[str, int] = field(default_factory=_both)
-    unknown: dict[str, int] = field(default_factory=_both)
-    bytes: dict[str, int] = field(default_factory=_both)
-    longest: dict[str, int] = field(default_factory=_both)
-    sentences: dict[str, int] = field(default_factory=_sentences)
-    """How many of the sources that were looked at have how many sentences."""
-    found: dict[str, int] = field(default_factory=_reasons)
-    """Lines that each reason applies to, kept or not."""
-    left_out: dict[str, int] = field(default_factory=_reasons)
-    altered: int = 0
-    """Segments that were kept whose target does not come back from its pieces."""
-    altered_line: dict[str, Any] | None = None
-    """The first of them: its line, its text, and what comes back."""
-    suspicious_line: int | None = None
-    """The line from where on the two sides of the corpus seem not to match."""
+    def __init__(self) -> None:
+        self.lines = 0
+        self.segments = 0
+        """Lines that were kept."""
+        self.words, self.pieces, self.unknown, self.bytes, self.longest = ({"source": 0, "target": 0} for _ in range(5))
+        self.sentences = {str(number): 0 for number in range(1, MOST_SENTENCES + 1)}
+        """Sources of the sample by their number of sentences."""
+        self.found = dict.fromkeys(REASONS, 0)
+        """Lines to which each reason applies, kept or not."""
+        self.left_out = dict.fromkeys(REASONS, 0)
+        self.altered = 0
+        """Kept segments whose target decoding its pieces does not restore."""
+        self.altered_line: dict[str, Any] | None = None
+        """The first of them: its line, its text, and the decoded text."""
+        self.suspicious_line: int | None = None
+        """The line from which on the two sides of the corpus seem not to match."""
 
     def add(
         self, encoded: EncodedChunk, found: dict[str, np.ndarray], gone: dict[str, np.ndarray], keep: np.ndarray
     ) -> None:
-        """Count a chunk, of which the pairs that `keep` is True for stay."""
+        """Count a chunk; `keep` is True for the pairs that are kept."""
         self.lines += len(keep)
         self.segments += int(keep.sum())
         self.altered += int((keep & encoded.altered).sum())
@@ -82,7 +65,7 @@ class Count:
             self.sentences[number] += int(counted[int(number)])
 
     def add_pieces(self, side: str, pieces: Ragged, is_byte: np.ndarray) -> None:
-        """Count the pieces of the segments that were kept."""
+        """Count the pieces of the kept segments."""
         self.pieces[side] += len(pieces.flat)
         self.unknown[side] += int((pieces.flat == UNK).sum())
         self.bytes[side] += int(is_byte[pieces.flat].sum())
@@ -90,48 +73,47 @@ class Count:
 
 
 def total(counts: Sequence[Count]) -> dict[str, Any]:
-    """The counts of a side from those of its corpora."""
-    whole = Count()
-    for name, value in vars(whole).items():
+    """Return the counts of a side from the counts of its corpora."""
+    totals: dict[str, Any] = {}
+    for name, value in vars(Count()).items():
         parts = [getattr(count, name) for count in counts]
         if isinstance(value, int):
-            setattr(whole, name, sum(parts))
+            totals[name] = sum(parts)
         elif isinstance(value, dict):
-            gathered: Callable[..., int] = max if name == "longest" else sum
-            setattr(whole, name, {key: gathered([part[key] for part in parts]) for key in value})
-    return {name: value for name, value in vars(whole).items() if name not in ("suspicious_line", "altered_line")}
+            reduce: Callable[..., int] = max if name == "longest" else sum
+            totals[name] = {key: reduce([part[key] for part in parts]) for key in value}
+    return totals
 
 
 def piece_use(tokenizer: Tokenizer, occurrences: np.ndarray) -> dict[str, int]:
-    """The `PieceUse` of a vocabulary whose pieces occur (V,) times."""
-    several = np.array([len(tokenizer.piece(each)) > 1 for each in range(tokenizer.size)])
+    """Return the `PieceUse` of a vocabulary whose pieces occur (V,) times."""
+    several = np.array([len(tokenizer.piece(piece)) > 1 for piece in range(tokenizer.size)])
     text = tokenizer.bytes * ~tokenizer.is_byte > 0
     rare = text & (occurrences > 0) & (occurrences < RARE)
-    seldom = text & several & (occurrences < RARE)
+    dispensable = text & several & (occurrences < RARE)
     return {
         "used": int((text & (occurrences > 0)).sum()),
         "rare": int(rare.sum()),
-        "enough": tokenizer.size - int(seldom.sum()),
+        "enough": tokenizer.size - int(dispensable.sum()),
     }
 
 
 class SideAlignment:
-    """Looks, chunk by chunk, whether the sides of corpora stay line by line together."""
+    """Checks, chunk by chunk, that both sides of corpora match line by line."""
 
     def __init__(self, corpora: Sequence[Corpus], settings: DataSettings) -> None:
-        """Of a side of data with these settings."""
-        self._corpora, self._must = corpora, not settings.cleaning.misaligned
-        self._matched = [0 for _ in corpora]  # the last line of each that was looked at and stands by its translation
+        self._corpora, self._required = corpora, not settings.cleaning.misaligned
+        self._matched = [0 for _ in corpora]  # the last line of each corpus that was checked and matches
 
     def check(self, chunk: Chunk, suspicious: int | None) -> None:
-        """Raises: DataError where from the line `suspicious` on sides seem not to match that must."""
-        if suspicious is not None and self._must:
-            raise _parted(self._corpora[chunk.corpus], suspicious, chunk.lines[0], self._matched[chunk.corpus])
+        """Raises: DataError if the sides must match and seem not to from the line `suspicious` on."""
+        if suspicious is not None and self._required:
+            raise _misaligned(self._corpora[chunk.corpus], suspicious, chunk.lines[0], self._matched[chunk.corpus])
         self._matched[chunk.corpus] = chunk.lines[: chunk.aligned][-1]
 
 
 class SideWriter:
-    """Writes one side; `write` gives what prepared.json says of it."""
+    """Writes one side; `write` returns its entry in prepared.json."""
 
     def __init__(
         self,
@@ -142,14 +124,13 @@ class SideWriter:
         held_out: Seen,
         repeats: Repeats | None = None,
     ) -> None:
-        """`held_out`: takes in the pairs of validation and test sides, which come first; training looks there.
+        """`held_out` collects the pairs of validation and test sides, written first; training is compared with it.
 
-        `repeats`: which of this side's pairs were met before; None: that is found on the way.
+        `repeats`: the duplicates of this side; None if they are to be found while it is written.
         """
         self.name, self._corpora, self._settings, self._tokenizers = name, corpora, settings, tokenizers
         self._training = name == "train"
         self._seen, self._held_out = repeats or Seen(), held_out
-        self._directions = [settings.direction_of(corpus) for corpus in corpora]
         self._counts = [Count() for _ in corpora]
         self._documents = -1
         self._alignment = SideAlignment(corpora, settings)
@@ -165,7 +146,7 @@ class SideWriter:
         self._with_documents = self._breaks or (documents and not self._training)
 
     def write(self, folder: Path, encoded_chunks: Iterable[tuple[Chunk, EncodedChunk]]) -> dict[str, Any]:
-        """Write the side to a file in `folder`, from all its chunks in order; what was counted."""
+        """Write the side to a file in `folder`, from all its chunks in order; return its counts."""
         rows = 0
         path = folder / f"{self.name}.arrow"
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, self._schema()) as writer:
@@ -173,18 +154,17 @@ class SideWriter:
                 part = self._batch(chunk, encoded)
                 writer.write_batch(part)
                 rows += part.num_rows
-        corpora = [
-            {"direction": each, **vars(count)} for each, count in zip(self._directions, self._counts, strict=True)
-        ]
-        use = {"use": self._use()} if self._training else {}
+        directions = map(self._settings.direction_of, self._corpora)
+        corpora = [{"direction": each, **vars(count)} for each, count in zip(directions, self._counts, strict=True)]
+        use = {"use": self._piece_use()} if self._training else {}
         return {"rows": rows, **total(self._counts), "corpora": corpora, **use}
 
-    def _use(self) -> dict[str, dict[str, int]]:
-        """How the pieces of each vocabulary occur; see `mtkit.data.prepared.PieceUse`."""
+    def _piece_use(self) -> dict[str, dict[str, int]]:
+        """Return how often the pieces of each vocabulary occur."""
         tokenizers, used = self._tokenizers, self._used
         if tokenizers.joint:
             return {"joint": piece_use(tokenizers.source, used["source"] + used["target"])}
-        return {side: piece_use(getattr(tokenizers, side), each) for side, each in used.items()}
+        return {side: piece_use(getattr(tokenizers, side), occurrences) for side, occurrences in used.items()}
 
     def _schema(self) -> pa.Schema:
         columns = {"source": pa.list_(pa.int32()), "target": pa.list_(pa.int32()), "line": pa.int64()}
@@ -198,13 +178,15 @@ class SideWriter:
             columns |= {"source_text": pa.string(), "target_text": pa.string()}
         return pa.schema(columns)
 
-    def _kept(self, chunk: Chunk, encoded: EncodedChunk) -> Segments:
-        """A chunk's segments that stay: all of a validation or test side."""
+    def _clean(self, chunk: Chunk, encoded: EncodedChunk) -> Segments:
+        """Return a chunk's segments that are kept, in a validation or test side all, and count them."""
         lengths = (encoded.source.lengths, encoded.target.lengths)
         cleaning, held_out = self._settings.cleaning, self._held_out if self._training else None
         found = examine(encoded.hashes, encoded.identical, lengths, cleaning, self._seen, held_out)
-        none = {reason: np.zeros(len(chunk.lines), dtype=bool) for reason in found}
-        gone = left_out(found, cleaning) if self._training else none
+        if self._training:
+            gone = left_out(found, cleaning)
+        else:
+            gone = {reason: np.zeros(len(chunk.lines), dtype=bool) for reason in found}
         keep = ~np.logical_or.reduce(list(gone.values()))
         if not self._training:
             self._held_out.add(encoded.hashes)
@@ -218,7 +200,7 @@ class SideWriter:
             encoded.source,
             encoded.target,
             np.array(chunk.lines, dtype=np.int64),
-            self._numbered(chunk),
+            self._number_documents(chunk),
             np.full(len(chunk.lines), chunk.corpus, dtype=np.int16),
             np.full(len(chunk.lines), task, dtype=np.int16),
         ).only(keep)
@@ -228,17 +210,17 @@ class SideWriter:
         return segments
 
     def _example(self, chunk: Chunk, encoded: EncodedChunk, place: int) -> dict[str, Any]:
-        """A target, and what comes back from its pieces."""
+        """Return a target with the text that its pieces decode to."""
         end = int(encoded.target.lengths[: place + 1].sum())
         pieces = encoded.target.flat[end - int(encoded.target.lengths[place]) : end].tolist()
         back = self._tokenizers.target.decode(pieces)
         return {"line": chunk.lines[place], "text": chunk.targets[place], "back": back}
 
-    def _numbered(self, chunk: Chunk) -> np.ndarray:
-        """The running number of each pair's document; where a corpus has none, each pair is one."""
+    def _number_documents(self, chunk: Chunk) -> np.ndarray:
+        """Return the number of each pair's document, counted over the side; without documents, each pair is one."""
         begins = np.ones(len(chunk.lines), dtype=bool)
         if self._corpora[chunk.corpus].documents is not None:
-            ids = [(chunk.corpus, each) for each in chunk.documents]
+            ids = [(chunk.corpus, document) for document in chunk.documents]
             begins[:] = list(map(ne, ids, [self._last, *ids]))
             self._last = ids[-1]
         numbers = self._documents + np.cumsum(begins, dtype=np.int64)
@@ -246,7 +228,7 @@ class SideWriter:
         return numbers
 
     def _batch(self, chunk: Chunk, encoded: EncodedChunk) -> pa.RecordBatch:
-        rows = self._kept(chunk, encoded)
+        rows = self._clean(chunk, encoded)
         if len(self._tags):
             rows = rows.tagged(self._tags)
         if self._breaks:
@@ -266,8 +248,8 @@ class SideWriter:
         return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
-def _parted(corpus: Corpus, line: int, first: int, matched: int) -> DataError:
-    """`line` seems the first that is off, in a chunk from `first` on; from `matched` to there nobody has looked."""
+def _misaligned(corpus: Corpus, line: int, first: int, matched: int) -> DataError:
+    """Return the error about `line` of a chunk from `first` on; lines after `matched` up to there were not checked."""
     names = dict.fromkeys(name_of(corpus, side) for side in ("source", "target"))
     unknown = first > matched + 1 and line < first + _NEAR
     where = f"somewhere between lines {matched:,} and {line:,}" if unknown else f"about line {line:,}"
