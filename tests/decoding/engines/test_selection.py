@@ -1,4 +1,4 @@
-"""Which engine decodes: by its name, or as what is asked for allows."""
+"""The choice of the engine, by its name or by what CTranslate2 supports."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from mtkit.decoding.engines import selection
-from mtkit.decoding.engines.selection import uses_ctranslate2
+from mtkit.decoding.engines.selection import unsupported_part, uses_ctranslate2
 from mtkit.errors import MtkitError
 from mtkit.recipe import DecodingSettings
 from mtkit.runs import Run
+from tests.decoding.engines.plain import recipe_of
 from tests.decoding.trained import make_run
 
 CPU = torch.device("cpu")
@@ -97,3 +98,26 @@ class TestInstalled:
         assert not taken("auto", runs, dtype, device, **settings)
         with pytest.raises(MtkitError, match=f"--engine ctranslate2 is not possible: .*{reason}"):
             taken("ctranslate2", runs, dtype, device, **settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "part"),
+    [
+        ({}, {}, None),
+        ({"projection": "multi-query"}, {}, None),
+        ({"positions": "rotary"}, {"positions": "none"}, None),
+        ({"decoder.positions": {"name": "rotary", "half": True}}, {"positions": "none"}, None),
+        ({"positions": "alibi"}, {"positions": "none"}, "encoder attention with positions alibi"),
+        ({"positions": "rotary"}, {}, "model.positions sinusoidal beside the rotary positions of encoder attention"),
+        (
+            {"decoder.positions": {"name": "rotary"}},
+            {"positions": "learned"},
+            "model.positions learned beside the rotary positions of decoder attention",
+        ),
+    ],
+    ids=str,
+)
+def test_the_first_part_that_it_does_not_hold_is_named(
+    options: dict[str, Any], changes: dict[str, Any], part: str | None
+) -> None:
+    assert unsupported_part(recipe_of("full", options, **changes)) == part

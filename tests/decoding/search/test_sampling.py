@@ -1,11 +1,84 @@
-"""Sampling: the right pieces with the right frequencies, the same ones in any batch."""
+"""Greedy search and sampling: the right pieces with the right frequencies, the same ones in any batch."""
 
 import torch
 
-from mtkit.decoding.search.sampling import draw, sample
+from mtkit.decoding.search.sampling import draw, greedy_search, sample, uniform
 from mtkit.recipe import DecodingSettings
-from mtkit.text.tokenizer import EOS
+from mtkit.text.tokenizer import BOS, EOS
 from tests.decoding.tiny import TinyModel, batch_of, log_prob_of, random_sources
+
+GREEDY = DecodingSettings(method="greedy")
+
+
+def by_hand(model: TinyModel, source: list[int], limit: int) -> list[int]:
+    """Step by step, alone."""
+    batch, pieces = batch_of([source], limit), [BOS]
+    state = model.start(model.encode(batch.source, batch.valid))
+    while pieces[-1] != EOS:
+        logits, state, _ = model.step(torch.tensor([[pieces[-1]]]), state)
+        pieces.append(EOS if len(pieces) == limit else EOS + int(logits.whole()[0, 0, EOS:].argmax()))
+    return pieces[1:]
+
+
+def test_each_segment_takes_the_likeliest_pieces_up_to_its_own_limit() -> None:
+    model, sources = TinyModel(sharpness=3.0), random_sources(30)
+    limits = [1 + number % 7 for number in range(30)]
+    with torch.no_grad():
+        found = greedy_search(model, batch_of(sources, limits), GREEDY)
+        expected = [by_hand(model, source, limit) for source, limit in zip(sources, limits, strict=True)]
+    for row, pieces in enumerate(expected):
+        assert found.pieces[row, 0, : found.lengths[row, 0]].tolist() == pieces
+        assert abs(found.log_probs[row, 0].item() - log_prob_of(model, sources[row], pieces)) < 1e-4
+        assert abs(found.scores[row, 0].item() - found.log_probs[row, 0].item() / len(pieces)) < 1e-6
+    assert len(model.steps) > 0
+
+
+def test_finished_segments_leave_the_batch() -> None:
+    model = TinyModel()
+    with torch.no_grad():
+        greedy_search(model, batch_of([[4, 5]] * 20, [1] * 10 + [2] * 9 + [12]), GREEDY)
+    assert model.steps[0] == 20
+    assert model.steps[-1] == 1
+
+
+def test_no_sequence_comes_twice_where_that_is_forbidden() -> None:
+    model, sources = TinyModel(sharpness=5.0), random_sources(20)
+    with torch.no_grad():
+        found = greedy_search(model, batch_of(sources, 10), GREEDY.model_copy(update={"no_repeat_ngram": 1}))
+    for pieces, length in zip(found.pieces[:, 0], found.lengths[:, 0].tolist(), strict=True):
+        assert len(set(pieces[:length].tolist())) == length
+
+
+def test_a_model_that_gives_no_numbers_ends_the_segment() -> None:
+    model = TinyModel()
+    with torch.no_grad():
+        model.source[4] = torch.nan
+        found = greedy_search(model, batch_of([[4, 5], [5, 6]], 6), GREEDY)
+    assert found.pieces[0, 0, 0] == EOS
+    assert found.log_probs[0, 0] == -torch.inf
+    assert found.log_probs[1, 0].isfinite()
+
+
+def test_numbers_are_uniform_and_independent() -> None:
+    drawn = uniform(1, torch.arange(2000), 20, 3)
+    assert drawn.shape == (2000, 20)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    shares = torch.histc(drawn.flatten(), 20, 0, 1) / drawn.numel()
+    assert (shares - 0.05).abs().max() < 0.005
+    correlation = torch.corrcoef(drawn.T) - torch.eye(20)
+    assert correlation.abs().max() < 0.1
+    assert drawn.unique().numel() == drawn.numel()
+
+
+def test_each_argument_matters_and_the_batch_does_not() -> None:
+    keys = torch.tensor([5, 9, 2**40])
+    drawn = uniform(1, keys, 4, 0)
+    assert torch.equal(uniform(1, keys[1:2], 2, 0), drawn[1:2, :2])
+    for other in (uniform(2, keys, 4, 0), uniform(1, keys + 1, 4, 0), uniform(1, keys, 4, 1)):
+        assert not (other == drawn).any()
+    assert uniform(-(2**70), keys, 4, 0).shape == (3, 4)
+
 
 PROBABILITIES = torch.tensor([0.4, 0.05, 0.25, 0.1, 0.15, 0.05])
 DRAWS = 20_000
