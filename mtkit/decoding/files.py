@@ -89,15 +89,15 @@ def translate_file(
             return Notes()
         outputs = [part.output(path) for path in paths]
     offset = 0 if span is None else span.before
-    items: Iterable[Item] = zip(_lines(source, span)) if ids is None else _with_ids(source, ids)
+    items: Iterable[Item] = zip(_lines(source, span))
+    if ids is not None:
+        items = _pairs(source, ids, f"{_name(ids, 'the ids')} must have as many lines as the input, a document id each")
     together = None if not joins else _not_blank if ids is None else _same_id
     with open_job(outputs, {**about, "before": offset}, Notes(), say=say) as job:
         chunks = live_chunks(items, together) if live and not job.resumes else chunks_of(items, together)
         for chunk in job.todo(chunks, on_progress):
-            texts, first = [item[0] for item in chunk.items], offset + chunk.first
-            joined: Sequence[int] | Sequence[str] | None = None
-            if joins:
-                joined = ids_by_blank_lines(texts) if ids is None else [item[1] for item in chunk.items]
+            first, texts, *chunk_ids = offset + chunk.first, *map(list, zip(*chunk.items, strict=True))
+            joined = (chunk_ids[0] if chunk_ids else ids_by_blank_lines(texts)) if joins else None
             lines = translator.source(texts, direction=direction, documents=joined, first=first)
             translations = translator.translate(lines, on_progress=on_progress)
             written: list[Iterable[str]] = [output_lines(translations, first, translator.settings, scores=scores)]
@@ -126,7 +126,7 @@ def force_file(
     `translate_file`.
     """
     _check_outputs([output], [sources, targets])
-    pairs = _pairs(sources, targets)
+    pairs = _pairs(sources, targets, "source lines and target lines do not make pairs: their numbers differ")
     if not isinstance(directions, Directions):
         directions = translator.directions(directions, 1)
         names: Iterable[str] = repeat(directions.names_of_lines()[0])
@@ -212,33 +212,25 @@ def output_lines(
     return [f"{best.score:.6f}\t{best.text}" if scores else best.text for best, *_ in translations]
 
 
-def _with_ids(source: Text, ids: Text) -> Iterator[Item]:
-    """Lines with the ids of their documents. Raises: DataError for unequal numbers, at once if both are known."""
-    wrong = f"{_name(ids, 'the ids')} must have as many lines as the input: the id of each line's document"
-    if _is_file(source) and _is_file(ids) and _count(source) != _count(ids):
-        raise DataError(wrong)
-    return _zipped(source, ids, wrong)
+def _pairs(one: Text, other: Text, message: str) -> Iterator[Item]:
+    """Pairs of lines. Raises: DataError with the message for unequal numbers, at once if both are known."""
+    counts = [_count(text) for text in (one, other)]
+    if None not in counts and counts[0] != counts[1]:
+        raise DataError(f"{message} ({counts[0]:,} and {counts[1]:,} lines)")
 
+    def pairs() -> Iterator[Item]:
+        try:
+            yield from zip(_lines(one), _lines(other), strict=True)
+        except ValueError as error:
+            raise DataError(message) from error
 
-def _pairs(sources: Text, targets: Text) -> Iterator[Item]:
-    """Source lines with their targets. Raises: DataError for unequal numbers, at once if both are known."""
-    source, target = _count(sources), _count(targets)
-    if source is not None and target is not None and source != target:
-        raise DataError(f"{source:,} source lines and {target:,} target lines do not make pairs")
-    return _zipped(sources, targets, "there are not as many source lines as target lines, so they do not make pairs")
-
-
-def _zipped(one: Text, other: Text, wrong: str) -> Iterator[Item]:
-    try:
-        yield from zip(_lines(one), _lines(other), strict=True)
-    except ValueError as error:
-        raise DataError(wrong) from error
+    return pairs()
 
 
 def _count(text: Text) -> int | None:
     """The number of lines, if they can be read more than once."""
-    if _is_file(text):
-        return sum(1 for _ in _lines(text))
+    if isinstance(text, Path):
+        return sum(1 for _ in _lines(text)) if text.is_file() else None
     return len(text) if isinstance(text, Sequence) else None
 
 
@@ -278,10 +270,6 @@ def _same_document(one: Item, other: Item) -> bool:
 
 def _lines(text: Text, span: Span | None = None) -> Iterable[str]:
     return Lines(text, span=span) if isinstance(text, Path) else text
-
-
-def _is_file(text: Text) -> bool:
-    return isinstance(text, Path) and text.is_file()
 
 
 def _name(text: Text, otherwise: str) -> str:

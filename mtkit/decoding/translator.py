@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -166,12 +165,9 @@ class Translator:
 
     def side_lines(self, side: HeldOut, *, joined: bool) -> SourceLines:
         """The source lines of a side; documents that are `joined` allow one translation per line."""
-        lines = side.lines(self.settings, joined=joined, trained_on=self._trained_on)
-        if lines.directions is not None:
-            lines = replace(lines, directions=lines.directions.among(self.runs[0].directions))
-        if lines.documents is not None and self.document_pieces is not None:
-            lines = replace(lines, documents=replace(lines.documents, pieces=self.document_pieces))
-        return lines
+        documents = side.documents if joined and self.settings.n_best == 1 else None
+        ids = None if documents is None else documents.ids
+        return self.source(side.sources, direction=side.directions, documents=ids)
 
     def translate(
         self,

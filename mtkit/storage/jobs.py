@@ -1,7 +1,7 @@
 """Resumable jobs: outputs that grow chunk by chunk and survive a kill, and parts of a job for several machines.
 
 OUTPUT.partial           the finished chunks of an output; it is renamed to OUTPUT when the job is complete
-OUTPUT.partial.jsonl     the journal, beside the first output: what the job depends on, a line for each finished chunk
+OUTPUT.partial.jsonl     the journal of the job, in the folder of the first output
 OUTPUT.partial.lock      held by the process that works on the job
 OUTPUT.part-2-of-8       the output of part 2 of 8
 OUTPUT.part-2-of-8.json  what that part is made of
@@ -25,21 +25,14 @@ from typing import Any, BinaryIO, Generic, Protocol, Self, TypeVar, cast
 from pydantic_core import from_json
 
 from mtkit.errors import DataError, MtkitError, cut
-from mtkit.storage.files import (
-    UNFINISHED,
-    finish,
-    inside,
-    is_device,
-    json_text,
-    locked,
-    packed,
-    write_json,
-    writing,
-)
+from mtkit.storage.files import UNFINISHED, finish, inside, is_device, json_text, locked, packed, write_json, writing
 from mtkit.storage.records import record_bytes
 
 LISTED = 10
 """Missing parts that an error lists at most."""
+
+Say = Callable[[str], object]
+"""Gets a message for people."""
 
 Item = tuple[str, ...]
 """An input line with what belongs to it, without line ends; all items of a job have the same number of strings."""
@@ -109,12 +102,7 @@ class _FileJob(Job[N]):
     resumes = True
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        files: Sequence[BinaryIO],
-        journal: "Journal",
-        notes: N,
-        say: Callable[[str], object],
+        self, paths: Sequence[Path], files: Sequence[BinaryIO], journal: "Journal", notes: N, say: Say
     ) -> None:
         super().__init__(files, notes)
         self._paths, self._journal, self._say = paths, journal, say
@@ -167,21 +155,16 @@ class _FileJob(Job[N]):
 
 
 @contextmanager
-def open_job(
-    outputs: Sequence[Path | BinaryIO],
-    about: Mapping[str, Any],
-    notes: N,
-    *,
-    say: Callable[[str], object],
-) -> Iterator[Job[N]]:
+def open_job(outputs: Sequence[Path | BinaryIO], about: Mapping[str, Any], notes: N, *, say: Say) -> Iterator[Job[N]]:
     """Open a job that writes lines to `outputs`; its body writes each chunk of `Job.todo`, in order.
 
-    If all outputs are paths of files, each grows chunk by chunk in PATH.partial, and appears at its path when all
-    chunks are written. The same job after an interruption skips the finished chunks. A chunk is skipped if it and all
-    chunks before it held the same items, and if `about`, the JSON values of all else that the outputs depend on, is the
-    same. `say` gets a message when work resumes or starts again. Otherwise the outputs of a chunk are written as
-    soon as they are made; a file among them appears at the end. An output whose name ends in
-    .gz is a gzip file. `notes` are those on no chunk.
+    If all outputs are paths of files, each grows chunk by chunk in PATH.partial and is renamed when all chunks are
+    written. After an interruption, the same job skips a finished chunk if it and all chunks before it held the same
+    items, and if `about`, the JSON values of all else that the outputs depend on, is the same. `say` gets a message
+    when work resumes or starts again.
+
+    Otherwise the outputs of a chunk are written as soon as they are made; a file among them appears at the end. An
+    output whose name ends in .gz is a gzip file. `notes` are the notes before the first chunk.
 
     Raises: MtkitError if an output cannot be written or another process is writing it, and for an unfinished file that
     mtkit did not write.
@@ -204,9 +187,7 @@ def open_job(
 
 
 @contextmanager
-def _file_job(
-    paths: Sequence[Path], about: Mapping[str, Any], notes: N, say: Callable[[str], object]
-) -> Iterator[_FileJob[N]]:
+def _file_job(paths: Sequence[Path], about: Mapping[str, Any], notes: N, say: Say) -> Iterator[_FileJob[N]]:
     paths = [Path(os.path.realpath(path)) for path in paths]  # a link stays a link
     partials, (record, *_), locks = ([inside(path.parent, f"{path.name}{end}") for path in paths] for end in UNFINISHED)
     _check_unfinished(paths, partials, record)
@@ -278,7 +259,7 @@ class Journal(AbstractContextManager["Journal"]):
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        """`about` are the JSON values that the outputs depend on besides the items.
+        """`about` are the JSON values of all that the outputs depend on, except the items.
 
         Raises: OSError if the file cannot be read and written.
         """
@@ -392,7 +373,7 @@ class Part:
 
 
 def all_parts(outputs: Sequence[Path], finished: Callable[[Part], bool], verb: str) -> list[Part]:
-    """All parts of these outputs, by the names of the files beside them; `verb` makes a part, for messages.
+    """All parts of these outputs, by the names of their files; `verb` is what makes a part, for messages.
 
     Raises: DataError if one is missing or not `finished`, or if there are parts of different divisions.
     """
