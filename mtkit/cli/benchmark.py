@@ -40,16 +40,25 @@ if TYPE_CHECKING:
     from mtkit.runs import Run
     from mtkit.training.world import World
 
-Lengths = Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")]
 Repeats = Annotated[int, typer.Option(min=1, max=MOST, help="Measurements per case; the fastest counts.")]
 Output = Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder for table, JSON and picture.")]
 OUTPUT = Path("mtkit-benchmark")
 
-benchmark = typer.Typer(help="Measure speed and memory on this machine.", invoke_without_command=True)
+benchmark = typer.Typer(invoke_without_command=True)
 
 
 @benchmark.callback()
 def _benchmark(context: typer.Context) -> None:
+    """Measure speed and memory on this machine.
+
+    Each command writes a table, JSON and a picture to the folder mtkit-benchmark.
+
+    \b
+    Examples:
+      mtkit benchmark train --preset small
+      mtkit benchmark decode --beside ctranslate2
+      mtkit benchmark attention --names band,linear
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -282,9 +291,9 @@ def documents(
 def attention(
     names: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Mechanisms.  [default: those of linear cost published for the role]"),
+        typer.Option(metavar="A,B", help="Mechanisms.  [default: all of linear cost published for the role]"),
     ] = None,
-    lengths: Lengths = "512,1024,2048,4096",
+    lengths: Annotated[str, typer.Option(metavar="T,T", help="Sequence lengths.")] = "512,1024,2048,4096",
     role: Annotated[str, typer.Option(help="Role: encoder, decoder or cross.")] = "encoder",
     heads: Annotated[int, typer.Option(min=1, max=1_000_000, help="Attention heads.")] = 8,
     width: Annotated[int, typer.Option(min=1, max=1_000_000, help="Model width, all heads together.")] = 512,
@@ -367,7 +376,7 @@ def _trainers(
 def _training_peers(
     recipe: "Recipe", prepared: "Prepared", world: "World", trainers: "Sequence[OwnTrainer]"
 ) -> "Sequence[Trainer]":
-    """Make trainers of Hugging Face's model, in float32 and in those of mtkit's precisions that it supports."""
+    """Make trainers of Hugging Face's model, in float32 and in mtkit's precisions if it supports them."""
     from mtkit.benchmark.peers.huggingface_training import PRECISIONS, HuggingFaceTrainer
 
     shared = [trainer.precision for trainer in trainers if trainer.precision in PRECISIONS]

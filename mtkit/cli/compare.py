@@ -43,7 +43,7 @@ def compare(
 
     Recipe, budget and seed are the same for all; each model translates the first test side. The table holds BLEU with
     its 95% bootstrap interval, target tokens/s in training (without validation) and in decoding, peak memory of the
-    process, parameters and updates. The default budget is that of the recipe or preset. The same command resumes; more
+    process, parameters and updates. By default, the recipe or preset sets the budget. The same command resumes; more
     names add rows. If a mechanism fails, its row has the reason and the exit code is 1.
 
     \b

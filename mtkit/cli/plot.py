@@ -9,11 +9,17 @@ from mtkit.cli.align import NO_FONT, attend
 from mtkit.cli.options import Checkpoint, Device, Direction, RunFolder, RunName, Threads, Translation, use_threads
 from mtkit.errors import MtkitError
 
-plot = typer.Typer(help="Draw what a run attends to.", invoke_without_command=True)
+plot = typer.Typer(invoke_without_command=True)
 
 
 @plot.callback()
 def _plot(context: typer.Context) -> None:
+    """Draw what a run attends to.
+
+    \b
+    Examples:
+      mtkit plot attention --source "The boy sleeps."
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

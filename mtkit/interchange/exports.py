@@ -114,7 +114,7 @@ def _write(run: Run, model: Network, folder: Path) -> None:
 
 
 def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreement | None:
-    """Compare mtkit's tokens with those that the format's library finds; None if the library is not installed.
+    """Compare mtkit's tokens with the format's library; return None if the library is not installed.
 
     `translator` translates with only this run, by mtkit's engine on the CPU in float32. Raises: MtkitError if too many
     lines differ, which is a defect.
