@@ -42,9 +42,8 @@ def test_without_a_target_the_runs_own_translation_is_aligned(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # an untrained model's own translations are too long for it once they are cut into pieces again
-    monkeypatch.setattr(
-        Translator, "lines", lambda self, lines, direction: [[Translation("der Junge", 0.0, 0.0, (EOS,))]]
-    )
+    found = [[Translation("der Junge", 0.0, 0.0, (EOS,))]]
+    monkeypatch.setattr(Translator, "translate", lambda self, lines, **settings: found)
     result = call("the boy sleeps", "--run", str(folder), "--output", str(tmp_path / "boy.png"))
     assert result.exit_code == 0, result.output
 
