@@ -55,7 +55,7 @@ class Reformer(HeadAttention):
         "regularizer": frozenset({"disagreement"}),
     }
     small: ClassVar[dict[str, Any]] = {"lsh_buckets": 4, "chunk": 3, "rounds": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"rounds": 1}, {"lsh_buckets": 1}, {"across_buckets": False})
+    variants = ({"rounds": 1}, {"lsh_buckets": 1}, {"across_buckets": False})
 
     rotations: Tensor
     training_rotations: Tensor

@@ -29,12 +29,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.pattern_attention import HeadGroup, PatternGroup
 from mtkit.attention.content._clusters import Centroids, enlist, enlisted, start_lists
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.chunks import (
-    attend_chosen_to_chosen,
-    attend_in_chunks,
-    attend_to_chosen,
-    rows_at,
-)
+from mtkit.attention.kernels.chunks import attend_chosen_to_chosen, attend_in_chunks, attend_to_chosen, rows_at
 from mtkit.attention.kernels.dot_product import attend_step, expand_heads, safe_softmax, upcast
 from mtkit.attention.kernels.gathered import others_first
 from mtkit.attention.kernels.pattern import Band
@@ -63,7 +58,7 @@ class Routing(HeadAttention):
     learns_by_steps = False  # centroids follow whole sequences
     slots = WITHOUT_SCORES | {"projection": OWN_VECTORS}
     small: ClassVar[dict[str, Any]] = {"clusters": 3, "window": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"assign": "balanced"},
         {"assign": "balanced", "share_qk": True},
         {"share_qk": True},

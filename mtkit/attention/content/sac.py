@@ -55,12 +55,7 @@ class Sac(HeadAttention):
     learns_by_steps = False  # edges are learned from samples of whole sequences
     slots = WITHOUT_SCORES | {"positions": frozenset({"rotary"})}  # other positions add to scores by distance
     small: ClassVar[dict[str, Any]] = {"edges": 3, "hidden": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"share": "head"},
-        {"share": "model"},
-        {"scan": "sequence"},
-        {"share": "head", "scan": "sequence"},
-    )
+    variants = ({"share": "head"}, {"share": "model"}, {"scan": "sequence"}, {"share": "head", "scan": "sequence"})
 
     updates: Tensor
 

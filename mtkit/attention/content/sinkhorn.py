@@ -37,18 +37,13 @@ class Sinkhorn(BlockSorting):
     "mlp" (two layers on the sum of the tokens, which limit the length).
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Tay et al. 2020, arXiv 2002.11296"
     complexity = "O(T √T)"
     growth = 1.5
     slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"sinkhorn_block": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"sinkhorn_sortnet": "mlp"},
-        {"sinkhorn_iters": 2},
-        {"sinkhorn_sortnet": "mlp", "sinkhorn_iters": 1},
-    )
+    variants = ({"sinkhorn_sortnet": "mlp"}, {"sinkhorn_iters": 2}, {"sinkhorn_sortnet": "mlp", "sinkhorn_iters": 1})
 
     def __init__(
         self,

@@ -39,11 +39,7 @@ class SinkhornSortcut(BlockSorting):
     growth = 1.5
     slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"sinkhorn_block": 4, "sortcut_blocks": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"sinkhorn_sortnet": "mlp"},
-        {"sinkhorn_iters": 0},
-        {"sortcut_blocks": 1},
-    )
+    variants = ({"sinkhorn_sortnet": "mlp"}, {"sinkhorn_iters": 0}, {"sortcut_blocks": 1})
 
     def __init__(
         self,

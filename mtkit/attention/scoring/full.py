@@ -41,8 +41,7 @@ COMPACTED = 128
 class Full(ScoreAttention):
     """Scaled dot-product attention over all keys."""
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Vaswani et al. 2017, arXiv 1706.03762"
     complexity = "O(T²)"
     growth = 2

@@ -9,7 +9,7 @@ Cost: O(T S) time and memory. A step costs O(t).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +32,14 @@ class NadarayaWatson(ScoreAttention):
     ("per-dim"). exclude_self: whether a token does not see itself, so that it is estimated from the others.
     """
 
-    roles = frozenset({"encoder", "decoder", "cross"})
-    published = frozenset({"encoder", "decoder", "cross"})
+    roles = published = frozenset({"encoder", "decoder", "cross"})
     paper = "Nadaraya 1964; Watson 1964; Zhang et al. 2021, arXiv 2106.11342"
     complexity = "O(T²)"
     growth = 2
     weights = True
     undecayed = ("width",)
     slots: ClassVar[Mapping[str, frozenset[str] | None]] = {**ScoreAttention.slots, "projection": OWN_VECTORS}
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"width": "scalar"}, {"width": "per-dim"})
+    variants = ({"width": "scalar"}, {"width": "per-dim"})
 
     def __init__(
         self, site: Site, *, width: Annotated[str, OneOf(WIDTHS)] = "per-head", exclude_self: bool = False

@@ -80,14 +80,13 @@ class Axial(_LineAttention):
     ("shift"), or its row and the columns up to its own ("quadrant").
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Ho et al. 2019, arXiv 1912.12180"
     complexity = "O(T √T)"
     growth = 1.5
     slots = WITHOUT_SCORES | {"positions": None}
     small: ClassVar[dict[str, Any]] = {"axial_width": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"axial_combine": "sum"},
         {"axial_causal": "quadrant"},
         {"axial_combine": "sum", "axial_causal": "quadrant"},

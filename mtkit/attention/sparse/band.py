@@ -19,8 +19,7 @@ class BandAttention(PatternAttention):
     number, or one per layer.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T r)"
     growth = 1

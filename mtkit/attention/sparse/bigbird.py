@@ -51,7 +51,7 @@ class BigBird(PatternAttention):
         "positions": frozenset({"rotary"}),
     }
     small: ClassVar[dict[str, Any]] = {"block_size": 3, "bigbird_random": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"bigbird_form": "etc"},
         {"bigbird_form": "etc", "bigbird_global": 1, "bigbird_random": 1},
         {"bigbird_global": 3, "bigbird_window": 5},

@@ -21,17 +21,12 @@ class BlockLocal(PatternAttention):
     decoder role no later token is seen, whatever block_fwd is.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Liu et al. 2018, arXiv 1801.10198"
     complexity = "O(T b)"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"block_size": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"block_back": 1},
-        {"block_fwd": 2},
-        {"block_back": 1, "block_fwd": 1},
-    )
+    variants = ({"block_back": 1}, {"block_fwd": 2}, {"block_back": 1, "block_fwd": 1})
 
     def __init__(
         self, site: Site, *, block_size: Positive = 64, block_back: Natural = 0, block_fwd: Natural = 0

@@ -62,14 +62,13 @@ class Bp(HeadAttention):
     each by a learned query ("local").
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Ye et al. 2019, arXiv 1911.04070"
     complexity = "O(T k log T)"
     growth = 1
     slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"bp_k": 3, "bp_clip": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"bp_memory": "local"}, {"bp_k": 1})
+    variants = ({"bp_memory": "local"}, {"bp_k": 1})
 
     def __init__(
         self,

@@ -23,13 +23,12 @@ class DilatedAttention(PatternAttention):
     leaves no gaps.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T r)"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"window_radius": 4, "dilation": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"dilation": [1, 3]}, {"dilation": 1})
+    variants = ({"dilation": [1, 3]}, {"dilation": 1})
 
     def __init__(self, site: Site, *, window_radius: Natural = 128, dilation: PositiveByHead = 2) -> None:
         super().__init__(site)

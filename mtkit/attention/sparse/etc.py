@@ -74,11 +74,7 @@ def distance_label(distance: Tensor, clip: int) -> Tensor:
 PREFIXES = {
     "qkv": dict[tuple[str, str], str](),
     "kv": {("node", "node"): "global_", ("node", "token"): "global_"},
-    "none": {
-        ("token", "node"): "token_global_",
-        ("node", "node"): "global_",
-        ("node", "token"): "global_token_",
-    },
+    "none": {("token", "node"): "token_global_", ("node", "node"): "global_", ("node", "token"): "global_token_"},
 }
 """For each value of `share`: the prefix of the key and value projections by (reader, what it reads)."""
 MEMORIES = ("carry", "local")
@@ -98,14 +94,13 @@ class Etc(HeadAttention):
     their block. global_memory: nodes are carried from layer to layer ("carry") or rebuilt in each ("local").
     """
 
-    roles = frozenset({"encoder"})
-    published = frozenset({"encoder"})
+    roles = published = frozenset({"encoder"})
     paper = "Ainslie et al. 2020, arXiv 2004.08483"
     complexity = "O(T (r + g))"
     growth = 1
     slots = WITHOUT_SCORES
     small: ClassVar[dict[str, Any]] = {"window_radius": 3, "global_tokens": 4, "block": 4, "rel_clip": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"share": "kv"},
         {"share": "none"},
         {"rel_clip": 0},

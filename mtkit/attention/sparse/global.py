@@ -21,14 +21,7 @@ from torch import Tensor, nn
 
 from mtkit.attention.bases.pattern_attention import PatternAttention, by_head
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.dot_product import (
-    attend,
-    attend_step,
-    expand_heads,
-    safe_softmax,
-    scores_of,
-    weighted,
-)
+from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax, scores_of, weighted
 from mtkit.attention.kernels.pattern import Band, Columns, Rows
 from mtkit.attention.kernels.running_softmax import add_keys, read_prefixes, start_softmax
 from mtkit.attention.options import Null, OneOf, PositiveByLayer, of_layer, refused
@@ -53,7 +46,7 @@ class Global(PatternAttention):
     weights = False
     slots = WITHOUT_SCORES | {"positions": None}
     small: ClassVar[dict[str, Any]] = {"global_tokens": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"mode": "internal"}, {"mode": "external"})
+    variants = ({"mode": "internal"}, {"mode": "external"})
 
     def __init__(
         self,

@@ -21,13 +21,12 @@ class Image1d(PatternAttention):
     role, after it.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Parmar et al. 2018, arXiv 1802.05751"
     complexity = "O(T (b + m))"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"image_block": 4, "image_memory": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"image_memory": 0}, {"image_memory": 9})
+    variants = ({"image_memory": 0}, {"image_memory": 9})
 
     def __init__(self, site: Site, *, image_block: Positive = 128, image_memory: Natural = 128) -> None:
         super().__init__(site)

@@ -27,8 +27,7 @@ class Image2d(PatternAttention):
     either side.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Parmar et al. 2018, arXiv 1802.05751"
     complexity = "O(T (h + 2 f) (w + 2 g))"
     growth = 1
@@ -39,10 +38,7 @@ class Image2d(PatternAttention):
         "regularizer": None,
     }
     small: ClassVar[dict[str, Any]] = {"image_width": 4, "image_query_shape": [2, 2], "image_flange": [1, 1]}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"image_query_shape": [2, 3], "image_flange": [0, 2]},
-        {"image_width": 7, "image_flange": [2, 0]},
-    )
+    variants = ({"image_query_shape": [2, 3], "image_flange": [0, 2]}, {"image_width": 7, "image_flange": [2, 0]})
 
     def __init__(
         self,

@@ -33,13 +33,12 @@ class Longformer(PatternAttention):
     whether global tokens have their own projections for queries, keys and values.
     """
 
-    roles = frozenset({"encoder", "decoder"})
-    published = frozenset({"encoder", "decoder"})
+    roles = published = frozenset({"encoder", "decoder"})
     paper = "Beltagy et al. 2020, arXiv 2004.05150"
     complexity = "O(T (r + g))"
     growth = 1
     small: ClassVar[dict[str, Any]] = {"window_radius": 3}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"global_tokens": 2},
         {"dilation": 2},
         {"window_radius": [2, 4]},

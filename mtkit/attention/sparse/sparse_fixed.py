@@ -26,7 +26,7 @@ class SparseFixed(FactorizedAttention):
     """
 
     small: ClassVar[dict[str, Any]] = {"stride": 5, "sparse_c": 2}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"sparse_heads": "split"}, {"sparse_heads": "alternate"})
+    variants = ({"sparse_heads": "split"}, {"sparse_heads": "alternate"})
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class SparseStrided(FactorizedAttention):
     """
 
     small: ClassVar[dict[str, Any]] = {"stride": 4}
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({"sparse_heads": "merge"}, {"sparse_heads": "alternate"})
+    variants = ({"sparse_heads": "merge"}, {"sparse_heads": "alternate"})
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ Cost: O(T). A step costs O(1) and keeps one token and the relay's sums.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class Star(HeadAttention):
     complexity = "O(T)"
     growth = 1
     slots = WITHOUT_SCORES
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+    variants = (
         {"star_ring": "open"},
         {"star_relay": "mean"},
         {"star_memory": "carry"},
