@@ -226,7 +226,6 @@ class BlockSorting(HeadAttention):
         return mixing @ expand_heads(k, heads), mixing @ expand_heads(v, heads), (share >= LEAST).squeeze(-1)
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Select other noise for the next update."""
         super().after_update(update, total_updates)
         self.updates.fill_(update)
 

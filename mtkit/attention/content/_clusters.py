@@ -1,8 +1,8 @@
-"""Clusters of routing: centroids that follow the vectors assigned to them, and lists of each cluster's latest members.
+"""Clusters of tokens: centroids that follow the vectors assigned to them, and lists of each cluster's latest members.
 
 Centroids are moving statistics in buffers, not trained weights. They are updated as in Roy et al., 2020 (arXiv
-2003.05997): a moving sum of vectors over a smoothed moving count. A decoding step reads its cluster's tokens from the
-lists.
+2003.05997): a moving sum of vectors over a smoothed moving count. A decoding step reads the tokens of its cluster, or
+of its hash bucket, from the lists.
 """
 
 import torch
@@ -108,11 +108,10 @@ class Centroids(nn.Module):
         self.new_mass.zero_()
 
 
-def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor) -> State:
-    """Return empty lists of the latest members of each group."""
-    shape = (batch_size, hypotheses, heads, groups)
-    count = torch.zeros(shape, dtype=torch.long, device=like.device)
-    return {"members": count.new_zeros(*shape, 1), "count": count}
+def start_lists(batch_size: int, hypotheses: int, heads: int, groups: int, like: Tensor, places: int = 1) -> State:
+    """Return empty lists of the latest members of each group, with room for `places` of them."""
+    count = torch.zeros(batch_size, hypotheses, heads, groups, dtype=torch.int32, device=like.device)
+    return {"members": count.new_zeros(*count.shape, places), "count": count}
 
 
 def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
@@ -126,7 +125,7 @@ def enlist(lists: State, group: Tensor, position: int, most: int) -> State:
     place = count.take_along_dim(group.unsqueeze(-1), 3) % members.shape[-1]
     index = group.unsqueeze(-1) * members.shape[-1] + place
     members.view(*count.shape[:-1], -1).scatter_(3, index, position)
-    count.scatter_add_(3, group.unsqueeze(-1), torch.ones_like(index))
+    count.scatter_add_(3, group.unsqueeze(-1), torch.ones_like(index, dtype=count.dtype))
     return {"members": members, "count": count}
 
 
@@ -135,4 +134,4 @@ def enlisted(lists: State, group: Tensor) -> tuple[Tensor, Tensor]:
     members = lists["members"].take_along_dim(group[..., None, None], 3).squeeze(3)
     last = lists["count"].take_along_dim(group.unsqueeze(-1), 3) - 1
     place = torch.arange(members.shape[-1], device=members.device)
-    return members, last - (last - place) % members.shape[-1]
+    return members.long(), last - (last - place) % members.shape[-1]

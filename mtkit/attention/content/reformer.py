@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from mtkit.attention.bases.caches import append, start_cache, written
 from mtkit.attention.bases.head_attention import HeadAttention
+from mtkit.attention.content._clusters import enlist, enlisted, start_lists
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import safe_softmax, upcast
 from mtkit.attention.kernels.reproducible import random_key, replay_choice
@@ -89,17 +90,12 @@ class Reformer(HeadAttention):
         return Attended(self.merge_heads(heads), losses=self.losses(heads, v, None, query_valid))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return empty caches and buckets.
-
-        `latest` (B, N, H, rounds, buckets, places) holds positions: rank r of a bucket is at place r % (2 chunk).
-        `sizes` (B, N, H, rounds, buckets) counts the tokens of each bucket.
-        """
-        p = self.projection
-        state = start_cache(inputs.batch_size, inputs.hypotheses, self.q_proj.weight, **self.cache_shapes)
-        buckets = (inputs.batch_size, inputs.hypotheses, p.heads, self.rounds, self.lsh_buckets)
-        sizes = torch.zeros(buckets, dtype=torch.int32, device=self.q_proj.weight.device)
-        places = min(2 * self.chunk, state["keys"].shape[3])  # grows with the tokens
-        return {**state, "latest": sizes.new_zeros(*buckets, places), "sizes": sizes}, None
+        """Return empty caches, and the lists of each bucket's last 2 chunk positions, for (H * rounds) streams."""
+        batch_size, hypotheses, like = inputs.batch_size, inputs.hypotheses, self.q_proj.weight
+        state = start_cache(batch_size, hypotheses, like, **self.cache_shapes)
+        streams, places = self.projection.heads * self.rounds, min(2 * self.chunk, state["keys"].shape[3])
+        lists = start_lists(batch_size, hypotheses, streams, self.lsh_buckets, like, places=places)
+        return {**state, "lists": lists}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
         """Attend to the last two chunks of the token's bucket in each round."""
@@ -108,8 +104,8 @@ class Reformer(HeadAttention):
         rows = query.flatten(0, 1).unsqueeze(1)  # (B*N, 1, D): a segment of one token for each hypothesis
         q, v, buckets = (x.squeeze(-2 if x.is_floating_point() else -1) for x in self._hashed(rows, None, here))
         q, v, buckets = (x.unflatten(0, query.shape[:2]) for x in (q, v, buckets))
-        picks, state = self._listed(buckets, state)
-        state = append(state, keys=_keys(q), values=v)
+        picks, lists = self._listed(buckets, state["lists"], state["count"])
+        state = {**append(state, keys=_keys(q), values=v), "lists": lists}
         index = picks.clamp(min=0).unsqueeze(-1)
         keys, values = (
             written(state, name).take_along_dim(index, dim=3) for name in ("keys", "values")
@@ -120,7 +116,6 @@ class Reformer(HeadAttention):
         return Attended(self.merge_heads(heads.transpose(1, 2))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Draw new rotations for training."""
         super().after_update(update, total_updates)
         self.training_rotations.copy_(to_device(self._drawn(update), self.training_rotations.device))
 
@@ -189,27 +184,19 @@ class Reformer(HeadAttention):
         layouts = sorted_chunks(buckets, valid, self.chunk, self.across_buckets, self.site.causal)
         return attend_layouts(q.transpose(1, 2), v.transpose(1, 2), layouts, dropout=self.dropout).transpose(1, 2)
 
-    def _listed(self, buckets: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the positions that the newest token sees, and the state with the token in its buckets.
+    def _listed(self, buckets: Tensor, lists: State, position: int) -> tuple[Tensor, State]:
+        """Return the positions that the newest token sees, and the lists with the token in its buckets.
 
         buckets (B, N, H, rounds); positions (B, N, H, places), each once; -1 marks an empty place.
         """
-        latest, sizes, span = state["latest"], state["sizes"], 2 * self.chunk
-        places = latest.shape[-1]
-        if state["count"] >= places and places < span:
-            latest = F.pad(latest, (0, min(places, span - places)))
-            places = latest.shape[-1]
-        bucket = buckets.unsqueeze(-1)  # (B, N, H, rounds, 1)
-        rank = sizes.gather(-1, bucket).long()
-        place = torch.arange(places, device=rank.device)
-        held = rank - 1 - (rank - 1 - place) % span  # ranks; negative: not written yet
-        seen = held >= (rank // self.chunk - 1).clamp(min=0) * self.chunk
-        picks = latest.take_along_dim(bucket.unsqueeze(-1), dim=-2).squeeze(-2).long()
-        picks = picks.masked_fill(~seen, -1).flatten(-2).sort(dim=-1).values
-        again = F.pad(picks[..., 1:] == picks[..., :-1], (1, 0))
-        latest.view(*sizes.shape[:-1], -1).scatter_(-1, bucket * places + rank % span, state["count"])
-        sizes.scatter_add_(-1, bucket, torch.ones_like(bucket, dtype=sizes.dtype))
-        return picks.masked_fill(again, -1), {**state, "latest": latest, "sizes": sizes}
+        bucket = buckets.flatten(2)  # (B, N, H * rounds)
+        lists = enlist(lists, bucket, position, 2 * self.chunk)
+        members, rank = enlisted(lists, bucket)
+        newest = rank.amax(-1, keepdim=True)
+        seen = (rank >= (newest // self.chunk - 1).clamp(min=0) * self.chunk) & (rank < newest)
+        picks = members.masked_fill(~seen, -1).unflatten(2, buckets.shape[2:]).flatten(-2).sort(dim=-1).values
+        repeated = F.pad(picks[..., 1:] == picks[..., :-1], (1, 0))
+        return picks.masked_fill(repeated, -1), lists
 
 
 def _keys(q: Tensor) -> Tensor:

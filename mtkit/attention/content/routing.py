@@ -236,7 +236,6 @@ class Routing(HeadAttention):
         return [j for j in keys if j != i] or keys if self.shared else keys
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Move the centroids by the vectors assigned to them since the last update."""
         super().after_update(update, total_updates)
         self.centroids.update()
 

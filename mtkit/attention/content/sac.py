@@ -167,7 +167,6 @@ class Sac(HeadAttention):
         return Attended(self.merge_heads(by_hypotheses(heads, hypotheses))), state
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Select new noise for training."""
         super().after_update(update, total_updates)
         self.updates.fill_(update)
 

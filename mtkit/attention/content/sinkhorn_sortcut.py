@@ -79,7 +79,6 @@ class SinkhornSortcut(BlockSorting):
         return Attended(self.merge_heads(dense_attend(q, keys, values, (filled & first).unsqueeze(-2), self.scale)[0]))
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return the first sorted blocks of the source, shared by all hypotheses."""
         memory = inputs.memory
         assert memory is not None  # the cross role is the only one that steps
         k, v = self.keys_values(memory)

@@ -138,7 +138,6 @@ class Axial(_LineAttention):
         return down if self.sequential else along + down, losses
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return empty caches of the current row and of all columns."""
         return {"row": {"count": 0}, "column": {"count": 0}, "count": 0}, None
 
     def advance(self, inputs: Inputs, state: State) -> tuple[Attended, State]:
@@ -190,7 +189,6 @@ class Axial(_LineAttention):
         return Attended(self.naive_along(query + lower, row, column, causal, query_valid))
 
     def after_update(self, update: int, total_updates: int) -> None:
-        """Call the slots of all passes."""
         super().after_update(update, total_updates)
         for part in (self.column, self.above):
             if part is not None:

@@ -132,7 +132,6 @@ class BigBird(PatternAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """The same from the scores of all pairs under a mask."""
         query = inputs.query
         if not self.nodes:
             return super().naive(query, query_valid=inputs.query_valid)

@@ -308,7 +308,6 @@ class Etc(HeadAttention):
             self.add_module(f"{prefix}{name}", copy.deepcopy(getattr(self, name)))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Copy the projections of `full` to all projections of tokens and nodes."""
         super().adopt(full_state)
         seconds = [name for name, _ in self.named_children() if "global_" in name]
         self.adopt_copies(full_state, {name: "_".join(name.split("_")[-2:]) for name in seconds})  # "k_proj"

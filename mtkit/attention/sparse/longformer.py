@@ -210,6 +210,5 @@ class Longformer(PatternAttention):
         return Attended(self.merge_heads(rows.where(is_global, heads)), weights=row_weights.where(is_global, weights))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Copy the projections of `full` for local and global tokens."""
         super().adopt(full_state)
         self.adopt_copies(full_state, {f"global_{name}": name for name in PROJECTIONS if self.separate})

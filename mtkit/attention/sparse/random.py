@@ -58,7 +58,6 @@ class RandomAttention(PatternAttention):
         return drawn if self.site.role == "cross" else Blocks(1) | drawn
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
-        """Return an empty cache; in the cross role the projected source, shared by all hypotheses."""
         if inputs.memory is None:
             return super().begin(inputs)
         k, v = self.keys_values(inputs.memory)

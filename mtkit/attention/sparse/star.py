@@ -257,7 +257,6 @@ class Star(HeadAttention):
         return Attended(self.merge_heads(heads), carry=self._carried(nodes[0], query, carry))
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
-        """Copy the projections of `full` for the tokens and for the relay."""
         super().adopt(full_state)
         relays = [name for name, _ in self.named_children() if name.startswith("relay_") and name.endswith("_proj")]
         self.adopt_copies(full_state, {name: name.removeprefix("relay_") for name in relays})

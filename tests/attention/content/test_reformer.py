@@ -134,12 +134,13 @@ def test_hashes_come_from_float32_under_autocast() -> None:
 def test_a_step_reads_two_chunks_a_round_and_keeps_lists_of_that_length() -> None:
     reformer = make(lsh_buckets=2, chunk=20, rounds=3)
     state, _ = reformer.start(2, hypotheses=3)
-    assert state["latest"].shape == (2, 3, 4, 3, 2, 8), "short at first"
+    assert state["lists"]["members"].shape == (2, 3, 12, 2, 8), "short at first"
     for _ in range(100):
         _, state = reformer.step(torch.randn(2, 3, 32), state)
-    assert state["latest"].shape == (2, 3, 4, 3, 2, 40)
-    assert (state["sizes"].sum(-1) == 100).all()
-    picks, _ = reformer._listed(torch.zeros(2, 3, 4, 3, dtype=torch.long), reorder(state, torch.tensor([1, 0])))
+    assert state["lists"]["members"].shape == (2, 3, 12, 2, 40)
+    assert (state["lists"]["count"].sum(-1) == 100).all()
+    lists = reorder(state, torch.tensor([1, 0]))["lists"]
+    picks, _ = reformer._listed(torch.zeros(2, 3, 4, 3, dtype=torch.long), lists, 100)
     assert picks.shape[-1] == 3 * 40
     rows = [[pick for pick in row if pick >= 0] for row in picks.flatten(0, -2).tolist()]
     assert all(len(row) == len(set(row)) and max(row) < 100 for row in rows), "each key once"
