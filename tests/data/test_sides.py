@@ -229,6 +229,8 @@ def test_a_document_may_lie_in_several_chunks(several: DataSettings, monkeypatch
 
 
 def test_the_longest_segment_of_a_side_is_that_of_any_corpus() -> None:
-    counts = [Count(lines=2, longest={"source": 7, "target": 3}), Count(lines=5, longest={"source": 4, "target": 9})]
+    counts = [Count(), Count()]
+    counts[0].lines, counts[0].longest = 2, {"source": 7, "target": 3}
+    counts[1].lines, counts[1].longest = 5, {"source": 4, "target": 9}
     found = total(counts)
     assert (found["lines"], found["longest"]) == (7, {"source": 7, "target": 9})
