@@ -1,4 +1,4 @@
-"""Preparing data: text to a folder of Arrow files and a tokenizer, in a stream, whole or not at all."""
+"""Preparation of data: text to a folder of Arrow files and a tokenizer, as a stream, completely or not at all."""
 
 import hashlib
 import json
@@ -34,10 +34,10 @@ from mtkit.text.corpora import measure_corpus, name_of
 from mtkit.version import __version__
 
 LEAST_PAIRS = 32
-"""Usable training pairs below which there is nothing to learn from."""
+"""Minimum number of usable training pairs."""
 
-_ALONE = 20_000
-"""Segments up to which starting more processes takes longer than it saves."""
+_ONE_PROCESS = 20_000
+"""Maximum segments for which one process is faster than starting several."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Report:
 
     folder: Path
     unchanged: bool
-    """True where the same data was there already, and nothing was done."""
+    """Whether the same data existed, so that nothing was done."""
     record: Record
     """Content of prepared.json."""
     notes: Sequence[str] = ()
-    """Lines for people about the languages of the text."""
+    """Messages about the languages of the text."""
 
 
 def prepare(
@@ -61,24 +61,24 @@ def prepare(
     workers: int = 1,
     join: bool = False,
 ) -> Report:
-    """Prepare the data that `settings` describe in `settings.folder`; see `mtkit.data.prepared` for what lies there.
+    """Prepare the data that `settings` describe in `settings.folder`; see `mtkit.data.prepared` for its files.
 
-    Does nothing where the same settings and inputs, by their content, have been prepared already. Training pairs with
-    an empty side, and what `settings.cleaning` says, are left out and counted; validation and test sides are kept line
-    by line, whatever they hold. `workers` processes encode; what they write does not depend on how many.
+    Nothing is done if the same settings and inputs, by their content, have been prepared already. Training pairs with
+    an empty side, and others by `settings.cleaning`, are left out and counted; validation and test sides keep all
+    lines. `workers` processes encode; the result does not depend on their number.
 
-    Where nothing is prepared yet, text is read once: it is measured while it is encoded. Before, the tokenizer is
-    trained on up to 64 MiB of it; text other than plain files is read once more for that.
+    New text is read once: it is measured while it is encoded. Before that, the tokenizer is trained on up to 64 MiB of
+    it, for which text other than plain files is read another time.
 
-    A training side of more than `mtkit.data.shards.PAIRS` pairs, or of an unknown number, is encoded in shards beside
-    the folder, in FOLDER.partial, from which the same call goes on after a kill. With `join`, the training side is made
-    of the parts that `prepare_part` wrote; the result is the same.
+    A training side of more than `mtkit.data.shards.PAIRS` pairs, or of an unknown number, is encoded in shards in
+    FOLDER.partial, from which the same call resumes after a kill. With `join`, the training side consists of the parts
+    that `prepare_part` wrote; the result is the same.
 
     A corpus that a run is to translate needs both sides: see `mtkit.decoding.translated_text`.
 
-    Raises: DataError where an input cannot be used, where the folder holds other data (and `overwrite` is False), or
-    where the corpus is too small; with `join`, where a part is missing, or of other text, settings or tokenizer;
-    MtkitError where another process is preparing the same folder.
+    Raises: DataError if an input cannot be used, if the folder holds other data (and `overwrite` is False), or if the
+    corpus is too small; with `join`, if a part is missing, or has other text, settings or tokenizer; MtkitError if
+    another process is preparing the same folder.
     """
     settings, notes = with_languages(with_tokenizer(settings))
     settings = with_named_sets(settings)
@@ -86,26 +86,18 @@ def prepare(
     sides = _sides(settings)
     check_place(folder, sides, settings.tokenizer_from)
     if (folder / "prepared.json").exists() and not overwrite:
-        return _unchanged(settings, sides, notes, progress)
+        return _check_unchanged(settings, sides, notes, progress)
     check_contents(folder, sides)
     started = time.monotonic()
     with ExitStack() as stack, writing(folder) as temporary:
-        stack.enter_context(_alone_at(folder, overwrite))
+        stack.enter_context(_lock_folder(folder, overwrite))
         temporary.mkdir()
         sides = sides or _write_builtin(settings, temporary / "text", progress)
         texts = {name: SideText(name, corpora, settings) for name, corpora in sides.items()}
-        parts = _joined(settings) if join else []
-        if not join:
-            sample = stack.enter_context(TextSample())
-            made_of = _sampled(settings, texts["train"], sample, progress)
-            _check_size(settings, texts["train"].pairs)
-            if settings.train and (texts["train"].pairs or sys.maxsize) > shards.PAIRS:
-                parts = [Shards(_partial(folder), Part(1, 1), _about(settings, made_of))]
-                stack.push(lambda error, *_: _tidy(settings, parts[0]) if error else None)
-                stack.enter_context(parts[0].begun())
-                _keep_tokenizers(settings, sample, parts[0].tokenizer, progress)
-            else:
-                make_tokenizers(settings, sample, temporary / "tokenizer", progress)
+        if join:
+            parts = _check_parts(settings)
+        else:
+            parts = _begin_shards(settings, texts["train"], temporary / "tokenizer", stack, progress)
         if parts:
             (temporary / "tokenizer").mkdir()
             copy_tokenizers(parts[0].tokenizer, temporary / "tokenizer")
@@ -131,32 +123,53 @@ def prepare(
             "seconds": round(time.monotonic() - started, 1),
         }
         write_json(temporary / "prepared.json", record)
-        read = read_record(temporary)
-        check_contents(folder, sides)  # once more: all that took its time
+        stored = read_record(temporary)
+        check_contents(folder, sides)  # again: preparation takes long
     if parts and not join:
         shutil.rmtree(parts[0].folder, ignore_errors=True)
-    return Report(folder, unchanged=False, record=read, notes=notes)
+    return Report(folder, unchanged=False, record=stored, notes=notes)
+
+
+def _begin_shards(
+    settings: DataSettings, text: SideText, tokenizer: Path, stack: ExitStack, progress: ProgressBar
+) -> list[Shards]:
+    """Make the tokenizers: those of the shards that a large training side is encoded in, or in `tokenizer`.
+
+    Returns the shards as one part, locked until `stack` is closed, or nothing for a small side.
+    """
+    sample = stack.enter_context(TextSample())
+    made_of = _read_sample(settings, text, sample, progress)
+    _check_size(settings, text.pairs)
+    if not settings.train or (text.pairs or sys.maxsize) <= shards.PAIRS:
+        make_tokenizers(settings, sample, tokenizer, progress)
+        return []
+    folder = inside(settings.folder.parent, f"{settings.folder.name}.partial")
+    part = Shards(folder, Part(1, 1), _about(settings, made_of))
+    stack.push(lambda error, *_: _remove_few(settings, part) if error else None)
+    stack.enter_context(part.begun())
+    _make_shard_tokenizers(settings, sample, part.tokenizer, progress)
+    return [part]
 
 
 @contextmanager
-def _alone_at(folder: Path, overwrite: bool) -> Iterator[None]:
-    """Keeps other preparations of the folder out, until it has been replaced."""
+def _lock_folder(folder: Path, overwrite: bool) -> Iterator[None]:
+    """Lock the folder against other preparations until it is replaced."""
     place = Path(os.path.realpath(folder))
-    held = f"another process is preparing {folder}; wait for it, or give another folder with --data"
-    with locked(place.with_name(f".{place.name}.lock"), held):
-        if (folder / "prepared.json").exists() and not overwrite:  # since it was looked for
+    message = f"another process is preparing {folder}; wait for it, or give another folder with --data"
+    with locked(place.with_name(f".{place.name}.lock"), message):
+        if (folder / "prepared.json").exists() and not overwrite:  # it did not exist before the lock
             raise DataError(f"another process has just prepared {folder}; run the command again")
         yield
 
 
-def _unchanged(settings: DataSettings, sides: Corpora, notes: list[str], progress: ProgressBar) -> Report:
-    """The data that is there. Raises: DiffersError where it was prepared from other text or with other settings."""
-    found = read_record(settings.folder)
+def _check_unchanged(settings: DataSettings, sides: Corpora, notes: list[str], progress: ProgressBar) -> Report:
+    """Report the existing data. Raises: DiffersError if it was prepared from other text or with other settings."""
+    record = read_record(settings.folder)
     facts = {side: [measure_corpus(corpus, progress) for corpus in corpora] for side, corpora in sides.items()}
     _, identity = identify(settings, facts)
-    if changes := differences(found["identity"], identity):
+    if changes := differences(record["identity"], identity):
         raise DiffersError(
-            f"{settings.folder} holds data prepared with other settings ({_listed(changes)})",
+            f"{settings.folder} holds data prepared with other settings ({_join_changes(changes)})",
             "give --overwrite to replace it, or another folder with --data",
         )
     return Report(settings.folder, unchanged=True, record=open_prepared(settings.folder).record, notes=notes)
@@ -165,31 +178,30 @@ def _unchanged(settings: DataSettings, sides: Corpora, notes: list[str], progres
 def prepare_part(
     settings: DataSettings, part: Part, *, progress: ProgressBar = silent, workers: int = 1
 ) -> tuple[Path, int]:
-    """Encode one part of the training side, for `prepare(settings, join=True)`; its folder and number of pairs.
+    """Encode one part of the training side, for `prepare(settings, join=True)`; return its folder and pairs.
 
-    Every part trains the tokenizer, which comes out the same. Of plain text it reads its own share beyond that. A part
-    that was killed goes on; what was encoded of the same text is not made again. Raises: DataError as `prepare`, and
-    for the built-in corpus.
+    Every part trains the same tokenizer. Apart from that, it reads only its share of plain text. A killed part is
+    resumed. Raises: DataError as `prepare`, and for the built-in corpus.
     """
     settings = with_named_sets(with_languages(with_tokenizer(settings))[0])
-    _check_parted(settings)
+    _check_own_text(settings)
     sides = _sides(settings)
     check_place(settings.folder, sides, settings.tokenizer_from)
     with TextSample() as sample:
         text = SideText("train", settings.train, settings)
-        made_of = _sampled(settings, text, sample, progress)
+        made_of = _read_sample(settings, text, sample, progress)
         text.count(progress)
         _check_size(settings, text.pairs)
         written = Shards(part.output(settings.folder), part, _about(settings, made_of))
         with written.begun():
-            _keep_tokenizers(settings, sample, written.tokenizer, progress)
+            _make_shard_tokenizers(settings, sample, written.tokenizer, progress)
             with Encoder(written.tokenizer, _processes([text], workers)) as encoder:
                 written.write(settings, text, encoder, progress)
     return written.folder, written.record["pairs"] or 0
 
 
-def _sampled(settings: DataSettings, text: SideText, sample: TextSample, progress: ProgressBar) -> str:
-    """Fingerprint of what the tokenizer is made of: the sample, or the models that are taken over."""
+def _read_sample(settings: DataSettings, text: SideText, sample: TextSample, progress: ProgressBar) -> str:
+    """Read the tokenizer's sample; return its fingerprint, or that of the models of `tokenizer_from`."""
     if settings.tokenizer_from is not None:
         return vocabulary_of(settings.tokenizer_from / "tokenizer")
     if (lines := sample.read(text.corpora, progress)) is not None:
@@ -201,49 +213,46 @@ def _about(settings: DataSettings, made_of: str) -> dict[str, Any]:
     return {"format": FORMAT, "mtkit": __version__, "settings": prepared_by(settings), "tokenizer": made_of}
 
 
-def _check_parted(settings: DataSettings) -> None:
+def _check_own_text(settings: DataSettings) -> None:
     if not settings.train:
         raise DataError("the built-in corpus is not prepared in parts; give your own text with --train and --valid")
 
 
-def _joined(settings: DataSettings) -> list[Shards]:
-    """All parts of the training side. Raises: DataError where one is missing, or of other settings or tokenizer."""
-    _check_parted(settings)
+def _check_parts(settings: DataSettings) -> list[Shards]:
+    """Return all parts of the training side. Raises: DataError if one is missing or has other settings or tokenizer."""
+    _check_own_text(settings)
     folder = settings.folder
 
-    def of(part: Part) -> Shards:
+    def shards_of(part: Part) -> Shards:
         return Shards(part.output(folder), part, {})
 
-    parts = [of(part) for part in all_parts([folder], lambda part: of(part).record["pairs"] is not None, "prepare")]
+    finished = all_parts([folder], lambda part: shards_of(part).record["pairs"] is not None, "prepare")
+    parts = [shards_of(part) for part in finished]
     first = parts[0].record
     about = json.loads(json_text(_about(settings, first["about"]["tokenizer"])))
-    for each in parts:
-        again = f"prepare it again with --part {each.part}"
-        found = each.record
-        if found["part"] != str(each.part):
-            raise DataError(f"{each.folder} holds part {found['part']}, not {each.part}; {again}")
-        if changes := differences({**found["about"], "tokenizer": about["tokenizer"]}, about):
-            raise DataError(f"part {each.part} was prepared with other settings ({_listed(changes)}); {again}")
-        if found["tokenizer"] != first["tokenizer"] or vocabulary_of(each.tokenizer) != first["tokenizer"]:
-            raise DataError(f"part {each.part} has another tokenizer than part 1; {again}")
-        if not each.finished:
-            raise DataError(f"part {each.part} is not whole: a shard of {each.folder} is missing; {again}")
+    for part in parts:
+        again = f"prepare it again with --part {part.part}"
+        record = part.record
+        if record["part"] != str(part.part):
+            raise DataError(f"{part.folder} holds part {record['part']}, not {part.part}; {again}")
+        if changes := differences({**record["about"], "tokenizer": about["tokenizer"]}, about):
+            raise DataError(f"part {part.part} was prepared with other settings ({_join_changes(changes)}); {again}")
+        if record["tokenizer"] != first["tokenizer"] or vocabulary_of(part.tokenizer) != first["tokenizer"]:
+            raise DataError(f"part {part.part} has another tokenizer than part 1; {again}")
+        if not part.finished:
+            raise DataError(f"part {part.part} is incomplete: a shard of {part.folder} is missing; {again}")
     return parts
 
 
-def _partial(folder: Path) -> Path:
-    return inside(folder.parent, f"{folder.name}.partial")
-
-
-def _tidy(settings: DataSettings, part: Shards) -> None:
-    """Remove shards after an error where there is little in them to go on from: no whole one, or the only one."""
-    little = not part.complete or (part.record["pairs"] or shards.PAIRS) < shards.PAIRS
-    if settings.tokenizer_from is not None and little:
+def _remove_few(settings: DataSettings, part: Shards) -> None:
+    """Remove the shards after an error if there is little to resume from: no complete shard, or a single one."""
+    few = not part.complete or (part.record["pairs"] or shards.PAIRS) < shards.PAIRS
+    if settings.tokenizer_from is not None and few:
         shutil.rmtree(part.folder, ignore_errors=True)
 
 
-def _keep_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
-    """The tokenizers in a folder that outlives a kill; they are made where it does not have them."""
+def _make_shard_tokenizers(settings: DataSettings, sample: TextSample, folder: Path, progress: ProgressBar) -> None:
+    """Make the tokenizers in a folder that remains after a kill, unless it exists."""
     if not folder.is_dir():
         with writing(folder) as temporary:
             make_tokenizers(settings, sample, temporary, progress)
@@ -257,27 +266,26 @@ def _write_sides(
     parts: Sequence[Shards],
     progress: ProgressBar,
 ) -> dict[str, dict[str, Any]]:
-    """Write all sides, the training side from `parts` if there are any; what was counted of each."""
+    """Write all sides, the training side from `parts` if there are any; return the counts of each."""
     held_out, written = Seen(), {}
-    # the training side last: it is searched for what the others hold
+    # the training side last: its pairs are compared with those of the others
     for name in sorted(texts, key=lambda name: name == "train"):
         side = name, texts[name].corpora, settings, encoder.tokenizers, held_out
         if name == "train" and parts:
-            repeats = Repeats(lambda: chain.from_iterable(each.hashes() for each in parts), progress)
-            read = chain.from_iterable(each.read() for each in parts)
-            written[name] = SideWriter(*side, repeats).write(folder, progress(read, "cleaning train", None))
+            repeats = Repeats(lambda: chain.from_iterable(part.hashes() for part in parts), progress)
+            chunks = chain.from_iterable(part.read() for part in parts)
+            written[name] = SideWriter(*side, repeats).write(folder, progress(chunks, "cleaning train", None))
         else:
             written[name] = SideWriter(*side).write(folder, encoder.encode(texts[name].chunks(progress)))
     return written
 
 
 def _processes(texts: Iterable[SideText], workers: int) -> int:
-    """One where there is so little text that more take longer."""
-    return 1 if sum(text.pairs or sys.maxsize for text in texts) <= _ALONE else workers
+    return 1 if sum(text.pairs or sys.maxsize for text in texts) <= _ONE_PROCESS else workers
 
 
 def _sides(settings: DataSettings) -> Corpora:
-    """The corpora of each side; none for the built-in corpus."""
+    """Return the corpora of each side; none for the built-in corpus."""
     if settings.train:
         for corpus in settings.train:
             if corpus.translated_by is not None:
@@ -296,8 +304,8 @@ def _sides(settings: DataSettings) -> Corpora:
 
 def _check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, int] | None = None) -> None:
     if pairs is not None and pairs < LEAST_PAIRS:
-        gone = [f"{number:,} {REASONS[reason]}" for reason, number in (left_out or {}).items() if number]
-        besides = f"; left out: {', '.join(gone)}" if gone else ""
+        reasons = [f"{number:,} {REASONS[reason]}" for reason, number in (left_out or {}).items() if number]
+        besides = f"; left out: {', '.join(reasons)}" if reasons else ""
         more = f" and {len(settings.train) - 1} more corpora" if len(settings.train) > 1 else ""
         where = f"{name_of(settings.train[0])}{more} hold" if settings.train else "data.builtin.train gives"
         raise DataError(
@@ -306,13 +314,14 @@ def _check_size(settings: DataSettings, pairs: int | None, left_out: dict[str, i
         )
 
 
-def _listed(changes: Sequence[str]) -> str:
-    """Differences for people: what a fingerprint says is only that the content is another."""
-    short = [
-        f"{change.split(':')[0].removeprefix('inputs.')}: other content" if change.startswith("inputs.") else change
-        for change in (each.removeprefix("settings.") for each in changes)
-    ]
-    return "; ".join(short)
+def _join_changes(changes: Sequence[str]) -> str:
+    """Join differences for a message; different fingerprints of an input mean other content."""
+    return "; ".join(
+        f"{change.split(':')[0].removeprefix('inputs.')}: other content"
+        if change.startswith("inputs.")
+        else change.removeprefix("settings.")
+        for change in changes
+    )
 
 
 def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
@@ -323,7 +332,7 @@ def _fingerprint(identity: dict[str, Any], tokenizer: Path) -> str:
 
 
 def _write_builtin(settings: DataSettings, folder: Path, progress: ProgressBar) -> Corpora:
-    """Draw the built-in corpus into plain text files, from where it goes the way of all text."""
+    """Draw the built-in corpus into plain text files, which are prepared like other text."""
     folder.mkdir()
     sides: Corpora = {}
     for name, draw in builtin_corpus(settings.builtin).items():

@@ -190,7 +190,7 @@ import mtkit
 import mtkit.data.prepare as preparing
 
 print("begun")
-preparing._ALONE = 0
+preparing._ONE_PROCESS = 0
 given = {"builtin": {"train": 60, "valid": 5, "test": 5}, "tokenizer": {"vocabulary": 400}}
 report = mtkit.prepare({"data": given}, workers=2)
 print(report.folder, __file__.endswith("unguarded.py"), getattr(__spec__, "name", None))

@@ -193,7 +193,7 @@ def test_joining_is_refused_where_parts_do_not_fit(settings: DataSettings) -> No
     shutil.rmtree(parts[1])
     kept.rename(parts[1])
     (parts[1] / "shard-1.arrow").rename(kept)
-    refused(r"part 2/3 is not whole: a shard of .* is missing")
+    refused(r"part 2/3 is incomplete: a shard of .* is missing")
     kept.rename(parts[1] / "shard-1.arrow")
     model = parts[2] / "tokenizer" / "joint.model"
     model.write_bytes(model.read_bytes() + b"0")
