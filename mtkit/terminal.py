@@ -9,7 +9,7 @@ from tabulate import tabulate
 Rows = Sequence[Sequence[str]]
 
 
-def watched() -> bool:
+def stderr_is_terminal() -> bool:
     """Return whether standard error is a terminal."""
     try:
         return bool(sys.stderr.isatty())

@@ -6,7 +6,7 @@ import unicodedata
 
 import pytest
 
-from mtkit.terminal import aligned, markdown, shortened, watched
+from mtkit.terminal import aligned, markdown, shortened, stderr_is_terminal
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ def test_a_terminal_is_watched_and_nothing_else_is(monkeypatch: pytest.MonkeyPat
     closed.close()
     for stderr in (Terminal(), io.StringIO(), closed, object(), None):
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert watched() is isinstance(stderr, Terminal)
+        assert stderr_is_terminal() is isinstance(stderr, Terminal)
 
 
 ROWS = [("name", "pieces", "note"), ("full", "1,234", "plain"), ("  part", "5", "")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from mtkit.terminal import watched
+from mtkit.terminal import stderr_is_terminal
 
 
 def note(message: str) -> None:
@@ -24,7 +24,7 @@ def _bar(**options: Any) -> Any:
 @contextmanager
 def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a bar; yield a function that takes the number of steps done and their total."""
-    with _bar(desc=what, unit=unit, disable=not (show and watched())) as bar:
+    with _bar(desc=what, unit=unit, disable=not (show and stderr_is_terminal())) as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.total = total
@@ -36,13 +36,13 @@ def steps(what: str, unit: str, *, show: bool = True) -> Iterator[Callable[[int,
 @contextmanager
 def counted(what: str | None, unit: str, total: int | None) -> Iterator[Callable[[int], object]]:
     """Show a bar; yield a function that takes the number of units just done."""
-    with _bar(desc=what, unit=f" {unit}", total=total, disable=not watched()) as bar:
+    with _bar(desc=what, unit=f" {unit}", total=total, disable=not stderr_is_terminal()) as bar:
         yield bar.update
 
 
 def through(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
     """Iterate over `items` with a bar (`mtkit.terminal.ProgressBar`)."""
-    bar: Iterable[Any] = _bar(iterable=items, desc=what, total=total, unit_scale=True, disable=not watched())
+    bar: Iterable[Any] = _bar(iterable=items, desc=what, total=total, unit_scale=True, disable=not stderr_is_terminal())
     return bar
 
 
@@ -54,7 +54,7 @@ def latest(every: float = 60.0) -> Iterator[Callable[[str], object]]:
     """
     from tqdm import tqdm
 
-    with tqdm(bar_format="{desc}", leave=False, disable=not watched()) as bar:
+    with tqdm(bar_format="{desc}", leave=False, disable=not stderr_is_terminal()) as bar:
         shown, when = "", 0.0
 
         def show(line: str) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from mtkit.cli.progress import note
 from mtkit.errors import MtkitError
-from mtkit.terminal import watched
+from mtkit.terminal import stderr_is_terminal
 
 if TYPE_CHECKING:
     from mtkit.decoding.held_out import HeldOut
@@ -101,7 +101,7 @@ def count_lines(name: str) -> int | None:
     """The number of lines if a progress bar shows it and they can be read twice; otherwise None."""
     from mtkit.text.text_files import Lines
 
-    countable = name != "-" and Path(name).is_file() and watched()
+    countable = name != "-" and Path(name).is_file() and stderr_is_terminal()
     return sum(1 for _ in Lines(Path(name))) if countable else None
 
 

@@ -235,12 +235,12 @@ def locked(path: Path, held: str) -> Iterator[None]:
         yield
 
 
-def clear(left: Path, path: Path) -> None:
-    """Remove the temporary folder `left` of a dead process that was writing `path`, and restore what it had moved."""
-    replaced = left / f"{path.name}.replaced"
+def remove_leftover(leftover: Path, path: Path) -> None:
+    """Remove the temporary folder of a dead process that was writing `path`, and restore what it had moved."""
+    replaced = leftover / f"{path.name}.replaced"
     if replaced.exists() and not path.exists():
         replaced.rename(path)
-    shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
@@ -254,28 +254,28 @@ def _locked_folder(path: Path) -> Iterator[Path]:
                 if _acquired(_lock_of(folder, path), stack):
                     break
             # another process removed the folder before it was locked
-        stack.callback(clear, folder, path)
+        stack.callback(remove_leftover, folder, path)
         yield folder
 
 
 def _clear_after_kills(path: Path) -> None:
     """Remove the temporary folders of dead processes that were writing `path`: folders without a held lock."""
-    for left in path.parent.iterdir():
-        if not is_left_of(left, path):
+    for leftover in path.parent.iterdir():
+        if not is_leftover(leftover, path):
             continue
         with ExitStack() as stack, suppress(FileNotFoundError):  # a live process has just finished
-            if _acquired(_lock_of(left, path), stack, without=False):
-                clear(left, path)
+            if _acquired(_lock_of(leftover, path), stack, without=False):
+                remove_leftover(leftover, path)
 
 
-def is_left_of(left: Path, path: Path) -> bool:
-    """Return whether `left` is the temporary folder of a process that writes or wrote `path`; it may be empty."""
-    named = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", left.name)
-    if not named or left.is_symlink() or not left.is_dir():
+def is_leftover(leftover: Path, path: Path) -> bool:
+    """Return whether `leftover` is the temporary folder of a process that writes or wrote `path`; it may be empty."""
+    named = re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp", leftover.name)
+    if not named or leftover.is_symlink() or not leftover.is_dir():
         return False
-    lock = left / f"{path.name}.lock"
+    lock = leftover / f"{path.name}.lock"
     with suppress(FileNotFoundError):  # another process has just removed it
-        return (lock.is_file() and not lock.is_symlink()) or not any(left.iterdir())
+        return (lock.is_file() and not lock.is_symlink()) or not any(leftover.iterdir())
     return False
 
 

@@ -23,7 +23,16 @@ from typing_extensions import TypedDict
 from mtkit.errors import RunError
 from mtkit.recipe.settings import BestBy
 from mtkit.runs import BASE
-from mtkit.storage.files import clear, digest, inside, is_left_of, json_text, write_json, write_tensors, writing
+from mtkit.storage.files import (
+    digest,
+    inside,
+    is_leftover,
+    json_text,
+    remove_leftover,
+    write_json,
+    write_tensors,
+    writing,
+)
 from mtkit.storage.records import Count, read_stored, stored
 from mtkit.storage.weights import PICKLES, check_sum, read_tensors
 from mtkit.training.optimizer import mean_weights
@@ -149,14 +158,14 @@ class Checkpoints:
         """
         for path in self.folder.glob(".*"):
             written = re.match(r"\.(average|base|update-[0-9]+)\.", path.name)
-            if written and is_left_of(path, self.folder / written[1]):
-                clear(path, self.folder / written[1])
+            if written and is_leftover(path, self.folder / written[1]):
+                remove_leftover(path, self.folder / written[1])
             elif re.fullmatch(r"\.update-[0-9]+\.old", path.name) and _has_only_checkpoint_files(path):
                 shutil.rmtree(path)
         for folder in self.all():
             for path in folder.glob(".state.json.*.tmp"):
-                if is_left_of(path, folder / "state.json"):
-                    clear(path, folder / "state.json")
+                if is_leftover(path, folder / "state.json"):
+                    remove_leftover(path, folder / "state.json")
         if self.last() is None:
             self._best.unlink(missing_ok=True)
             if _has_only_checkpoint_files(self.base):

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from mtkit.errors import MtkitError, RunError
 from mtkit.storage.files import inside, json_text, write_text
 from mtkit.storage.records import Count, read_stored_lines, stored
-from mtkit.terminal import watched
+from mtkit.terminal import stderr_is_terminal
 
 Say = Callable[[str], None]
 """Called with one line of output."""
@@ -163,7 +163,7 @@ class ProgressLine:
             initial=update,
             unit="update",
             bar_format="{percentage:3.0f}% update {n_fmt}/{total_fmt}{postfix}" if total else "update {n_fmt}{postfix}",
-            disable=not (shown and watched()),
+            disable=not (shown and stderr_is_terminal()),
         )
 
     def advance(self) -> None:
