@@ -4,7 +4,7 @@
 turns the heads' outputs into one vector, `regularizer` adds a training loss. An empty slot means the plain Transformer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -18,6 +18,12 @@ OWN_VECTORS = frozenset({"fixed-head-size", "grouped-query", "multi-query"})
 queries and keys separately support only these."""
 
 SLOTS = ("positions", "projection", "merge", "regularizer")
+
+
+def combining(*slots: str, **some: Iterable[str]) -> Mapping[str, frozenset[str] | None]:
+    """Return the `slots` of a mechanism: `slots` combine with every name, `some` only with the names given."""
+    return dict.fromkeys(slots) | {slot: frozenset(names) for slot, names in some.items()}
+
 
 WITHOUT_SCORES: dict[str, frozenset[str] | None] = {
     "projection": None,

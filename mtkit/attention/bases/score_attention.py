@@ -86,6 +86,9 @@ class Pairs(NamedTuple):
 class ScoreAttention(HeadAttention):
     """Softmax attention over scores of all pairs; its state is the columns of all tokens so far, or of the source."""
 
+    complexity = "O(T²)"
+    growth = 2
+    weights = True
     transposed: ClassVar[bool] = True
     """Whether the state holds keys of the source as (B, G, K, S), as which products of a few queries take half the
     time."""

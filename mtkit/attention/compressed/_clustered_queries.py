@@ -7,8 +7,7 @@ draws new planes; evaluation always uses the first ones. Queries and keys are pr
 so that rounding changes no cluster.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import expand_heads
 from mtkit.attention.kernels.reproducible import random_key, replay_choice
 from mtkit.attention.options import Positive, Within
+from mtkit.attention.slots import combining
 from mtkit.device import to_device
 
 Bits = Annotated[int, Within(1, 4096)]
@@ -36,12 +36,8 @@ class ClusteredQueries(HeadAttention):
     paper = "Vyas et al. 2020, arXiv 2007.04825"
     growth = 1
     unrounded = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores by the distance of a query, not of a mean
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    # other positions add to scores by the distance of one query, not of a mean
+    slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})
 
     def __init__(
         self,

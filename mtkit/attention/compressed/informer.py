@@ -23,7 +23,6 @@ kernel, and all heads in a step.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +38,7 @@ from mtkit.attention.kernels.dot_product import attend, attend_step, expand_head
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.kernels.reproducible import hashed, random_key, replay_choice
 from mtkit.attention.options import Positive
+from mtkit.attention.slots import combining
 
 AT_ONCE = 32
 """Active queries of a decoder whose masks are in memory at a time."""
@@ -56,12 +56,8 @@ class Informer(HeadAttention):
     complexity = "O(T log² T)"  # in the decoder; O(T log T) in the encoder
     growth = 1
     unrounded = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores, and each head has other active queries
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    # other positions add to scores, but each head has other active queries
+    slots = combining("projection", "merge", positions={"rotary"}, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"factor": 1}
 
     def __init__(self, site: Site, *, factor: Positive = 5) -> None:

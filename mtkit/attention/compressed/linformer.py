@@ -11,7 +11,6 @@ S are used.
 Cost: O((T + S) rank) time and memory; a step over the source costs O(rank).
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -21,6 +20,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, upcast
 from mtkit.attention.options import OneOf, Positive
+from mtkit.attention.slots import combining
 from mtkit.errors import MtkitError
 
 SHARE = ("none", "head", "kv", "layer")
@@ -39,11 +39,7 @@ class Linformer(HeadAttention):
     paper = "Wang et al. 2020, arXiv 2006.04768"
     complexity = "O(T k)"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = combining("projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"rank": 5}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"share": "none"}, {"share": "kv"}, {"share": "layer"})
 

@@ -15,7 +15,7 @@ Cost: O((T + S) l K) time, O(T + S) memory. A step costs O(l K) per head and kee
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.kernels.reproducible import seeded_dropout
 from mtkit.attention.options import OneOf, Positive
+from mtkit.attention.slots import combining
 from mtkit.errors import MtkitError
 
 
@@ -64,10 +65,8 @@ class Luna(HeadAttention):
     paper = "Ma et al. 2021, arXiv 2106.01540"
     complexity = "O(T l)"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        # not em-routing: it multiplies the heads' rounding errors, which no softmax over time bounds in the decoder
-        "regularizer": frozenset({"disagreement"}),
-    }
+    # not em-routing: it multiplies the heads' rounding errors, which no softmax over time bounds in the decoder
+    slots = combining(regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"length": 3, "chunk": 4}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"memory": "local"}, {"activation": "elu1"})
 

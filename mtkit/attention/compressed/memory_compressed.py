@@ -12,7 +12,6 @@ relative to a first key, which is not convolved. The paper alternates these laye
 Cost: O(T S / f) time; the keys and values of S / f blocks. A step costs O(t / f), and O(S / f) over a source.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -35,6 +34,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import attend, attend_step, expand_heads, safe_softmax
 from mtkit.attention.kernels.fused import fused_attention
 from mtkit.attention.options import OneOf, Positive
+from mtkit.attention.slots import combining
 
 FIRST = ("token", "null")
 GROUPS = ("heads", "full")
@@ -53,11 +53,7 @@ class MemoryCompressed(HeadAttention):
     paper = "Liu et al. 2018, arXiv 1801.10198"
     complexity = "O(T² / f)"
     growth = 2
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = combining("projection", "merge", regularizer={"disagreement"})
     undecayed = ("value_bias",)
     small: ClassVar[dict[str, Any]] = {"factor": 2}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (

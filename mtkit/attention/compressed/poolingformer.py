@@ -39,6 +39,7 @@ from mtkit.attention.kernels.dot_product import attend_step, expand_heads, safe_
 from mtkit.attention.kernels.listed import attend_listed
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, NaturalByLayer, OneOf, Positive, of_layer, refused
+from mtkit.attention.slots import combining
 from mtkit.device import to_device
 
 POOLS = ("ldconv", "mean", "max")
@@ -59,12 +60,7 @@ class Poolingformer(PatternAttention):
     complexity = "O(T (r1 + r2 / s))"
     growth = 1
     weights = False
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": None,
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = combining("positions", "projection", "merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"window_radius": 3, "pool_radius": 5, "pool_kernel": 3, "pool_stride": 2}
     variants: ClassVar[tuple[dict[str, Any], ...]] = (
         {"pool_type": "mean"},

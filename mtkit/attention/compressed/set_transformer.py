@@ -17,7 +17,6 @@ Cost: O((T + S) m K) time for each head, in the decoder O(T m D); O(T + S) memor
 any position, and keeps the m means; a step over a source costs O(m K).
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +29,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import attend, attend_step, safe_softmax, scores_of
 from mtkit.attention.kernels.running_softmax import add_keys, start_softmax
 from mtkit.attention.options import Positive, refused
+from mtkit.attention.slots import combining
 
 
 class SetTransformer(HeadAttention):
@@ -44,10 +44,7 @@ class SetTransformer(HeadAttention):
     paper = "Lee et al. 2019, arXiv 1810.00825"
     complexity = "O(T m)"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = combining("merge", regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"isab_points": 3, "pma_seeds": 3}
 
     def __init__(

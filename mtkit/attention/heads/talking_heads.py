@@ -35,9 +35,6 @@ class TalkingHeads(ScoreAttention):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Shazeer et al. 2020, arXiv 2003.02436"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
     small: ClassVar[Mapping[str, Any]] = {}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"softmax_heads": 6},

@@ -11,7 +11,7 @@ outputs of the heads. A single key gives beta (phi(k) . phi(q)) v, not v.
 Cost: O(T M V) time, O(T M) memory for M features. A step reads and writes M V numbers per head, at any position.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from mtkit.attention.kernels.dot_product import expand_heads, upcast
 from mtkit.attention.kernels.feature_sums import elu1
 from mtkit.attention.kernels.recurrence import Part, prefix_products, recur, triangle_products
 from mtkit.attention.options import OneOf, Positive, refused
-from mtkit.attention.slots import OWN_VECTORS
+from mtkit.attention.slots import OWN_VECTORS, combining
 
 FEATURE_MAPS = ("dpfp", "elu1")
 EPS = 1e-3
@@ -60,12 +60,8 @@ class Delta(HeadAttention):
     complexity = "O(T)"
     growth = 1
     unrounded = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"rotary"}),  # the others add to scores, which do not exist here
-        "projection": OWN_VECTORS,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    # other positions add to scores, which do not exist here
+    slots = combining("merge", positions={"rotary"}, projection=OWN_VECTORS, regularizer={"disagreement"})
     small: ClassVar[dict[str, Any]] = {"chunk": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"feature_map": "elu1"}, {"nu": 3})
 

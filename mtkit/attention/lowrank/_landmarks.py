@@ -9,8 +9,7 @@ landmark, B is the softmax of all pairs, and B V is the result.
 Only the encoder role is possible: a landmark averages queries, so that a later position would change earlier ones.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import attend, expand_heads, safe_softmax, scores_of, upcast
+from mtkit.attention.slots import combining
 
 
 class Means(NamedTuple):
@@ -39,11 +39,7 @@ class LandmarkAttention(HeadAttention):
     published = frozenset({"encoder"})
     complexity = "O(T m)"
     growth = 1
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": None,
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = combining("projection", "merge", regularizer={"disagreement"})
 
     def __init__(self, site: Site, landmarks: int) -> None:
         super().__init__(site)

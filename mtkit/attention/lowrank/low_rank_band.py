@@ -22,6 +22,7 @@ from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, p
 from mtkit.attention.kernels.dot_product import attend_step, safe_softmax
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.options import Natural, Null, Positive, refused
+from mtkit.attention.slots import combining
 
 
 class LowRankBand(HeadAttention):
@@ -37,11 +38,8 @@ class LowRankBand(HeadAttention):
     complexity = "O(T²)"
     growth = 2
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"alibi"}),  # the others need one head width, and there are two
-        "merge": None,
-        "regularizer": None,
-    }
+    # other positions need one head width, and there are two
+    slots = combining("merge", "regularizer", positions={"alibi"})
     small: ClassVar[dict[str, Any]] = {"band": 3}
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({"band_heads": 0}, {"band_heads": 1}, {"rank": 3})
 

@@ -36,9 +36,6 @@ class CaMtl(ScoreAttention):
     roles = frozenset({"encoder", "decoder"})
     published = frozenset({"encoder", "decoder"})
     paper = "Pilault et al. 2021, arXiv 2009.09139"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
     small: ClassVar[Mapping[str, Any]] = {"tasks": 3, "blocks": 20, "task_dim": 4}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"apply_layers": "all"},)
 

@@ -30,9 +30,6 @@ class Evolving(ConvolvedMaps):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Wang et al. 2021, arXiv 2102.12895"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.4, "beta": 0.5, "kernel": 3}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
 

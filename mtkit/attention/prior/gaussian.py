@@ -31,9 +31,6 @@ class Gaussian(ScoreAttention):
     roles = frozenset({"encoder", "decoder"})
     published = frozenset({"encoder", "decoder"})
     paper = "Guo et al. 2019, doi 10.1609/aaai.v33i01.33016489"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
     undecayed = ("raw_w", "raw_b")
 
     def __init__(

@@ -24,6 +24,7 @@ from mtkit.attention.bases.pattern_attention import lengths_of
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import upcast, weighted
 from mtkit.attention.options import MOST, ListOf, Null, Within, numbers, refused
+from mtkit.attention.slots import combining
 
 
 class LengthRatio(nn.Module):
@@ -133,11 +134,7 @@ class HardCoded(HeadAttention):
     complexity = "O(T n)"
     growth = 1
     weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "projection": frozenset({"multi-query", "grouped-query"}),
-        "merge": None,
-        "regularizer": frozenset({"disagreement"}),
-    }
+    slots = combining("merge", projection={"multi-query", "grouped-query"}, regularizer={"disagreement"})
     small: ClassVar[Mapping[str, Any]] = {"truncate": 3.0}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"offsets": "-3,0"},

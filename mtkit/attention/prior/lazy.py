@@ -16,6 +16,7 @@ from torch import Tensor
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
 from mtkit.attention.options import Positive
+from mtkit.attention.slots import combining
 from mtkit.errors import MtkitError
 
 
@@ -28,16 +29,13 @@ class Lazy(ScoreAttention):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Ying et al. 2021, arXiv 2102.12702"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        # without parameters that only a layer with scores would use
-        "positions": frozenset({"rotary", "alibi"}),
-        "projection": frozenset({"multi-query", "grouped-query", "fixed-head-size"}),
-        "merge": None,
-        "regularizer": None,
-    }
+    # not those with parameters that only a layer with scores would use
+    slots = combining(
+        "merge",
+        "regularizer",
+        positions={"rotary", "alibi"},
+        projection={"multi-query", "grouped-query", "fixed-head-size"},
+    )
     small: ClassVar[Mapping[str, Any]] = {"lazy_block": 2}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"lazy_block": 1}, {"lazy_block": 3})
 

@@ -36,9 +36,6 @@ class Localness(ScoreAttention):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder"})
     paper = "Yang et al. 2018, arXiv 1810.10182"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
     small: ClassVar[Mapping[str, Any]] = {"fixed_window": 3}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"window": "layer"},

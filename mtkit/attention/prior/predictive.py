@@ -28,9 +28,6 @@ class Predictive(ConvolvedMaps):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "Wang et al. 2020, OpenReview YQVjbJPnPc9"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
     small: ClassVar[Mapping[str, Any]] = {"alpha": 0.5, "kernel": 3}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"kernel": 5}, {"act": "leaky"}, {"act": "none"})
 

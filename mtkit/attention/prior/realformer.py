@@ -22,9 +22,6 @@ class RealFormer(ScoreAttention):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder", "cross"})
     paper = "He et al. 2021, arXiv 2012.11747"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
 
     def __init__(self, site: Site, *, running_mean: bool = False) -> None:
         super().__init__(site)

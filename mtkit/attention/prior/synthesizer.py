@@ -22,6 +22,7 @@ from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import scores_of, upcast
 from mtkit.attention.options import Null, OneOf, Positive, SomeOf, parts, refused
+from mtkit.attention.slots import combining
 from mtkit.errors import MtkitError
 
 BY_POSITION = ("random", "factorized-random")
@@ -42,15 +43,7 @@ class Synthesizer(ScoreAttention):
     roles = frozenset({"encoder", "decoder", "cross"})
     published = frozenset({"encoder", "decoder"})
     paper = "Tay et al. 2021, arXiv 2005.00743"
-    complexity = "O(T²)"
-    growth = 2
-    weights = True
-    slots: ClassVar[Mapping[str, frozenset[str] | None]] = {
-        "positions": frozenset({"alibi"}),
-        "projection": frozenset({"multi-query", "grouped-query"}),
-        "merge": None,
-        "regularizer": None,
-    }
+    slots = combining("merge", "regularizer", positions={"alibi"}, projection={"multi-query", "grouped-query"})
     small: ClassVar[Mapping[str, Any]] = {"factor_rank": 3, "factor_a": 5}
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
         {"variant": "factorized-random"},
