@@ -56,15 +56,11 @@ def roles(mechanism: Mechanism) -> str:
 def _options(mechanism: Mechanism) -> list[str]:
     if not mechanism.options:
         return ["  none"]
-    options = declared(mechanism.kind)
     rows = [
-        (name, option.null if option.default is None else _written(option.default)) for name, option in options.items()
+        (name, option.null if option.default is None else _written(option.default), option.rule)
+        for name, option in declared(mechanism.kind).items()
     ]
-    name_width, default_width = (max(len(row[column]) for row in rows) for column in range(2))
-    return [
-        f"  {name:{name_width}}  {default:{default_width}}  {option.rule}"
-        for (name, default), option in zip(rows, options.values(), strict=True)
-    ]
+    return textwrap.indent(aligned(rows, left=range(3)), "  ").split("\n")
 
 
 def _written(default: Any) -> str:

@@ -149,23 +149,12 @@ def build(
     Raises: MtkitError for an unknown name, role, option or slot, a number out of range, or parts that cannot be
     combined.
     """
-    numbers: dict[str, Any] = {
-        "d_model": d_model,
-        "heads": heads,
-        "layer": layer,
-        "layers": layers,
-        "max_length": max_length,
-    }
-    numbers |= {"memory_length": memory_length, "memory_width": memory_width, "dropout": dropout, "seed": seed}
-    site = Site(
-        role=role,
-        **_checked(as_python(numbers)),
-        positions=as_python(positions),
-        projection=as_python(projection),
-        merge=as_python(merge),
-        regularizer=as_python(regularizer),
-        shared={} if shared is None else shared,
-    )
+    numbers: dict[str, Any] = {"d_model": d_model, "heads": heads, "layer": layer, "layers": layers}
+    numbers |= {"max_length": max_length, "memory_length": memory_length, "memory_width": memory_width}
+    numbers |= {"dropout": dropout, "seed": seed}
+    slots = {"positions": positions, "projection": projection, "merge": merge, "regularizer": regularizer}
+    modules = {} if shared is None else shared
+    site = Site(role=role, **_checked(as_python(numbers)), **as_python(slots), shared=modules)
     return _built(find(name), site, as_python(options))
 
 

@@ -163,13 +163,11 @@ class Informer(HeadAttention):
         """Return the outputs (B, H, A, V) of a decoder's active queries, in order; A is the largest count of a head."""
         k, v = (expand_heads(x, self.site.heads) for x in (k, v))
         place = _places(active, max(int(active.sum(-1).amax()), 1))
-        parts, rows_of = [], rows_at(q, place.unsqueeze(2)).squeeze(2)
-        for rows, positions in zip(rows_of.split(AT_ONCE, dim=2), place.split(AT_ONCE, dim=2), strict=True):
-            if torch.is_grad_enabled():  # the backward pass makes the masks again
-                parts.append(checkpoint(self._attend_up_to, rows, k, v, positions, use_reentrant=False))
-            else:
-                parts.append(self._attend_up_to(rows, k, v, positions))
-        return torch.cat(parts, dim=2)
+        rows = rows_at(q, place.unsqueeze(2)).squeeze(2)
+        parts = zip(rows.split(AT_ONCE, dim=2), place.split(AT_ONCE, dim=2), strict=True)
+        # the backward pass makes the masks again
+        heads = [checkpoint(self._attend_up_to, part, k, v, last, use_reentrant=False) for part, last in parts]
+        return torch.cat(heads, dim=2)
 
     def _attend_up_to(self, q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
         """Attend with queries (B, H, c, K), each to the keys up to its position in `last` (B, H, c)."""

@@ -118,7 +118,9 @@ class Luna(HeadAttention):
             return Attended(self.merge_heads(heads), carry=self._carried(packed), losses=losses)
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
-        rows, _ = attend(self._packed_queries(packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout)
+        rows, _ = attend(
+            self._heads("packed_q_proj", packed), k, v, scale=self.scale, valid=valid, dropout=self.dropout
+        )
         packed, keys, values = self._unpacked_rows(packed, rows)
         seen = self._seen(packed, context, valid)
         heads, _ = attend(self.queries(query), keys, values, scale=self.scale, valid=seen, dropout=self.dropout)
@@ -129,7 +131,7 @@ class Luna(HeadAttention):
         """Return the queries of the fixed memory and empty sums; in the cross role the packed source."""
         memory = inputs.memory
         packed = self._memory(inputs.batch_size, inputs.carry, inputs.memory_carry)
-        packed_q = self._packed_queries(packed)
+        packed_q = self._heads("packed_q_proj", packed)
         if memory is not None:
             k, v = self.keys_values(memory)
             rows, _ = attend(packed_q, k, v, scale=self.scale, valid=inputs.memory_valid)
@@ -162,7 +164,7 @@ class Luna(HeadAttention):
         query = inputs.query
         packed = self._memory(len(query), inputs.carry, inputs.memory_carry)
         if self.site.causal:
-            packed_q, outputs = self._packed_queries(packed), []
+            packed_q, outputs = self._heads("packed_q_proj", packed), []
             for position in range(query.shape[1]):
                 q, k, v, a = self._tokens(query[:, : position + 1], packed_q)
                 factor = self.scale / (position + 1)
@@ -171,7 +173,7 @@ class Luna(HeadAttention):
             return Attended(self.merge_heads(torch.cat(outputs, 2).type_as(query)), carry=self._carried(packed))
         context, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(context)
-        rows = _softmax_attention(self._packed_queries(packed), k, v, self.scale, valid)
+        rows = _softmax_attention(self._heads("packed_q_proj", packed), k, v, self.scale, valid)
         packed, keys, values = self._unpacked_rows(packed, rows)
         seen = self._seen(packed, context, valid)
         heads = _softmax_attention(self.queries(query), keys, values, self.scale, seen)
@@ -198,13 +200,8 @@ class Luna(HeadAttention):
     def _carried(self, packed: Tensor) -> Packed | None:
         return Packed(packed) if self.carries else None
 
-    def _packed_queries(self, packed: Tensor) -> Tensor:
-        """Return the queries (B, H, l, K) of P."""
-        return self._heads("packed_q_proj", packed)
-
     def _heads(self, projection: str, x: Tensor) -> Tensor:
-        projected: Tensor = self.get_submodule(projection)(x)
-        return self.projection.queries(projected)
+        return self.projection.queries(self.get_submodule(projection)(x))
 
     def _unpacked_rows(self, packed: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the next layer's memory LN(P + Y_P), and keys and values (B, H, l, K) of Y_P; rows are its heads."""
@@ -242,7 +239,7 @@ class Luna(HeadAttention):
         """Return the heads (B, H, T, K) in the decoder role, and the values."""
         k, v = self.keys_values(query)
         tokens = self.queries(query), k, v, self._heads("context_proj", query)
-        packed_q = upcast(self._packed_queries(packed)).flatten(0, 1)
+        packed_q = upcast(self._heads("packed_q_proj", packed)).flatten(0, 1)
         share = 1 / torch.arange(1, query.shape[1] + 1, device=packed_q.device, dtype=packed_q.dtype).unsqueeze(
             -1
         )  # (T, 1)

@@ -19,7 +19,7 @@ from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.options import Null, Positive, refused
-from mtkit.attention.slots import Projection
+from mtkit.attention.slots import SLOTS, Projection
 from mtkit.errors import MtkitError
 
 HeadCount = Annotated[Positive | None, Null("the number of heads")]
@@ -71,16 +71,10 @@ class TalkingHeads(ScoreAttention):
         """Raises: MtkitError for filled slots that need one entry per head of `site.heads`, if the numbers of heads
         differ.
         """
-        biased = self.positions is not None and (self.positions.on_scores or self.positions.on_values)
-        there = {
-            "positions": biased,
-            "projection": self.site.projection is not None,
-            "merge": self.merge is not None,
-            "regularizer": self.regularizer is not None,
-        }
-        for slot, filled in there.items():
-            if filled:
-                value = getattr(self.site, slot)
+        positions = self.positions
+        rotations_only = positions is not None and not (positions.on_scores or positions.on_values)
+        for slot in SLOTS[1:] if rotations_only else SLOTS:
+            if (value := getattr(self.site, slot)) is not None:
                 raise MtkitError(
                     f"key_heads, softmax_heads and value_heads must be the {self.site.heads} heads with {slot}={value}"
                 )

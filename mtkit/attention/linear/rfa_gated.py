@@ -49,13 +49,7 @@ class GatedRFA(RandomFeatureAttention):
         chunk: Positive = 128,
     ) -> None:
         super().__init__(
-            site,
-            feature_map=feature_map,
-            features=features,
-            tau=tau,
-            learn_sigma=learn_sigma,
-            pool=pool,
-            chunk=chunk,
+            site, feature_map=feature_map, features=features, tau=tau, learn_sigma=learn_sigma, pool=pool, chunk=chunk
         )
         self.gate = nn.Linear(site.d_model, max(self.projection.key_heads, self.projection.value_heads))
         nn.init.xavier_uniform_(self.gate.weight)

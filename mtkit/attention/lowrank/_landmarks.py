@@ -47,7 +47,7 @@ class LandmarkAttention(HeadAttention):
 
     def solve(self, kernel: Tensor, rows: Tensor) -> Tensor:
         """Return Z R of rows R (B, H, m, V), for M (B, H, m, m), which is the identity at unused landmarks."""
-        raise NotImplementedError
+        return self.inverse(kernel) @ rows
 
     def inverse(self, kernel: Tensor) -> Tensor:
         """Return Z itself, as in the equation."""

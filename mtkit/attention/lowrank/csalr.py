@@ -44,19 +44,16 @@ class Csalr(LandmarkAttention):
     ) -> None:
         super().__init__(site, landmarks)
         self.gamma = gamma
-        self.rescale = rescale
+        self.factor = 1 + gamma if rescale else 1.0
 
     def solve(self, kernel: Tensor, rows: Tensor) -> Tensor:
         """Return (M + gamma I)^-1 R, by a decomposition and not by an inverse."""
         # without a check, which would wait for the device: the matrix is never singular
         solved, _ = torch.linalg.solve_ex(self._shifted(kernel), rows)
-        return solved * self._factor()
+        return solved * self.factor
 
     def inverse(self, kernel: Tensor) -> Tensor:
-        return torch.linalg.inv(self._shifted(kernel)) * self._factor()
+        return torch.linalg.inv(self._shifted(kernel)) * self.factor
 
     def _shifted(self, kernel: Tensor) -> Tensor:
         return kernel + self.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
-
-    def _factor(self) -> float:
-        return 1 + self.gamma if self.rescale else 1.0

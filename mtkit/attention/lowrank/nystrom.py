@@ -52,9 +52,6 @@ class Nystrom(LandmarkAttention):
             nn.Conv2d(site.heads, site.heads, (conv_kernel, 1), groups=site.heads, bias=False) if conv_kernel else None
         )
 
-    def solve(self, kernel: Tensor, rows: Tensor) -> Tensor:
-        return self.inverse(kernel) @ rows
-
     def inverse(self, kernel: Tensor) -> Tensor:
         return pseudo_inverse(kernel, self.iterations)
 

@@ -70,7 +70,7 @@ class ConvolvedMaps(ScoreAttention):
         image = self._map(
             self.scores(pairs), carry, lambda image: self._convolved(_zeroed(image, hidden), kernel, pairs)
         )
-        return image, self._carried(_zeroed(image, hidden), kernel)
+        return image, Carried(_zeroed(image, hidden), kernel if self.share_conv else None)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return the cache and, above the first layer, "rows" (B, N, H, R, S): the previous rows of the convolution's
@@ -109,7 +109,7 @@ class ConvolvedMaps(ScoreAttention):
         logits = self._map(self.scores(pairs), inputs.carry, convolve)
         weights = self.softmax(logits, pairs)
         output = self.merge_heads(self.outputs(weights, pairs))
-        return Attended(output, self._carried(_zeroed(logits, hidden), kernel), weights)
+        return Attended(output, Carried(_zeroed(logits, hidden), kernel if self.share_conv else None), weights)
 
     def _map(self, scores: Tensor, carry: Carried | None, convolve: Convolve) -> Tensor:
         if self.site.layer == 0:
@@ -127,9 +127,6 @@ class ConvolvedMaps(ScoreAttention):
             return carry.convolution
         assert self.convolution.bias is not None
         return self.convolution.weight, self.convolution.bias
-
-    def _carried(self, image: Tensor, kernel: Kernel | None) -> Carried:
-        return Carried(image, kernel if self.share_conv else None)
 
     def _convolved(self, image: Tensor, kernel: Kernel | None, pairs: Pairs) -> Tensor:
         """Return the convolution of (B, H, T, S), with zeros beyond its borders, and the activation.
