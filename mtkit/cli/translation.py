@@ -28,16 +28,16 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
 
     `decoding` are the decoding settings among them. Raises: MtkitError for the first problem.
     """
-    given = {name for name, value in options.items() if value or name in decoding}
-    input, in_parts = options["input"], {"part", "join"} & given
-    test_direction = {"direction"} if "test" in given else set()
-    prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments"} & given else {"data"})
+    present = {name for name, value in options.items() if value or name in decoding}
+    input, in_parts = options["input"], {"part", "join"} & present
+    test_direction = {"direction"} if "test" in present else set()
+    prepared_data = {"side", "test"} | (set() if {"shortlist", "alignments"} & present else {"data"})
     searching = {"alignments", "scores", "document_ids", "shortlist", *decoding} - {"batch_tokens"}
     lacks_files = input in (None, "-") or options["output"] is None
 
     def refuse(names: Iterable[str], message: str) -> None:
         for name in options:
-            if name in given and name in names:
+            if name in present and name in names:
                 raise MtkitError(message.format(option=f"--{name.replace('_', '-')}"))
 
     if input is None:
@@ -52,19 +52,19 @@ def check_options(options: Mapping[str, Any], decoding: Mapping[str, Any]) -> No
             [name for name in ("document_ids", "target") if str(options[name]) == "-"],
             "--input and {option} cannot both be standard input; give one of them as a file",
         )
-    if "target" in given:
+    if "target" in present:
         refuse(searching, "{option} is for translations that the run finds; leave it out with --target")
     if options["documents"] is False:
         refuse(["document_ids"], "{option} selects lines to translate together; leave it out with --sentences")
-    if "side" in given:
+    if "side" in present:
         refuse(["test"], "{option} and --side do not combine; leave one out")
-    if "test" not in given:
+    if "test" not in present:
         refuse(["languages"], "{option} applies to --test only; leave it out")
     if len(in_parts) == 2:
         raise MtkitError("--part translates and --join joins what is translated; leave one out")
     if lacks_files:
         refuse(in_parts, "{option} needs --input FILE and --output FILE, the same for all parts")
-    if "target" in given:
+    if "target" in present:
         refuse(in_parts, "{option} is for translations that the run finds; leave --target out")
 
 

@@ -163,13 +163,13 @@ class Shards:
                 yield _unpacked(batch, about)
 
     def fingerprints(self) -> Iterator[str]:
-        """The fingerprints of the chunks of a finished part. Raises: DataError for a damaged shard."""
+        """The chunk fingerprints of a finished part. Raises: DataError for a damaged shard."""
         for path in self._paths():
             for _, about in _batches(path):
                 yield about["fingerprint"]
 
     def hashes(self) -> Iterator[np.ndarray]:
-        """The hashes of the pairs of a finished part, chunk by chunk."""
+        """The pairs' hashes of a finished part, chunk by chunk."""
         for path in self._paths():
             # mapped, so that no other column is read
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
@@ -238,7 +238,7 @@ def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
 
 
 def _made_of(path: Path, key: dict[bytes, bytes]) -> list[str] | None:
-    """The fingerprints of the chunks of a complete shard with the metadata `key`; None if there is none."""
+    """The chunk fingerprints in a complete shard with the metadata `key`; None if there is none."""
     if not path.is_file() or _metadata(path) != key:
         return None
     try:

@@ -154,8 +154,7 @@ def translate_side(
 
     Documents are translated together if they are `joined`. The file name of an ensemble includes the names of the other
     runs: test+two. Returns the translations, their speed, with the time of interrupted calls, and the path of the text.
-    Until all segments are translated, a line of JSON for each is kept beside the other translations of the run, in
-    `.test.jsonl.partial`.
+    Until all segments are translated, a line of JSON for each is kept in `.test.jsonl.partial` in the same folder.
 
     Raises: MtkitError if the folder cannot be written, or if another process is translating the side.
     """
@@ -198,7 +197,7 @@ def _read_side(path: Path) -> tuple[list[list[Translation]], float]:
 
 
 def _translation(row: dict[str, Any]) -> Translation:
-    """The translation of JSON values, in which null stands for minus infinity."""
+    """The translation of JSON values, in which null is minus infinity."""
     row |= {name: -inf for name in ("score", "log_prob") if row[name] is None}
     return Translation(**row | {"pieces": tuple(row["pieces"]), "of_parts": tuple(map(_translation, row["of_parts"]))})
 
@@ -248,7 +247,7 @@ def _check_part(
     """The source and the outputs of a part, which are files. Raises: MtkitError for what cannot be done in parts."""
     paths = [path for path in (source, *outputs) if isinstance(path, Path) and not is_device(path)]
     if len(paths) <= len(outputs):
-        raise MtkitError("a part is of a file and goes to files; give --input and --output a file each")
+        raise MtkitError("parts are read from a file and written to files; give --input and --output a file each")
     if joins:
         raise MtkitError("a part may end in the middle of a document; give --sentences, or leave --part out")
     if translator.settings.n_best > 1:

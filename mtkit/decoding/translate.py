@@ -24,7 +24,7 @@ LEAST = 512
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, hypotheses: int, at_once: int = 1) -> list[list[int]]:
-    """Indices of the segments of each batch, longest first, so that memory runs out in the first batch or never.
+    """The segments of each batch by index, longest first, so that memory runs out in the first batch or never.
 
     A batch holds at most `batch_tokens` padded source pieces, each counted once per hypothesis, or one segment. If
     several batches are computed `at_once`, the number of batches is raised to a multiple of this number, with batches
@@ -98,8 +98,8 @@ class Translation:
     text: str
     """Without line ends; empty for a blank line."""
     score: float
-    """The rank: log P / length^alpha, plus the coverage penalty; -inf if the search found nothing. For a line that was
-    translated together with others, the score and the log-probability of all of them."""
+    """The rank: log P / length^alpha, plus the coverage penalty; -inf if the search found nothing. If the line was
+    translated together with others, the score and the log-probability are for all of them."""
     log_prob: float
     """The model's log-probability, end of segment included; with a lexicon, among the pieces of the shortlist."""
     pieces: tuple[int, ...]
@@ -107,7 +107,7 @@ class Translation:
     parts: int = 1
     """The number of parts that the line was translated in: above 1 if it was longer than usual, 0 if blank."""
     together: int = 1
-    """The number of lines of its document, itself included, that were joined to be translated at once."""
+    """The number of lines, itself included, that were joined to be translated at once."""
     cut: bool = False
     """Whether it or one of its parts reached the maximum number of pieces, so that its end may be missing."""
     fell_back: bool = False
@@ -221,7 +221,7 @@ def _translate_segments(
 def _texts(
     hypotheses: Hypotheses, limits: Sequence[int], tokenizer: Tokenizer, n_best: int
 ) -> Iterator[list[Translation]]:
-    """The `n_best` translations of each segment of a batch."""
+    """The `n_best` translations of each segment in a batch."""
     columns = (hypotheses.pieces, hypotheses.lengths, hypotheses.log_probs, hypotheses.scores)
     for limit, *segment in zip(limits, *(column[:, :n_best].tolist() for column in columns), strict=True):
         yield [
@@ -231,7 +231,7 @@ def _texts(
 
 
 def _separate(joint: Translation, tokenizer: Tokenizer, lines: int) -> list[Translation]:
-    """The translation of each of the joined lines; empty if the joint translation does not separate into them.
+    """The translation of each joined line; empty if the joint translation does not separate into them.
 
     A cut translation is rejected, because the end of its last line is missing or it repeats itself.
     """

@@ -27,7 +27,7 @@ from mtkit.text.tokenizer import Tokenizers
 
 
 class Translator:
-    """The model of one run, or an ensemble of the models of several, with decoding settings."""
+    """The model of one run, or an ensemble of several models, with decoding settings."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Translator:
 
     @property
     def document_pieces(self) -> int | None:
-        """The maximum number of pieces of joined lines; None unless all runs were trained on documents."""
+        """The maximum number of pieces in joined lines; None unless all runs were trained on documents."""
         return document_pieces(self.runs)
 
     @property
@@ -177,7 +177,7 @@ class Translator:
         on_progress: OnProgress = lambda lines: None,
         stopped: Callable[[], bool] | None = None,
     ) -> list[list[Translation]]:
-        """The translations of lines of `source`, or of plain lines of one direction, one by one; see `translate_lines`.
+        """The translations of lines from `source`, or of plain lines in one direction; see `translate_lines`.
 
         Raises: MtkitError as `source` and `translate_lines`.
         """
@@ -224,7 +224,7 @@ class Translator:
 
 
 def document_pieces(runs: Sequence[Run]) -> int | None:
-    """The maximum number of pieces of joined lines for these runs; None if one was not trained on documents."""
+    """The maximum number of pieces in joined lines for these runs; None if one was not trained on documents."""
     known = [run.document_pieces or 0 for run in runs]
     return min(known) or None
 

@@ -83,7 +83,7 @@ class Job(Generic[N]):
         """The notes on all chunks so far, resumed ones included."""
 
     def todo(self, chunks: Iterable[Chunk], on_skip: Callable[[int], object]) -> Iterator[Chunk]:
-        """The chunks that are not finished, in order; `on_skip` gets the number of items of each finished one."""
+        """The chunks that are not finished, in order; `on_skip` gets the number of items in each finished one."""
         del on_skip
         yield from chunks
 
@@ -287,7 +287,7 @@ class Journal(AbstractContextManager["Journal"]):
     def finished(
         self, sizes: Sequence[int], restored: Callable[[Any], object] = lambda notes: None
     ) -> Iterator[tuple[int, Finished]]:
-        """The finished chunks of outputs of these sizes in bytes, each with the position of the end of its line.
+        """The finished chunks if the outputs have these sizes in bytes, each with the position of the end of its line.
 
         They end at the first line that is torn or damaged, has notes for which `restored` raises an error, or exceeds
         the outputs.
@@ -348,7 +348,7 @@ class Part:
     """One of several parts of a job: the lines that begin in its share of a file's bytes, or its share of pairs."""
 
     number: int
-    """From 1."""
+    """Counted from 1."""
     of: int
 
     @classmethod
@@ -384,7 +384,7 @@ def all_parts(outputs: Sequence[Path], finished: Callable[[Part], bool], verb: s
         raise DataError(f"no parts of {outputs[0]}; {verb} them first, with --part 1/8 to 8/8")
     if len(divisions) > 1:
         raise DataError(
-            f"{outputs[0]} has parts of {' and of '.join(map(str, divisions))}; remove those that are not wanted"
+            f"{outputs[0]} has parts of {' and of '.join(map(str, divisions))}; remove the parts that are not wanted"
         )
     parts = [Part(number + 1, divisions[0]) for number in range(divisions[0])]
     if missing := [part.number for part in parts if not finished(part)]:

@@ -199,7 +199,7 @@ def test_joining_is_refused_where_parts_do_not_fit(settings: DataSettings) -> No
     model.write_bytes(model.read_bytes() + b"0")
     refused("part 3/3 has another tokenizer than part 1")
     (settings.folder.parent / "data.part-1-of-2").mkdir()
-    refused("has parts of 2 and of 3; remove those that are not wanted")
+    refused("has parts of 2 and of 3; remove the parts that are not wanted")
 
 
 def test_a_damaged_shard_is_named(settings: DataSettings) -> None:

@@ -13,12 +13,12 @@ CHARACTERS = 1 << 20
 """Characters at which a chunk ends."""
 
 LONGEST_CHUNK = 4 * CHUNK
-"""Maximum items of a chunk that goes on after `CHUNK` because they belong together; a live one may have more."""
+"""Maximum items of a chunk longer than `CHUNK`, because they belong together; a live one may have more."""
 
 Together = Callable[[Item, Item], bool]
 """Whether an item and the next belong together, so that no chunk should end between them.
 
-An item that does not belong together with a copy of itself, such as a blank line, is alone."""
+An item that does not belong together with a copy of itself, such as a blank line, belongs to no other."""
 
 
 def chunks_of(items: Iterable[Item], together: Together | None = None, size: int | None = None) -> Iterator[Chunk]:

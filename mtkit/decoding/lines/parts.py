@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 
 
 class PartRecord(TypedDict):
-    """What a part is made of: bytes `begin` to `end` of the input, the lines before and in them, and their hash."""
+    """The origin of a part: bytes `begin` to `end` of the input, the number of lines before and in them, their hash."""
 
     begin: Count
     end: Count
@@ -82,16 +82,16 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
         )
         for part in parts
     ]
-    end = before = 0
+    end = total = 0
     with open_file(source) as file:
         for part, record in zip(parts, records, strict=True):
             again = f"translate it again with --part {part}"
             if record["about"] != records[0]["about"]:
                 raise DataError(f"part {part} was made with another model or other settings than part 1; {again}")
             lines, sha256 = _count(file, record["begin"], record["end"])
-            if record != {**record, "begin": end, "before": before, "lines": lines, "sha256": sha256}:
+            if record != {**record, "begin": end, "before": total, "lines": lines, "sha256": sha256}:
                 raise DataError(f"part {part} was made of other text than {source} has; {again}")
-            end, before = record["end"], before + lines
+            end, total = record["end"], total + lines
             for path in map(part.output, outputs):
                 with open_file(path) as output_lines:
                     translated, _ = _count(output_lines, 0, path.stat().st_size)
@@ -105,9 +105,9 @@ def join_parts(source: Path, outputs: Sequence[Path]) -> tuple[int, int]:
                 with open_file(path) as output_lines:
                     while block := output_lines.read(_BLOCK):
                         joined.write(packed(output, block))
-            if not before:
+            if not total:
                 joined.write(packed(output, b""))
-    return len(parts), before
+    return len(parts), total
 
 
 def _count(file: BinaryIO, begin: int, end: int) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""Segments, the units of translation: a line, a part of a line of unusual length, or several lines of a document."""
+"""Segments, the units of translation: a line, a part of an unusually long line, or several lines of a document."""
 
 import hashlib
 import unicodedata
@@ -65,11 +65,11 @@ class Directions:
         return Directions(supported, [supported.index(name) for name in self.names_of_lines()])
 
     def at(self, rows: Sequence[int]) -> "Directions":
-        """The directions of some of the lines."""
+        """The directions of some lines."""
         return Directions(self.names, [self.tasks[row] for row in rows])
 
     def names_of_lines(self) -> list[str]:
-        """The name of the direction of each line."""
+        """The direction of each line by name."""
         return [self.names[task] for task in self.tasks]
 
     def targets_of_lines(self) -> list[str]:
@@ -83,12 +83,12 @@ class Documents:
     """The document of each line, and how much of a document is translated at once."""
 
     ids: Sequence[int] | Sequence[str]
-    """For each line, the id of its document; a new document begins where the id changes."""
+    """For each line, the id of its document; a changed id begins a new document."""
     pieces: int
     """Maximum source pieces of joined lines, breaks counted."""
 
     def at(self, rows: Sequence[int]) -> "Documents":
-        """The documents of some of the lines."""
+        """The documents of some lines."""
         return Documents([self.ids[row] for row in rows], self.pieces)  # type: ignore[arg-type]
 
 
@@ -104,7 +104,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """The lengths of the training pairs of a model, or of the models of an ensemble."""
+    """The lengths of the training pairs, for one model or for each model of an ensemble."""
 
     models: Sequence[Sequence[Lengths]] = ()
     """For each model, the lengths in each direction; empty if the lengths of one model are unknown."""
@@ -122,7 +122,7 @@ class TrainedOn:
         return hashlib.sha256(f"{len(self.models)}\n{text}".encode()).hexdigest()
 
     def limit(self, pieces: Sequence[int], task: int | None, longest: int | None, most: int | None = None) -> int:
-        """The maximum number of pieces of the translation of a segment, EOS counted.
+        """The maximum number of pieces of a segment's translation, EOS counted.
 
         It is `most` if given, else `Lengths.limit` of the training pairs of the direction (the largest in an ensemble),
         and at least twice the pieces of the source and 20: text unlike the training data, such as a line of numbers,
@@ -192,7 +192,7 @@ class Segment:
     """A unit of translation."""
 
     line: int
-    """Index of its line, or of the first of its lines, from 0."""
+    """Index of its (first) line, from 0."""
     part: int
     """Index of the part in its line, from 0."""
     pieces: list[int]
@@ -205,7 +205,7 @@ class Source:
     """The conversion of lines to segments of pieces."""
 
     def __init__(self, text: SourceLines | Sequence[str], tokenizer: Tokenizer, longest: int | None) -> None:
-        """`longest` is the maximum number of pieces of the model, tag and EOS counted."""
+        """`longest` is the model's maximum number of pieces, tag and EOS counted."""
         text = SourceLines.of(text)
         self.lines, self._documents, self._tokenizer = text.lines, text.documents, tokenizer
         self._usual = cache(text.trained_on.usual)
@@ -214,7 +214,7 @@ class Source:
         self._tasks = directions.tasks if directions is not None and len(directions.names) > 1 else None
         self._tags = [] if directions is None else tokenizer.tags(directions.names)
         self.longest = None if longest is None else longest - 1 - bool(self._tags)
-        """Maximum pieces of text of a segment."""
+        """Maximum pieces of text in a segment."""
 
     @cached_property
     def encoded(self) -> list[list[int]]:
@@ -235,7 +235,7 @@ class Source:
         return Segment(line, part, [*self.tag(line), *pieces[: self.longest], EOS], self.task(line))
 
     def segments(self, numbers: Iterable[int]) -> Iterator[Segment]:
-        """The segments of the lines of these numbers: none of a blank line, several of a line that is split."""
+        """The segments of the lines with these numbers: none for a blank line, several for a line that is split."""
         for number in numbers:
             for part, (_, pieces) in enumerate(self.parts(number)):
                 yield self.segment(number, pieces, part)
@@ -294,7 +294,7 @@ class Source:
 
 
 def split_lines(tokenizer: Tokenizer, pieces: Sequence[int], lines: int) -> list[tuple[str, tuple[int, ...]]] | None:
-    """The text and the pieces, with EOS, of each line of a joint translation.
+    """The text and the pieces, with EOS, of each line in a joint translation.
 
     None if the translation does not consist of that number of lines, or if one of them is empty.
     """

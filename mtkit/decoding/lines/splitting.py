@@ -16,7 +16,7 @@ BOUNDARIES = (
     re.compile(rf"[,;:،؛]+{CLOSING}\s+|\s[–—-]\s+|[，、､；：]\s*"),  # clauses
     re.compile(r"\s+"),
 )
-"""Where to split a text that is too long, best first; each match belongs to the text before it."""
+"""Places to split a text that is too long, best first; each match belongs to the text before it."""
 
 
 def split_sentences(text: str, language: str | None, count: Count, *, most: int | None, pieces: int) -> list[str]:
