@@ -285,7 +285,10 @@ class EdgePredictor(nn.Module):
             if self.sequence or draw + 1 < self.edges:
                 read = self._read(rows_at(candidates.inputs, target.unsqueeze(-1)).squeeze(-2), state)
                 # in a single run a source without candidates passes its state on to the next source
-                state = _where(some.unsqueeze(-1), read, state) if self.sequence else read
+                if self.sequence:
+                    some = some.unsqueeze(-1)
+                    read = torch.where(some, read[0], state[0]), torch.where(some, read[1], state[1])
+                state = read
         return Edges(torch.stack(targets, dim=-1), log_prob, entropy), state
 
     def _read(self, inputs: Tensor, state: LstmState) -> LstmState:
@@ -308,12 +311,6 @@ def _mapped(x: Tensor, weights: Tensor) -> Tensor:
     """Multiply x (B, G, c, E) by the weights (G, E, F) of its graph, in one product of all segments' rows."""
     rows = x.transpose(0, 1).flatten(1, 2) @ weights
     return rows.unflatten(1, (len(x), -1)).transpose(0, 1)
-
-
-def _where(some: Tensor, read: LstmState, state: LstmState) -> LstmState:
-    """Return the new state for sources that read something, else the old one."""
-    hidden, cell = (torch.where(some, *pair) for pair in zip(read, state, strict=True))
-    return hidden, cell
 
 
 def _naive_step(gates: Tensor, cell: Tensor) -> LstmState:

@@ -115,7 +115,10 @@ class Sac(HeadAttention):
         if self.entropy:
             tokens = query.shape[0] * query.shape[1] if query_valid is None else query_valid.sum().clamp(min=1)
             losses["entropy"] = -self.entropy * entropy.sum() / (tokens * entropy.shape[1])
-        return Attended(self.merge_heads(heads), losses=losses, log_prob=self._weighted(log_prob.sum((1, 2))))
+        log_prob = log_prob.sum((1, 2))
+        if self.weight != 1:  # scales only the gradient
+            log_prob = log_prob.detach() + self.weight * (log_prob - log_prob.detach())
+        return Attended(self.merge_heads(heads), losses=losses, log_prob=log_prob)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return empty keys, values and predictor inputs; in the cross role those of the source, for all hypotheses."""
@@ -204,10 +207,6 @@ class Sac(HeadAttention):
         """Return the key of this update's noise, or None in evaluation."""
         return hashed(self.updates + self._site_key) if self.training else None
 
-    def _weighted(self, log_prob: Tensor) -> Tensor:
-        """Return the same number, with its gradient multiplied by `weight`."""
-        return log_prob if self.weight == 1 else log_prob.detach() + self.weight * (log_prob - log_prob.detach())
-
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, targets: Tensor, position: Tensor | None = None) -> Tensor:
         """Return the heads' outputs (B, H, T, V) along edges to `targets` (B, G, T, edges); a negative target is none.
 
@@ -219,7 +218,9 @@ class Sac(HeadAttention):
         if k.shape[2] <= MOST_KEYS:
             return self._attend_all(q, k, v, targets)
         exists, at = targets >= 0, targets.clamp(min=0)
-        keys, values = (rows_at(self._spread(x, targets.shape[1]), at) for x in (k, v))  # (B, G', T, L, K)
+        if targets.shape[1] > 1:  # heads with different graphs do not share rows
+            k, v = (expand_heads(x, self.site.heads) for x in (k, v))
+        keys, values = rows_at(k, at), rows_at(v, at)  # (B, G', T, L, K)
         rows = (q * self.scale).unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
         scores = (rows @ keys.transpose(-1, -2)).transpose(2, 3).flatten(1, 2)  # (B, H, T, L)
         weights = safe_softmax(scores, exists)
@@ -233,7 +234,3 @@ class Sac(HeadAttention):
         seen = seen.scatter_(-1, targets.where(targets >= 0, k.shape[2]), True)[..., :-1]
         weights = safe_softmax(scores_of(q, k, self.scale), seen)
         return weighted(F.dropout(weights, self.dropout) if self.dropout else weights, v)
-
-    def _spread(self, x: Tensor, graphs: int) -> Tensor:
-        """Repeat keys or values for each head if heads have different graphs."""
-        return x if graphs == 1 else expand_heads(x, self.site.heads)

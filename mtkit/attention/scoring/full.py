@@ -165,7 +165,8 @@ def _append_rows(state: State, k: Tensor, v: Tensor) -> State:
     end = rows + hypotheses
     if shared["keys"].dtype != k.dtype:  # only the first step under autocast shows the type of the keys
         shared = {**shared, "keys": shared["keys"].to(k.dtype), "values": shared["values"].to(v.dtype)}
-    if hypotheses > 1 and not _is_surely_finite(v):
+    # the test for finite values would stall an accelerator
+    if hypotheses > 1 and not (v.device.type == "cpu" and bool(v.sum().isfinite())):
         # 0 * NaN would reach hypotheses that do not see the row: the NaN moves to its key, whose score is masked
         broken = ~v.isfinite().all(-1).all(1)  # (B, N)
         k, v = k.masked_fill(broken[:, None, :, None], torch.nan), v.nan_to_num(0.0, 0.0, 0.0)
@@ -215,11 +216,6 @@ def _remove_unseen(state: State) -> State:
 
     shared = {name: gathered(value, 1 if name == "position" else 2) for name, value in state["shared"].items()}
     return {**state, "shared": shared, "seen": gathered(seen, 2), "rows": len(stays)}
-
-
-def _is_surely_finite(x: Tensor) -> bool:
-    """Whether x is known to be finite: tested only on a CPU, because the test would stall an accelerator."""
-    return x.device.type == "cpu" and bool(x.sum().isfinite())
 
 
 def _separate_caches(state: State, hypotheses: int) -> State:
