@@ -57,7 +57,7 @@ class Alignment:
     def weights(self) -> Tensor:
         """(T, S): the mean over the heads of the last cross attention that has weights.
 
-        Rows sum to 1, except those of `hard-coded`, which are densities.
+        Rows sum to 1; the rows of `hard-coded` are densities.
         """
         return [layer for layer in self.layers["cross"] if layer is not None][-1].mean(0)
 

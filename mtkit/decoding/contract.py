@@ -86,9 +86,8 @@ class Hypotheses:
 class Engine(Protocol):
     """A model with decoding settings, decoded by mtkit (`ModelEngine`) or by another program.
 
-    Callers handle text, documents, directions and resuming. An engine gets batches of segments of source pieces, each
-    segment with its own limit. Batches on a CPU may come from several threads at once. The engine handles shortlists
-    and the number type.
+    Callers handle text, documents, directions and resuming. An engine gets batches of source segments with a limit for
+    each, on a CPU from several threads at once. The engine handles shortlists and the number type.
     """
 
     @property

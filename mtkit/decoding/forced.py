@@ -109,16 +109,16 @@ def _in_batches(
     device: torch.device,
     on_progress: OnProgress | None = None,
 ) -> list[Result]:
-    """The result for each pair of a segment and a target, in order; `work` computes batches of indices in parallel."""
+    """The results for pairs of a segment and a target, in order; `work` computes batches of indices in parallel."""
     lengths = [max(len(segment.pieces), len(target)) for segment, target in zip(segments, targets, strict=True)]
     batches = plan(lengths, batch_tokens, 1, at_once(device))
-    found: dict[int, Result] = {}
+    computed: dict[int, Result] = {}
     parts = parallel_map(partial(Halving(lengths).run, work), batches, device)
     for rows, results in zip(batches, parts, strict=True):
-        found |= zip(rows, chain.from_iterable(results), strict=True)
+        computed |= zip(rows, chain.from_iterable(results), strict=True)
         if on_progress is not None:
             on_progress(len(rows))
-    return [found[row] for row in range(len(lengths))]
+    return [computed[row] for row in range(len(lengths))]
 
 
 def forced_weights(

@@ -193,8 +193,8 @@ def _flat(tokens: Tokens, rows: np.ndarray, last: int | None = None) -> np.ndarr
 def _cooccurrences(prepared: Prepared) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of each target piece with each source piece of its sentence, the end mark of the source included.
 
-    Gives the pairs as source * target pieces + target, in order of the target pieces, and the number of pairs of each
-    target piece.
+    Gives the pairs as source * target pieces + target, in order of the target pieces, and each target piece's number of
+    pairs.
     """
     rows, source, target = _rows(prepared), prepared.train.source, prepared.train.target
     lengths = source.lengths[rows].astype(np.int64) + 1

@@ -42,7 +42,7 @@ PAIRS = 200
 """Maximum validation pairs for the choice of heads."""
 
 LONGEST = 500
-"""Maximum pieces of a side of such a pair."""
+"""Maximum pieces per side of such a pair."""
 
 MOST = 8
 """Maximum number of heads whose mean is tried."""
@@ -247,7 +247,7 @@ class _Side:
     pieces: Sequence[int]
     text: str
     numbers: list[int]
-    """The number in the line of each word of the text."""
+    """Each word's number in the line."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class _Linked:
 
 
 def _segments(source: Source, translations: Sequence[Translation]) -> Iterator[_Linked]:
-    """The segments as which the lines were translated, without those that have no translation."""
+    """The segments as which the lines were translated; segments without a translation are left out."""
     together = {number for number, line in enumerate(translations) if line.together > 1 and not line.fell_back}
     for group in source.groups():
         if together.issuperset(group):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Work = Callable[[Sequence[Any], Callable[[], bool]], Sequence[Any]]
-"""Computes the result of each job of a batch, in order. The second argument returns whether all clients have withdrawn
-their jobs, and may be called from any thread."""
+"""Computes the results of a batch's jobs, in order. The second argument returns whether all clients have left, and may be
+called from any thread."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Batcher:
     """A bounded queue of jobs, and one thread that works on a batch of them at a time."""
 
     def __init__(self, work: Work, limits: ServingLimits, on_batch: Callable[[int], object]) -> None:
-        """`on_batch` is called with the number of jobs of each batch."""
+        """`on_batch` is called with each batch's number of jobs."""
         self._work, self._limits, self._on_batch = work, limits, on_batch
         self._queue: deque[_Request] = deque()
         self._arrived = asyncio.Event()
@@ -95,7 +95,7 @@ class Batcher:
         return len(self._queue)
 
     async def submit(self, jobs: Sequence[Job]) -> list[Any]:
-        """The results of the jobs of one request, in order; a cancelled caller withdraws them.
+        """The results of one request's jobs, in order; a cancelled caller withdraws them.
 
         Raises: QueueFullError at once if too many requests wait; what `work` raises for a job by itself.
         """
@@ -137,7 +137,7 @@ class Batcher:
         """Waits until that time, or until the batch is full."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                while sum(each.jobs[0].size for each in self._queue) < self._limits.pieces and not self._stopping:
+                while sum(request.jobs[0].size for request in self._queue) < self._limits.pieces and not self._stopping:
                     self._arrived.clear()
                     await self._arrived.wait()
 

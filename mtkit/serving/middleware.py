@@ -1,4 +1,4 @@
-"""What every request passes: metrics, the check of the host name, limits of size and time.
+"""Middleware for every request: metrics, the check of the host name, limits of size and time.
 
 A page of another site can make a browser send requests to a server on the same machine or network. Such a request names
 the other site in its header Host (if the site's name leads to the server) or Origin.

@@ -45,7 +45,7 @@ def serve(
     say: Callable[[str], object],
     names: Sequence[str] = (),
 ) -> None:
-    """Serves until a signal; requests in work are answered first. Port 0 is a free one; the address goes to `say`.
+    """Serves until a signal; requests in work are answered first. Port 0 is a free one; `say` gets the address.
 
     Clients may call the server by its address and by `names` (`Hosts`).
 
@@ -112,7 +112,7 @@ class Connection(H11Protocol):
     most = 8
     """Maximum open connections."""
     header_seconds = seconds = 10.0
-    """Maximum seconds of a request's header, and of each of its body, its answer and the transfer of the answer."""
+    """Maximum seconds for a request's header, and for each of its body, its answer and the transfer of the answer."""
     since = 0.0
     """Time at which the present phase began."""
     _deadline: asyncio.TimerHandle | None = None
@@ -126,7 +126,7 @@ class Connection(H11Protocol):
         return type("LimitedConnection", (cls,), values)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Opens the connection, in place of another if there are too many."""
+        """Opens the connection; if there are too many, it replaces another."""
         super().connection_made(transport)
         self._expect(self.header_seconds)
         others = [cast(Connection, other) for other in self.connections if other is not self]

@@ -60,7 +60,7 @@ class TranslationJob:
 
 @dataclass(frozen=True, eq=False)
 class AttentionJob:
-    """A line of which the page shows hypotheses, and the attention to one of them; no other job shares its batch."""
+    """A line for the page, with hypotheses and the attention to one of them; no other job shares its batch."""
 
     line: str
     direction: str
@@ -161,7 +161,7 @@ class Service:
     def work(
         self, jobs: Sequence[TranslationJob | AttentionJob], stopped: Callable[[], bool] | None = None
     ) -> list[Any]:
-        """The result of each job of a batch: the hypotheses of each string, or what the page shows of a line.
+        """The results of a batch's jobs: the hypotheses of each string, or the page's view of a line.
 
         Raises: StoppedError if `stopped` returns that the results are no longer wanted.
         """
@@ -173,7 +173,7 @@ class Service:
         return self._translator.document_pieces is not None and n_best == 1
 
     def _translate(self, jobs: Sequence[TranslationJob], stopped: Callable[[], bool] | None) -> list[list[list[str]]]:
-        """The `n_best` hypotheses of each string of each job; line ends stay as they are."""
+        """The `n_best` hypotheses for all strings of the jobs; line ends stay as they are."""
         n_best = jobs[0].n_best
         strings = [(part.text, self.directions.index(job.direction)) for job in jobs for part in job.parts]
         split_strings = [LINE_END.split(string) for string, _ in strings]  # lines, and line ends between them
@@ -205,7 +205,7 @@ class Service:
         (hypotheses,) = translator.translate([job.line], direction=job.direction, stopped=stopped)
         shown: dict[str, Any] = {
             "hypotheses": [
-                {"text": each.text, "score": each.score if isfinite(each.score) else None} for each in hypotheses
+                {"text": line.text, "score": line.score if isfinite(line.score) else None} for line in hypotheses
             ]
         }
         try:
@@ -235,7 +235,7 @@ def _lines(string: str) -> list[str]:
 
 
 def join_parts(jobs: Sequence[TranslationJob], results: Sequence[list[list[str]]]) -> list[list[str]]:
-    """The hypotheses of each string of a request, from the results of its jobs."""
+    """The hypotheses of a request's strings, from the results of its jobs."""
     strings: list[list[str]] = []
     for job, result in zip(jobs, results, strict=True):
         for part, hypotheses in zip(job.parts, result, strict=True):

@@ -32,7 +32,7 @@ from mtkit.recipe import DecodingSettings
 from mtkit.text.tokenizer import EOS, PAD
 
 LEAST_PENALTY = 1e-6
-"""Exponent in place of 0; its effect on a score is below float32's rounding."""
+"""The exponent that replaces 0; it changes a score by less than float32's rounding."""
 
 LONGEST_UNSTOPPED = 1024
 """Maximum target pieces of a segment that CTranslate2 decodes if the batch may be stopped."""
@@ -105,26 +105,30 @@ class CTranslate2Engine(ModelEngine):
         if batch.stopped is not None and batch.longest > LONGEST_UNSTOPPED:
             return self.own.translate(batch)
         beam = self.settings.beam if self.settings.method == "beam" else 1
-        found = self._search(batch, beam)
-        rows = [hypotheses + [([], -math.inf)] * (beam - len(hypotheses)) for hypotheses in found]
+        searched = self._search(batch, beam)
+        rows = [hypotheses + [([], -math.inf)] * (beam - len(hypotheses)) for hypotheses in searched]
         padded = [[pieces + [PAD] * (batch.longest - len(pieces)) for pieces, _ in row] for row in rows]
         device = batch.source.device
         pieces = torch.tensor(padded, device=device)
         log_probs = torch.tensor([[log_prob for _, log_prob in row] for row in rows], device=device)
-        again = [k for k, hypotheses in enumerate(found) if not _follows_rules(hypotheses, beam, batch.limits[k])]
+        again = [k for k, hypotheses in enumerate(searched) if not _follows_rules(hypotheses, beam, batch.limits[k])]
         if again:
-            own = replace(self.own, lexicon=None).translate(
+            decoded = replace(self.own, lexicon=None).translate(
                 SourceBatch(
                     batch.source[again],
                     [batch.limits[k] for k in again],
                     batch.keys[again],
                     None if batch.task is None else batch.task[again],
-                    batch.pieces if self.lexicon is None else self.lexicon.shortlist(batch.source),  # the batch's
+                    batch.pieces
+                    if self.lexicon is None
+                    else self.lexicon.shortlist(batch.source),  # of the whole batch
                     batch.stopped,
                 )
             )
-            pieces[again] = torch.nn.functional.pad(own.pieces, (0, batch.longest - own.pieces.shape[2]), value=PAD)
-            log_probs[again] = own.log_probs
+            pieces[again] = torch.nn.functional.pad(
+                decoded.pieces, (0, batch.longest - decoded.pieces.shape[2]), value=PAD
+            )
+            log_probs[again] = decoded.log_probs
         lengths = (pieces != PAD).sum(-1)
         return Hypotheses(pieces, log_probs, normalised(log_probs, lengths, self.settings.length_penalty)).ranked()
 

@@ -37,7 +37,7 @@ DTYPES = {
 CPU, only linear layers compute (`mtkit.model.decoding_products`); the rest is in float32."""
 
 ROWS = 1024
-"""Positions whose logits over the vocabulary are in memory at the same time, for each batch in work."""
+"""Positions whose logits over the vocabulary are in memory at the same time, per batch in work."""
 
 
 def find_dtype(name: str) -> torch.dtype | None:
@@ -48,7 +48,7 @@ def find_dtype(name: str) -> torch.dtype | None:
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
-    """The name of a number type; None stands for float32."""
+    """The name of a number type; None is float32."""
     return str(dtype or torch.float32).removeprefix("torch.")
 
 
@@ -56,7 +56,7 @@ def dtype_name(dtype: torch.dtype | None) -> str:
 def decoding_with(model: Model, dtype: torch.dtype | None) -> Iterator[torch.device]:
     """A context with the model in evaluation mode, inference mode and computation in `dtype`; gives its device.
 
-    The model is restored on exit and serves one call at a time. None stands for float32. On a GPU, types below float32
+    The model is restored on exit and serves one call at a time. None is float32. On a GPU, types below float32
     apply to all operations that autocast supports, elsewhere to linear layers.
 
     Raises: MtkitError for int8 on a GPU, if memory runs out although batches have been halved (`Halving`), and as
@@ -93,7 +93,7 @@ class ModelEngine:
     model: Model
     settings: DecodingSettings
     dtype: torch.dtype | None = None
-    """The number type of matrix products; None stands for float32, whose results do not depend on the batch."""
+    """The number type of matrix products; None is float32, whose results do not depend on the batch."""
     lexicon: Lexicon | None = None
     """If given, only pieces on its shortlist of a batch may be generated, so that a result depends on its batch."""
     workers: Workers | None = None

@@ -116,7 +116,7 @@ class _Prefixes:
 
 
 class _Ended:
-    """The ended hypotheses of each segment of the batch, in the order in which they ended.
+    """The ended hypotheses of the batch's segments, in the order in which they ended.
 
     There are at most 2 * beam - 1: beam - 1 before the last step, and `beam` at it.
     """

@@ -23,7 +23,7 @@ LEAST_COVERAGE = 1e-10
 """Minimum attention of a source piece in the coverage penalty, so that its logarithm is finite."""
 
 BLOCK = 64
-"""Values of which `best_sums` first computes only the maximum."""
+"""Number of values whose maximum `best_sums` computes first."""
 
 Forbid = Callable[[Tensor], object]
 """Sets the log-probabilities (B, N, V) of further forbidden pieces to -inf, in place."""
@@ -96,8 +96,8 @@ def forbid_repeats(scores: Tensor, pieces: Tensor, size: int) -> None:
 def allowed_log_probs(logits: Logits, ends: Tensor | None, forbid: Forbid | None = None) -> Tensor:
     """The log-probabilities (B, N, V) of the next pieces, normalised over all pieces; -inf for forbidden ones.
 
-    Forbidden are pieces that are never generated, all but EOS in segments that must end (`ends` (B,), from `at_limit`),
-    and the pieces of `forbid`.
+    Forbidden are pieces that are never generated, pieces other than EOS in segments that must end (`ends` (B,), from
+    `at_limit`), and the pieces of `forbid`.
     """
     log_probs = logits.whole()
     torch.log_softmax(log_probs, -1, out=log_probs)  # new memory of this size costs more than the logarithm
