@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Work = Callable[[Sequence[Any], Callable[[], bool]], Sequence[Any]]
-"""Computes the results of a batch's jobs, in order. The second argument returns whether all clients have left, and may be
-called from any thread."""
+"""Computes the results of a batch's jobs, in order. The second argument returns whether all clients have left; any
+thread may call it."""
 
 
 @dataclass(frozen=True)
