@@ -241,10 +241,10 @@ class Network(nn.Module):
 
         Attention sub-layers convert theirs by the mechanism's `adopt`; all others must have the same shape.
         """
-        own = self.state_dict()
+        state = self.state_dict()
         prefixes = [f"{name}." for name, _ in self.attentions()]
         outside = {name: value for name, value in weights.items() if not name.startswith(tuple(prefixes))}
-        fitting = {name: value for name, value in outside.items() if name in own and own[name].shape == value.shape}
+        fitting = {name: value for name, value in outside.items() if name in state and state[name].shape == value.shape}
         self.load_state_dict(fitting, strict=False)
         for name, attention in self.attentions():
             start = len(name) + 1

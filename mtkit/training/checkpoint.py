@@ -189,10 +189,10 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         paths = self.all()
-        kept = {*paths[-1:], *self._validated()[-self._keep_last :], self.last_good()}
-        kept |= set(self._ranked(paths)[: self._keep_best])
+        keep = {*paths[-1:], *self._validated()[-self._keep_last :], self.last_good()}
+        keep |= set(self._ranked(paths)[: self._keep_best])
         for path in paths:
-            if path not in kept:
+            if path not in keep:
                 # renamed first: if killed in between, no incomplete checkpoint has a valid name
                 shutil.rmtree(path.rename(path.with_name(f".{path.name}.old")))
 

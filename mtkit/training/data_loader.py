@@ -133,15 +133,6 @@ class _GlobalBatch:
     places: np.ndarray
 
 
-@dataclass(frozen=True)
-class _LocalBatch:
-    """This process's part of a global batch, or None; rows and target tokens are the global batch's."""
-
-    rows: np.ndarray
-    tokens: int
-    batch: Batch | None
-
-
 class DataLoader:
     """Divides the training side into updates; finds any starting place without going through the data before it."""
 
@@ -179,7 +170,7 @@ class DataLoader:
             )
 
     def side(self, epoch: int) -> Side:
-        """The rows of an epoch: the training side, or its documents, joined anew for each epoch."""
+        """The rows of an epoch: the training side, or its documents, joined again for each epoch."""
         return self._epoch(epoch).side
 
     def plan(self, epoch: int) -> Iterator[np.ndarray]:
@@ -259,9 +250,9 @@ class DataLoader:
             end = min(first + self._accumulate, batches)
             group = [next(local) for _ in range(first, end)]
             yield UpdateBatches(
-                batches=[part.batch for part in group if part.batch is not None],
-                tokens=sum(part.tokens for part in group),
-                rows=[part.rows for part in group],
+                batches=[batch for batch, _, _ in group if batch is not None],
+                tokens=sum(tokens for _, tokens, _ in group),
+                rows=[rows for _, _, rows in group],
                 epoch=epoch if end < batches else epoch + 1,
                 batch=end if end < batches else 0,
             )
@@ -284,13 +275,13 @@ class DataLoader:
         batches = part.batches(sampled.source.lengths, sampled.target.lengths)
         return [_GlobalBatch(part.rows[places], sampled, places) for places in batches[skipped:]]
 
-    def _make(self, whole: _GlobalBatch) -> _LocalBatch:
-        """This process's part of a global batch."""
-        places = self._local(whole.places)
-        batch = make_batch(whole.side, places, self._longest) if len(places) else None
+    def _make(self, global_batch: _GlobalBatch) -> tuple[Batch | None, int, np.ndarray]:
+        """This process's part of a global batch, and the target tokens and rows of all of it."""
+        places = self._local(global_batch.places)
+        batch = make_batch(global_batch.side, places, self._longest) if len(places) else None
         if batch is not None and self._world.device.type == "cuda":
             batch = batch.pinned()
-        return _LocalBatch(whole.rows, count_tokens(whole.side, [whole.places]), batch)
+        return batch, count_tokens(global_batch.side, [global_batch.places]), global_batch.rows
 
     def name_lines(self, epoch: int, rows: Sequence[np.ndarray]) -> str:
         """The lines of the input files of these rows of an epoch, as "lines 3, 8, 12 of train.en"."""

@@ -32,7 +32,7 @@ CHUNK_ELEMENTS = {"cpu": 4 << 20, "cuda": 64 << 20}
 
 STEP = 64
 """Rows of logits come in multiples of this; the last ones are zeros that do not count. A CPU library generates code
-for each number of rows in a bfloat16 product, which takes longer than the product."""
+for every number of rows in a bfloat16 product, which takes longer than the product."""
 
 
 @dataclass(frozen=True)
@@ -100,29 +100,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         dtype = _product_type(weight)
         with torch.autocast(hidden.device.type, enabled=False):
             states, gold = (padded(rows, min(STEP, chunk_rows)) for rows in (hidden, target))
-            sums = _Gradients(states, weight, trained=ctx.needs_input_grad[1]) if gradients else None
-            smoothed, nll = _cross_entropy(states, weight.to(dtype), gold, len(hidden), smoothing, chunk_rows, sums)
-        ctx.gradients, ctx.dtype, ctx.rows = sums, weight.dtype, len(hidden)
+            # at least in float32: bfloat16 is too coarse for a sum over chunks
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            trained = gradients and ctx.needs_input_grad[1]
+            ctx.hidden = torch.empty_like(states) if gradients else None
+            ctx.weight = torch.zeros_like(weight, dtype=wide) if trained else None
+            smoothed, nll = _cross_entropy(
+                states, weight.to(dtype), gold, len(hidden), smoothing, chunk_rows, ctx.hidden, ctx.weight
+            )
+        ctx.dtype, ctx.rows = weight.dtype, len(hidden)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        scale, gradients = upstream[0], ctx.gradients
-        weight = None if gradients.weight is None else (gradients.weight * scale).to(ctx.dtype)
-        return gradients.hidden[: ctx.rows] * scale, weight, None, None, None, None
-
-
-class _Gradients:
-    """Sums of the gradients over chunks."""
-
-    def __init__(self, hidden: Tensor, weight: Tensor, *, trained: bool) -> None:
-        """`trained`: whether the weight has a gradient."""
-        self.hidden = torch.empty_like(hidden)  # (N, D)
-        # (V, D), at least in float32: bfloat16 is too coarse for a sum over chunks
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        self.weight = torch.zeros_like(weight, dtype=wide) if trained else None
+        weight = None if ctx.weight is None else (ctx.weight * upstream[0]).to(ctx.dtype)
+        return ctx.hidden[: ctx.rows] * upstream[0], weight, None, None, None, None
 
 
 def _cross_entropy(
@@ -132,9 +126,10 @@ def _cross_entropy(
     real: int,
     smoothing: float,
     chunk_rows: int,
-    gradients: _Gradients | None,
+    hidden_gradient: Tensor | None,
+    weight_gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Both losses, chunk by chunk, all sums at least in float32; fills `gradients`.
+    """Both losses, chunk by chunk, all sums at least in float32; fills the gradients (N, D) and (V, D).
 
     Rows from `real` on are zeros: they add nothing to the weight's gradient, and are left out of the losses.
     """
@@ -154,17 +149,17 @@ def _cross_entropy(
         # the largest probability is 1 over the sum of exp(logit - peak): its logarithm completes the log-sum-exp
         torch.sub(peak - error.amax(1).to(wide).log(), gold_logit, out=nll[chunk])
         torch.sub(gold_logit, states.to(wide) @ mean_weight, out=above_mean[chunk])
-        if gradients is not None:
+        if hidden_gradient is not None:
             if error.device.type == "cpu":  # scatter_ in bfloat16 takes fifty times as long here
                 places = (torch.arange(len(states)), gold.squeeze(1))
                 error.index_put_(places, error.new_full((), smoothing - 1.0), accumulate=True)
             else:  # index_put_ with accumulate sorts on a GPU
                 error.scatter_(1, gold, error.gather(1, gold).sub_(1.0 - smoothing))
-            gradients.hidden[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
-            if gradients.weight is not None:
-                _add_product(gradients.weight, error.t(), states)
-    if gradients is not None and gradients.weight is not None:
-        gradients.weight -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
+            hidden_gradient[chunk] = (error @ weight).to(wide).sub_(mean_weight, alpha=smoothing)
+            if weight_gradient is not None:
+                _add_product(weight_gradient, error.t(), states)
+    if weight_gradient is not None:
+        weight_gradient -= hidden.sum(0, dtype=wide) * (smoothing / vocabulary)
     nll = nll[:real]
     return nll.sum().add_(above_mean[:real].sum(), alpha=smoothing), nll
 

@@ -56,8 +56,8 @@ class Metrics:
         """Continue after `update`, or with its validation if it is not `validated`; later lines are dropped."""
         self._path, self._curves = inside(folder, "metrics.jsonl"), inside(folder, "curves.png")
         last = {"train": update, "validation": update if validated else update - 1}
-        kept = [row for row in read_metrics(self._path) if row["update"] <= last[row["kind"]]]
-        write_text(self._path, "".join(json_text(row) + "\n" for row in kept))
+        rows = [row for row in read_metrics(self._path) if row["update"] <= last[row["kind"]]]
+        write_text(self._path, "".join(json_text(row) + "\n" for row in rows))
         self._board = _tensorboard(inside(folder, "tensorboard"), update)
 
     def write(self, kind: str, update: int, **values: Any) -> None:

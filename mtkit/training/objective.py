@@ -1,6 +1,7 @@
 """The objective of training: the token loss, R-Drop's divergence, the attentions' losses, and sampled choices."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,21 +62,9 @@ class Objective:
 
 def doubled(batch: DeviceBatch) -> DeviceBatch:
     """The batch followed by itself: 2B segments and 2N places; `target` (2N,)."""
-
-    def doubled(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else torch.cat([tensor, tensor])
-
-    return replace(
-        batch,
-        source=torch.cat([batch.source, batch.source]),
-        source_valid=doubled(batch.source_valid),
-        source_lengths=doubled(batch.source_lengths),
-        target_in=torch.cat([batch.target_in, batch.target_in]),
-        target_valid=doubled(batch.target_valid),
-        places=torch.cat([batch.places, batch.places + batch.target_in.numel()]),
-        target=torch.cat([batch.target, batch.target]),
-        task=doubled(batch.task),
-    )
+    fields: dict[str, Any] = {name: torch.cat([x, x]) for name, x in vars(batch).items() if isinstance(x, Tensor)}
+    fields["places"] = torch.cat([batch.places, batch.places + batch.target_in.numel()])
+    return replace(batch, **fields)
 
 
 class Baseline:

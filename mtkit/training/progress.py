@@ -62,13 +62,13 @@ class Progress:
     stale: Count = 0
     """Validations since patience was last reset."""
     judged_by: str = ""
-    """Fingerprint of the settings of search and scoring behind these scores; others are not comparable."""
+    """Fingerprint of the search and scoring settings of these scores; other scores are not comparable."""
     baseline: tuple[float, float] = (0.0, 0.0)
     """State of `mtkit.training.objective.Baseline`."""
     scaler: dict[str, Any] | None = None
     """Loss-scaling state of float16."""
     first_nll: float | None = None
-    """Loss of the first update in nats per target token, which tells divergence from slow learning."""
+    """Loss of the first update in nats per target token, to distinguish divergence from slow learning."""
     diverging: Count = 0
     """Last updates in a row whose loss was far above the loss of a uniform guess."""
 
@@ -168,7 +168,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended."""
+    """Result of a training."""
 
     folder: Path
     progress: Progress
@@ -189,7 +189,7 @@ class Limits:
 
     def __init__(self, settings: TrainingSettings, updates_per_epoch: int) -> None:
         self._settings = settings
-        self._max_epoch_updates = None if settings.max_epochs is None else settings.max_epochs * updates_per_epoch
+        self._updates_per_epoch = updates_per_epoch
 
     def reached(self, progress: Progress) -> str | None:
         """The limit that ends training here, as "max_updates = 500", or None."""
@@ -206,7 +206,7 @@ class Limits:
         return None
 
     def describe(self) -> str:
-        """All limits in words, e.g. "500 updates or 20 minutes"."""
+        """Describe all limits, e.g. "500 updates or 20 minutes"."""
         settings = self._settings
         units = {"max_updates": "updates", "max_epochs": "epochs", "max_minutes": "minutes"}
         limits = [f"{getattr(settings, name):,.10g} {unit}" for name, unit in units.items() if getattr(settings, name)]
@@ -214,38 +214,35 @@ class Limits:
             limits.append(f"{settings.patience} validations without a better {MEASURES[settings.best_by]}")
         return " or ".join(limits) or "Ctrl-C"
 
+    @property
+    def _max_updates(self) -> int:
+        """The number of updates at the first limit of updates or epochs; else `ENDLESS`."""
+        epochs = self._settings.max_epochs
+        by_epochs = ENDLESS if epochs is None else epochs * self._updates_per_epoch
+        return min(ENDLESS if self._settings.max_updates is None else self._settings.max_updates, by_epochs)
+
     def done(self, progress: Progress) -> float:
         """The share of training that is done, 0 to 1, by the nearest limit; 0 without one."""
-        settings, shares = self._settings, [0.0]
-        if settings.max_updates is not None:
-            shares.append(progress.update / settings.max_updates)
-        if settings.max_minutes is not None:
-            shares.append(progress.seconds / 60 / settings.max_minutes)
-        if self._max_epoch_updates is not None:
-            shares.append(progress.update / self._max_epoch_updates)
+        shares = [0.0 if self._max_updates == ENDLESS else progress.update / self._max_updates]
+        if self._settings.max_minutes is not None:
+            shares.append(progress.seconds / 60 / self._settings.max_minutes)
         return min(max(shares), 1.0)
 
     def total_updates(self, progress: Progress) -> int:
-        """The number of updates of the training, estimated for a time limit from the pace so far; else `ENDLESS`."""
-        settings, totals = self._settings, [ENDLESS]
-        if settings.max_updates is not None:
-            totals.append(settings.max_updates)
-        if self._max_epoch_updates is not None:
-            totals.append(self._max_epoch_updates)
-        if settings.max_minutes is not None and progress.seconds:
-            totals.append(round(progress.update * settings.max_minutes * 60 / progress.seconds))
-        return max(min(totals), progress.update)
+        """The number of updates of the training, estimated for a time limit from the pace until now; else `ENDLESS`."""
+        total = self._max_updates
+        if self._settings.max_minutes is not None and progress.seconds:
+            total = min(total, round(progress.update * self._settings.max_minutes * 60 / progress.seconds))
+        return max(total, progress.update)
 
     def seconds_left(self, progress: Progress, seconds_per_update: float) -> float | None:
         """Estimated seconds until the first limit; None without one."""
-        settings, left = self._settings, []
-        if settings.max_updates is not None:
-            left.append((settings.max_updates - progress.update) * seconds_per_update)
-        if self._max_epoch_updates is not None:
-            left.append((self._max_epoch_updates - progress.update) * seconds_per_update)
-        if settings.max_minutes is not None:
-            left.append(settings.max_minutes * 60 - progress.seconds)
-        return max(min(left), 0.0) if left else None
+        left = math.inf
+        if self._max_updates != ENDLESS:
+            left = (self._max_updates - progress.update) * seconds_per_update
+        if self._settings.max_minutes is not None:
+            left = min(left, self._settings.max_minutes * 60 - progress.seconds)
+        return None if left == math.inf else max(left, 0.0)
 
 
 SAME_SECONDS = 2.0

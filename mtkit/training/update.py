@@ -90,8 +90,8 @@ class Updater:
         if self._sharded is not None:  # passes are steps of all processes together
             return
         buffers = self._copy_buffers()
-        trained = [] if self.optimizer.state else [one for one in self.model.parameters() if one.requires_grad]
-        moments = [torch.empty_like(one) for one in trained for _ in range(2)]  # the optimiser allocates them later
+        trained = [] if self.optimizer.state else [weight for weight in self.model.parameters() if weight.requires_grad]
+        moments = [torch.empty_like(weight) for weight in trained for _ in range(2)]  # allocated later
         device = self.world.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for batch in batches:

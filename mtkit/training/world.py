@@ -6,7 +6,6 @@ collective operation would wait for it for hours. The thread writes whatever the
 and checkpoints. A ring of watchers suffices: among several silent processes one has a watcher that is alive.
 """
 
-import json
 import os
 import sys
 import threading
@@ -26,7 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from mtkit.device import find_device
 from mtkit.errors import RunError
-from mtkit.storage.files import json_text
 
 INTERVAL = 3.0
 """Seconds between heartbeats."""
@@ -187,16 +185,9 @@ class World:
         return range(self.rank, count, self.size)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The JSON values of all processes, by rank, on the first process; None on the others."""
+        """The values of all processes, by rank, on the first process; None on the others."""
         if self.size == 1:
             return [value]
-        content = torch.frombuffer(bytearray(json_text(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(content)]))
-        longest = max(int(size) for size in sizes)
-        padded = torch.nn.functional.pad(content, (0, longest - len(content)))
-        parts = [torch.empty_like(padded) for _ in sizes] if self.first else None
-        dist.gather(padded, parts)
-        if parts is None:
-            return None
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+        values = [None] * self.size if self.first else None
+        dist.gather_object(value, values)
+        return values

@@ -80,7 +80,7 @@ def test_segments_of_documents_are_joined_anew_each_epoch(prepared: Prepared, mo
 def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(
     prepared: Prepared, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtkit.training.data_loader.DRAWN_TOGETHER", together)
+    monkeypatch.setattr("mtkit.training.data_loader.SAMPLED_TOGETHER", together)
     source = feed(prepared, subword_dropout=0.2)
     whole = list(islice(source.updates(0, 0), source.updates_per_epoch + 5))
     place = whole[source.updates_per_epoch - 4]

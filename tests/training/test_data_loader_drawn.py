@@ -31,7 +31,7 @@ from mtkit.data.prepared import open_prepared
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 
-feed.DRAWN_TOGETHER = 1000  # several parts an epoch
+feed.SAMPLED_TOGETHER = 1000  # several parts an epoch
 folder, out, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 prepared = open_prepared(Path(folder))
 strength = {"subword_dropout": 0.2} if prepared.settings.tokenizer.kind == "bpe" else {"subword_alpha": 0.3}
