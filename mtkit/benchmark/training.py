@@ -183,11 +183,11 @@ def measure_training(
         raise MtkitError(f"updates are whole numbers from 1, and those of the warm-up from {COUNTED}")
     trainers: list[Trainer] = [*own, *peers]
     longest = min(min(each.model.longest_source, each.model.longest_target) for each in own)
-    feed = DataLoader(recipe, prepared, longest, world)
+    loader = DataLoader(recipe, prepared, longest, world)
     rates = _rates(recipe, trainers, world.device)
     turns = [min(TURN, plan.updates - first) for first in range(0, plan.updates, TURN)]
     rows = [_row(trainer) for trainer in trainers]
-    work = [feed.updates(0, 0) for _ in trainers]
+    work = [loader.updates(0, 0) for _ in trainers]
     done = 0
 
     def made(number: int = 1) -> None:
@@ -206,12 +206,12 @@ def measure_training(
             reason, *_ = str(error).split("\n")
             row.failed = f"{type(error).__name__}: {reason}"
 
-    rows_trained_on = np.concatenate([*islice(feed.plan(0), plan.warmup + plan.updates)])
+    rows_trained_on = np.concatenate([*islice(loader.plan(0), plan.warmup + plan.updates)])
     passes, operations = 2 if recipe.training.r_drop else 1, dict[str, float]()
 
     def count(trainer: OwnTrainer) -> None:
         if trainer.attention not in operations:
-            counted = training_operations(trainer.model, feed.side(0), rows_trained_on)
+            counted = training_operations(trainer.model, loader.side(0), rows_trained_on)
             operations[trainer.attention] = passes * counted
 
     for mine, row in zip(own, rows, strict=False):

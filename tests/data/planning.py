@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mtkit.data.prepared import _open_side
 from mtkit.recipe.data import DataSettings
-from mtkit.training.data_loader import Feed
+from mtkit.training.data_loader import DataLoader
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 
@@ -57,8 +57,8 @@ class Prepared:
 def batches(folder: Path, rows: int, count: int) -> tuple[float, int]:
     """Seconds from opening to the first batch, and the most bytes until `count` batches are made."""
     began = time.monotonic()
-    feed = Feed(tiny(training={"batch_tokens": 4_096}), Prepared(folder, rows), 1024, World("cpu"))
-    updates = feed.updates(0, 0)
+    loader = DataLoader(tiny(training={"batch_tokens": 4_096}), Prepared(folder, rows), 1024, World("cpu"))
+    updates = loader.updates(0, 0)
     next(updates)
     seconds, most, done = time.monotonic() - began, [0], threading.Event()
 

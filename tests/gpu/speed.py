@@ -71,9 +71,9 @@ def _profile(setup: Setup, preset: str, precision: str, cudnn: bool) -> Result:
     with World(setup.device) as world, fast_and_repeatable(world.device):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         updater = Updater(model_of(recipe, prepared, setup.device), recipe, world, Precision(precision, world.device))
-        feed = DataLoader(recipe, prepared, 256, world).updates(0, 0)
-        work = [next(feed) for _ in range(3 if setup.tiny else 20)]
-        feed.close()
+        loader = DataLoader(recipe, prepared, 256, world).updates(0, 0)
+        work = [next(loader) for _ in range(3 if setup.tiny else 20)]
+        loader.close()
         times, host = [], 0.0
         for turn in range(3):  # the first batch warms up; the others are of new shapes in the first turn
             wait(setup.device)

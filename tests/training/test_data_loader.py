@@ -18,7 +18,7 @@ from tests.training.conftest import tiny
 CPU = torch.device("cpu")
 
 
-def feed(
+def loader(
     prepared: Prepared,
     *,
     rank: int = 0,
@@ -43,18 +43,18 @@ def planned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("planned")
 def test_from_any_place_on_the_updates_are_those_of_an_unbroken_feed(prepared: Prepared) -> None:
-    whole = list(islice(feed(prepared).updates(0, 0), 30))
+    whole = list(islice(loader(prepared).updates(0, 0), 30))
     assert whole[-1].epoch >= 1
     for start in (1, 5, 11, 12, 13):
         place = whole[start - 1]
-        for ours, theirs in zip(feed(prepared).updates(place.epoch, place.batch), whole[start:], strict=False):
+        for ours, theirs in zip(loader(prepared).updates(place.epoch, place.batch), whole[start:], strict=False):
             assert (ours.epoch, ours.batch, ours.tokens) == (theirs.epoch, theirs.batch, theirs.tokens)
             assert all(torch.equal(a.source, b.source) for a, b in zip(ours.batches, theirs.batches, strict=True))
 
 
 @pytest.mark.usefixtures("planned")
 def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
-    source = feed(prepared)
+    source = loader(prepared)
     epoch = list(islice(source.updates(0, 0), source.updates_per_epoch))
     rows = np.concatenate([each for work in epoch for each in work.rows])
     assert sorted(rows) == list(range(len(prepared.train)))
@@ -63,10 +63,10 @@ def test_an_epoch_trains_on_every_segment_once(prepared: Prepared) -> None:
 
 def test_segments_of_documents_are_joined_anew_each_epoch(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = prepared.settings.model_copy(update={"documents": DocumentSettings(pieces=5_000)})
-    assert feed(replace(prepared, settings=settings)).side(1) is prepared.train  # its segments are no documents
+    assert loader(replace(prepared, settings=settings)).side(1) is prepared.train  # its segments are no documents
     train = replace(prepared.train, documents=np.zeros(len(prepared.train), dtype=np.int64))
     monkeypatch.setattr(Tokens, "adjoining", property(lambda tokens: np.ones(len(tokens) - 1, dtype=bool)))
-    source = feed(replace(prepared, settings=settings, train=train))
+    source = loader(replace(prepared, settings=settings, train=train))
     lines = [source.side(epoch).lines.tolist() for epoch in (0, 1, 0)]
     longest = max(int(source.side(epoch).source.lengths.max()) for epoch in range(9))
     taken = [line for work in islice(source.updates(1, 0), 3) for each in work.batches for line in each.lines]
@@ -81,10 +81,10 @@ def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(
     prepared: Prepared, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mtkit.training.data_loader.SAMPLED_TOGETHER", together)
-    source = feed(prepared, subword_dropout=0.2)
+    source = loader(prepared, subword_dropout=0.2)
     whole = list(islice(source.updates(0, 0), source.updates_per_epoch + 5))
     place = whole[source.updates_per_epoch - 4]
-    again = list(islice(feed(prepared, subword_dropout=0.2).updates(place.epoch, place.batch), 8))
+    again = list(islice(loader(prepared, subword_dropout=0.2).updates(place.epoch, place.batch), 8))
     for ours, theirs in zip(again, whole[source.updates_per_epoch - 3 :], strict=True):
         assert (ours.epoch, ours.batch, ours.tokens) == (theirs.epoch, theirs.batch, theirs.tokens)
         assert all(torch.equal(a.source, b.source) for a, b in zip(ours.batches, theirs.batches, strict=True))
@@ -92,8 +92,8 @@ def test_drawn_pieces_are_those_of_an_unbroken_feed_and_other_ones_each_epoch(
 
 
 def test_processes_draw_the_same_pieces_as_one(prepared: Prepared) -> None:
-    alone = list(islice(feed(prepared, subword_dropout=0.3).updates(0, 0), 6))
-    shares = [list(islice(feed(prepared, rank=r, size=2, subword_dropout=0.3).updates(0, 0), 6)) for r in range(2)]
+    alone = list(islice(loader(prepared, subword_dropout=0.3).updates(0, 0), 6))
+    shares = [list(islice(loader(prepared, rank=r, size=2, subword_dropout=0.3).updates(0, 0), 6)) for r in range(2)]
 
     def targets(works: list[UpdateBatches], number: int) -> list[tuple[int, list[int]]]:
         return [
@@ -108,7 +108,7 @@ def test_processes_draw_the_same_pieces_as_one(prepared: Prepared) -> None:
 
 
 def test_the_largest_batches_are_those_with_most_tokens_and_with_the_widest_rows(prepared: Prepared) -> None:
-    source = feed(prepared)
+    source = loader(prepared)
     sizes = [batch.size for work in islice(source.updates(0, 0), source.updates_per_epoch) for batch in work.batches]
     largest = source.largest()
     assert max(batch.size for batch in largest) == max(sizes)
@@ -117,7 +117,7 @@ def test_the_largest_batches_are_those_with_most_tokens_and_with_the_widest_rows
 
 
 def test_drawn_pieces_are_sorted_into_batches_by_their_own_lengths(prepared: Prepared) -> None:
-    drawn, plain = feed(prepared, subword_dropout=0.3), feed(prepared)
+    drawn, plain = loader(prepared, subword_dropout=0.3), loader(prepared)
     assert drawn.updates_per_epoch == plain.updates_per_epoch
     shares = []
     for source in (drawn, plain):
@@ -131,7 +131,7 @@ def test_drawn_pieces_are_sorted_into_batches_by_their_own_lengths(prepared: Pre
 
 
 def test_lines_are_named_with_the_corpus_that_they_are_of(prepared: Prepared) -> None:
-    source = feed(prepared)
+    source = loader(prepared)
     assert source.name_lines(0, [np.array([4]), np.array([1])]) == f"lines 2, 5 of {prepared.folder}/text/train.en"
     corpora = np.zeros(len(prepared.train), dtype=np.int16)
     corpora[4:] = 1
@@ -143,8 +143,8 @@ def test_lines_are_named_with_the_corpus_that_they_are_of(prepared: Prepared) ->
 @pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_share_each_global_batch_without_overlap(prepared: Prepared, size: int) -> None:
-    alone = list(islice(feed(prepared, batch_tokens=40).updates(0, 0), 20))
-    shares = [list(islice(feed(prepared, rank=r, size=size, batch_tokens=40).updates(0, 0), 20)) for r in range(size)]
+    alone = list(islice(loader(prepared, batch_tokens=40).updates(0, 0), 20))
+    shares = [list(islice(loader(prepared, rank=r, size=size, batch_tokens=40).updates(0, 0), 20)) for r in range(size)]
     for number, work in enumerate(alone):
         lines = [line for share in shares for batch in share[number].batches for line in batch.lines]
         assert sorted(lines) == sorted(line for batch in work.batches for line in batch.lines)
@@ -174,4 +174,4 @@ def test_weights_that_leave_no_pair_are_said(prepared: Prepared) -> None:
     little = [Corpus(source=Path("a.en"), target=Path("a.de"), weight=1e-6)]
     settings = prepared.settings.model_copy(update={"train": little})
     with pytest.raises(DataError, match=r"the weights of the corpora in .* leave an epoch without a pair"):
-        feed(replace(prepared, settings=settings))
+        loader(replace(prepared, settings=settings))

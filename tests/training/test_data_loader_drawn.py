@@ -26,17 +26,17 @@ import json, sys
 from itertools import islice
 from pathlib import Path
 import torch
-import mtkit.training.data_loader as feed
+import mtkit.training.data_loader as module
 from mtkit.data.prepared import open_prepared
 from mtkit.training.world import World
 from tests.training.conftest import tiny
 
-feed.SAMPLED_TOGETHER = 1000  # several parts an epoch
+module.SAMPLED_TOGETHER = 1000  # several parts an epoch
 folder, out, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 prepared = open_prepared(Path(folder))
 strength = {"subword_dropout": 0.2} if prepared.settings.tokenizer.kind == "bpe" else {"subword_alpha": 0.3}
 with World("cpu") as world:
-    source = feed.Feed(tiny(training={"batch_tokens": 200, **strength}), prepared, 1024, world)
+    source = module.DataLoader(tiny(training={"batch_tokens": 200, **strength}), prepared, 1024, world)
     works = []
     for work in islice(source.updates(0, first), min(last, source.batches_per_epoch) - first):
         own = [
@@ -110,10 +110,10 @@ def test_processes_of_torchrun_share_each_batch_of_one(drawn: Prepared, tmp_path
 @pytest.mark.parametrize("drawn", ["bpe"], indirect=True)
 def test_each_epoch_draws_other_pieces(drawn: Prepared) -> None:
     recipe = tiny(training={"batch_tokens": 2000, "subword_dropout": 0.2})
-    feed = DataLoader(recipe, drawn, 1024, World("cpu"))
+    loader = DataLoader(recipe, drawn, 1024, World("cpu"))
 
     def pieces(epoch: int) -> dict[int, list[int]]:
-        works = islice(feed.updates(epoch, 0), feed.batches_per_epoch)
+        works = islice(loader.updates(epoch, 0), loader.batches_per_epoch)
         batches = [batch for work in works for batch in work.batches]
         return {
             line: source[valid].tolist()
