@@ -119,7 +119,10 @@ class Attention(nn.Module):
     arguments into one object and call the methods that a mechanism defines:
 
     - `attend(inputs)`, for whole sequences, in every role;
-    - `begin(inputs)` and `advance(inputs, state)`, for decoding, in the decoder and cross roles.
+    - `begin(inputs)` and `advance(inputs, state)`, for decoding, in the decoder and cross roles;
+    - `naive`, for tests: the paper's equation in plain loops, with the arguments of `forward`, if `attend` computes it
+      in
+      another way.
 
     An override calls the base's method with the same object, or with a changed copy (`dataclasses.replace`).
     `attend` and `begin` never get an empty batch, query or memory: `forward` and `start` add a row of padding first.

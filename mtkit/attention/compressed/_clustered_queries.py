@@ -79,7 +79,6 @@ class ClusteredQueries(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute query by query, with codes as whole numbers, clusters as lists and one softmax per query."""
         query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
         k, v = expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)

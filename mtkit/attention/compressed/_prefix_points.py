@@ -253,11 +253,11 @@ def _head_logits(products: Tensor, factors: Tensor, shares: Tensor) -> Tensor:
 def _to_heads(x: Tensor, factors: Tensor, shares: Tensor) -> Tensor:
     """Return factors (N, c G, m + c) of summaries, given factors (B T, G, m) of point rows."""
     points = factors.shape[2]
-    found = x.new_empty(len(factors), BLOCK * x.shape[1], points + BLOCK)
-    undivided = found[..., :points]
+    summary_factors = x.new_empty(len(factors), BLOCK * x.shape[1], points + BLOCK)
+    undivided = summary_factors[..., :points]
     torch.mul(x, _in_rows(shares, shares), out=undivided.view(len(shares), *x.shape))
-    torch.mul(undivided @ factors.mT, _seen(found), out=found[..., points:])
-    return found
+    torch.mul(undivided @ factors.mT, _seen(summary_factors), out=summary_factors[..., points:])
+    return summary_factors
 
 
 def _seen(rows: Tensor) -> Tensor:

@@ -116,7 +116,6 @@ class Informer(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute query by query: measures and ranks in lists, and one softmax per query."""
         query = inputs.query
         q, k, v = self.exact_queries_keys_values(query)
         k, v = expand_heads(k, self.site.heads), expand_heads(v, self.site.heads)

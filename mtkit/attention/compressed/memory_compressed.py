@@ -130,7 +130,6 @@ class MemoryCompressed(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute block by block and token by token, with one matrix over all channels, and head by head."""
         memory, valid = inputs.context, inputs.context_valid
         k, v = self.keys_values(memory)
         real = memory.new_ones(memory.shape[:2]) if valid is None else valid.type_as(memory)

@@ -150,7 +150,6 @@ class Poolingformer(PatternAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute with all scores under a mask; spans are pooled one by one, segment by segment."""
         query_valid = inputs.query_valid
         second, y = self.pooled, super().naive(inputs.query, query_valid=query_valid).output
         length, size = inputs.query.shape[1], self.spans.size

@@ -107,7 +107,6 @@ class SetTransformer(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute both attentions with all scores, in the causal case for each prefix separately."""
         tokens, valid = inputs.context, inputs.context_valid
         q, (k, v) = self.queries(inputs.query), self.keys_values(tokens)
         seen = torch.ones(tokens.shape[:2], dtype=torch.bool) if valid is None else valid

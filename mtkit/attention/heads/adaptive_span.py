@@ -65,7 +65,7 @@ class AdaptiveSpan(PatternAttention):
             ramp=ramp,
             start=span_init,
             spans=site.heads if span_per == "head" else 1,
-            beside=self.positions,
+            slot=self.positions,
         )
 
     @property
@@ -92,7 +92,6 @@ class AdaptiveSpan(PatternAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute m_z exp(score) over its sum, from all pairs."""
         query = inputs.query
         q, (k, v) = self.queries(query), self.keys_values(query)
         i = torch.arange(query.shape[1], device=query.device)
@@ -111,29 +110,29 @@ class _SpanRamp(Positions):
     """A factor of exp(score) by distance: 1 up to a learned span, then down to 0 over `ramp` positions.
 
     The span is a learned `fraction` (0 to 1) of `longest`, one for each of `spans` heads, or one for all. The effects
-    of the relative positions `beside` are added.
+    of the relative positions `slot` are added.
     """
 
     def __init__(
-        self, site: Site, width: int, *, longest: int, ramp: int, start: float, spans: int, beside: Positions | None
+        self, site: Site, width: int, *, longest: int, ramp: int, start: float, spans: int, slot: Positions | None
     ) -> None:
         super().__init__(site, width)
         self.longest, self.ramp = longest, ramp
         self.fraction = nn.Parameter(torch.full((spans,), float(start)))
         self.head_slice = slice(None)
-        self._beside = (beside,)  # in a tuple, so that it is no sub-module: the attention's slot owns its weights
+        self._slot = (slot,)  # in a tuple, so that it is no sub-module: the attention's slot owns its weights
         self._known: tuple[Tensor, tuple[int, int], int] | None = None
 
     @property
     def on_values(self) -> bool:  # type: ignore[override]
         """Whether the slot's positions have a term on values."""
-        [beside] = self._beside
-        return beside is not None and beside.on_values
+        [slot] = self._slot
+        return slot is not None and slot.on_values
 
-    def of_heads(self, head_slice: range) -> Positions:
-        group, [beside] = copy(self), self._beside
-        group.head_slice = slice(head_slice.start, head_slice.stop) if len(self.fraction) > 1 else slice(None)
-        group._beside = (None if beside is None else beside.of_heads(head_slice),)
+    def of_heads(self, some: range) -> Positions:
+        group, [slot] = copy(self), self._slot
+        group.head_slice = slice(some.start, some.stop) if len(self.fraction) > 1 else slice(None)
+        group._slot = (None if slot is None else slot.of_heads(some),)
         return group
 
     @property
@@ -171,13 +170,13 @@ class _SpanRamp(Positions):
         factor = self.factor((query_position.unsqueeze(-1) - key_position.unsqueeze(-2)).abs())
         seen = factor > 0.0
         log = factor.where(seen, 1.0).log().where(seen, torch.finfo(q.dtype).min / 2)
-        [beside] = self._beside
-        other = None if beside is None else beside.bias(q, query_position, key_position, scale)
+        [slot] = self._slot
+        other = None if slot is None else slot.bias(q, query_position, key_position, scale)
         return log if other is None else log + other
 
     def values(self, weights: Tensor, query_position: Tensor, key_position: Tensor) -> Tensor | None:
-        [beside] = self._beside
-        return None if beside is None else beside.values(weights, query_position, key_position)
+        [slot] = self._slot
+        return None if slot is None else slot.values(weights, query_position, key_position)
 
     @torch.no_grad()
     def after_update(self, update: int, total_updates: int) -> None:

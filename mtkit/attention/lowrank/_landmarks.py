@@ -69,7 +69,6 @@ class LandmarkAttention(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute (F Z B) V with all three matrices, segment by segment; from all pairs if a segment is short."""
         padded = []
         for row, tokens in enumerate(inputs.query.split(1)):
             length = tokens.shape[1] if inputs.query_valid is None else int(inputs.query_valid[row].sum())

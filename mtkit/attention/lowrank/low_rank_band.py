@@ -142,7 +142,6 @@ class LowRankBand(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute head by head, from the scores of all pairs under a mask."""
         source, valid = inputs.context, inputs.context_valid
         q, k = self.q_proj(inputs.query), self.k_proj(source)
         v = self.v_proj(source).unflatten(-1, (self.site.heads, -1))

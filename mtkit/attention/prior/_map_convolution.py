@@ -88,7 +88,6 @@ class ConvolvedMaps(ScoreAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute with explicit masks, and the convolution as a sum over the places of its kernel."""
         pairs = self.pairs(inputs.query, inputs.memory, inputs.context_valid)
         hidden = self._hidden(pairs)
         i, j = pairs.query_position, pairs.key_position

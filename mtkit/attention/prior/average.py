@@ -59,7 +59,6 @@ class Average(Attention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute equation 1, one position after the other."""
         query = inputs.query
         means = [query[:, : t + 1].mean(1) for t in range(query.shape[1])]
         return Attended(self._mixed(query, torch.stack(means, dim=1)))

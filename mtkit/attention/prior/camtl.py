@@ -94,7 +94,6 @@ class CaMtl(ScoreAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute with M built row by row for each segment."""
         query = inputs.query
         pairs = self.pairs(query, valid=inputs.query_valid)
         logits = self.scores(pairs)

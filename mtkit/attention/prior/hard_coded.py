@@ -229,7 +229,6 @@ class HardCoded(HeadAttention):
 
     @packing
     def naive(self, inputs: Inputs) -> Attended:
-        """Compute from the densities at all pairs of positions."""
         v, valid = self._values(inputs.context), inputs.context_valid
         weights = self._map(torch.arange(inputs.query.shape[1], device=inputs.query.device), v, lengths_of(v, valid))
         return Attended(self.merge_heads(weighted(weights, v)), weights=weights)
