@@ -187,7 +187,7 @@ class Option:
     @property
     def extremes(self) -> list[Any]:
         """The values at the limits, each name and each switch; none of lists."""
-        return list(_extremes(self.hint))
+        return _extremes(self.hint)
 
 
 def declared(kind: Callable[..., Any]) -> dict[str, Option]:
@@ -280,54 +280,49 @@ def numbers(value: str | Sequence[int]) -> list[int]:
     return [int(number) for number in re.split("[,x]", value)] if isinstance(value, str) else list(value)
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+def _kinds(hint: Any) -> list[tuple[Any, list[Any]]]:
+    """Return the alternative types of a type hint, each with its limits."""
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    pairs = (get_args(kind) if get_origin(kind) is Annotated else (kind,) for kind in alternatives)
+    return [(kind, limits) for kind, *limits in pairs]
 
 
 def _allows(hint: Any, value: Any) -> bool:
-    if len(alternatives := _alternatives(hint)) > 1:
-        return any(_allows(alternative, value) for alternative in alternatives)
-    if get_origin(hint) is Annotated:
-        kind, *limits = get_args(hint)
-        return _allows(kind, value) and all(limit.holds(value) for limit in limits)
-    if get_origin(hint) is Sequence:
-        return isinstance(value, list | tuple) and all(_allows(get_args(hint)[0], alternative) for alternative in value)
-    if hint is int or hint is float:  # a bool is an int in Python, but not an allowed number
-        return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    return any(_is_a(kind, value) and all(limit.holds(value) for limit in limits) for kind, limits in _kinds(hint))
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return _allows(kind, value)
+    if get_origin(kind) is Sequence:
+        return isinstance(value, list | tuple) and all(_allows(get_args(kind)[0], item) for item in value)
+    if kind is int or kind is float:  # a bool is an int in Python, but not an allowed number
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", NoneType: "null"}
 
 
 def _rules(hint: Any) -> list[str]:
-    if len(alternatives := _alternatives(hint)) > 1:
-        return [rule for alternative in alternatives for rule in _rules(alternative)]
-    if get_origin(hint) is Annotated:
-        kind, *limits = get_args(hint)
-        return [limit.rule(TYPES.get(kind, "")) for limit in limits]
-    if get_origin(hint) is Sequence:
-        return ["a list of such, one for each layer"]
-    return [TYPES[hint]]
+    rules: list[str] = []
+    for kind, limits in _kinds(hint):
+        plain = "a list of such, one for each layer" if get_origin(kind) is Sequence else TYPES.get(kind, "")
+        rules += [limit.rule(TYPES.get(kind, "")) for limit in limits] or [plain]
+    return rules
 
 
-def _extremes(hint: Any) -> Sequence[Any]:
-    if len(alternatives := _alternatives(hint)) > 1:
-        return [value for alternative in alternatives for value in _extremes(alternative)]
-    if get_origin(hint) is Annotated:
-        kind, *limits = get_args(hint)
-        return [value for limit in limits for value in limit.extremes(kind)]
-    return [False, True] if hint is bool else [None] if hint is NoneType else []
+def _extremes(hint: Any) -> list[Any]:
+    values: list[Any] = []
+    for kind, limits in _kinds(hint):
+        plain = [False, True] if kind is bool else [None] if kind is NoneType else []
+        values += [value for limit in limits for value in limit.extremes(kind)] if limits else plain
+    return values
 
 
 def _nearest(hint: Any, value: Any) -> str:
     """Return a did-you-mean for the first unknown name, if the option accepts names."""
-    limits = [
-        limit
-        for alternative in _alternatives(hint)
-        if get_origin(alternative) is Annotated
-        for limit in get_args(alternative)[1:]
-    ]
+    limits = [limit for _, limits in _kinds(hint) for limit in limits]
     names = [name for limit in limits if isinstance(limit, OneOf | SomeOf | CountsOf) for name in limit.names]
     words = parts(value) if isinstance(value, str | list | tuple) else []
     words = [str(word).partition(":")[0] for word in words]  # the name in NAME:COUNT
