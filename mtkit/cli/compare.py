@@ -1,7 +1,7 @@
 """`mtkit compare`: train several mechanisms with one recipe, budget and seed, and compare them in a table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -77,8 +77,11 @@ def compare(
         def done(name: str) -> None:
             _write(folder)
             result = folder.result(name) or {}
-            log = f"; see {folder.log(name)}" if "failed" in result else ""
-            tqdm.write(f"{name}: {_in_short(result)}{log}")
+            if "failed" in result:
+                tqdm.write(f"{name}: failed: {result['failed']}; see {folder.log(name)}")
+            else:
+                bleu, updates = result["bleu"]["value"], result["training"]["updates"]
+                tqdm.write(f"{name}: BLEU {bleu:.2f} after {updates:,} updates")
 
         signal = run(folder, list(chosen), show=show, done=done)
     written = _write(folder)
@@ -107,9 +110,3 @@ def _write(folder: "Folder") -> str:
     except ModuleNotFoundError:
         return f"{text}, {data} (no pictures: matplotlib is not installed)"
     return f"{text}, {data}, {picture}, {speed}"
-
-
-def _in_short(result: dict[str, Any]) -> str:
-    if "failed" in result:
-        return f"failed: {result['failed']}"
-    return f"BLEU {result['bleu']['value']:.2f} after {result['training']['updates']:,} updates"

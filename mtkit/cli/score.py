@@ -1,15 +1,12 @@
 """`mtkit score`: score the translations of runs or of files, and compare systems."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mtkit.cli.progress import note, through
 from mtkit.errors import MtkitError
-
-if TYPE_CHECKING:
-    from mtkit.evaluation.systems import Translated
 
 
 def score(
@@ -85,7 +82,7 @@ def score(
     from mtkit.data.resolve import with_languages
     from mtkit.evaluation.report import score_side, side_object, sides_text
     from mtkit.evaluation.significance import TESTS
-    from mtkit.evaluation.systems import run_sides
+    from mtkit.evaluation.systems import Translated, run_sides
     from mtkit.recipe import load_recipe
     from mtkit.runs import find_runs
     from mtkit.storage.files import json_text
@@ -97,7 +94,9 @@ def score(
             raise MtkitError(
                 "--hypothesis, --reference and --source do not combine with --run, --name and --side; leave these out"
             )
-        sides = [(None, _files(hypothesis or [], reference or [], source))]
+        if not hypothesis or not reference:
+            raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
+        sides = [(None, [Translated(str(file), file, tuple(reference), source) for file in hypothesis])]
         chosen = load_recipe(recipe)
         settings = chosen.scoring
         if recipe is not None and target_language is None:
@@ -131,12 +130,3 @@ def score(
         typer.echo(json_text({**short, "sides": objects}, indent=2, ensure_ascii=False))
     else:
         typer.echo(sides_text(scored))
-
-
-def _files(hypotheses: list[Path], references: list[Path], source: Path | None) -> "list[Translated]":
-    """Return the systems that are files of no run. Raises: MtkitError if hypotheses or references are missing."""
-    from mtkit.evaluation.systems import Translated
-
-    if not hypotheses or not references:
-        raise MtkitError("--hypothesis and --reference go together; give both, or neither for a run's translations")
-    return [Translated(str(file), file, tuple(references), source) for file in hypotheses]

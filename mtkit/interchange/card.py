@@ -7,7 +7,6 @@ from typing import Any
 from mtkit.data.lengths import ROOM
 from mtkit.errors import MtkitError, RunError
 from mtkit.evaluation.report import score_side
-from mtkit.evaluation.scores import Score
 from mtkit.evaluation.systems import run_sides
 from mtkit.interchange.huggingface import CLASSES
 from mtkit.recipe.settings import ONLY_WITH
@@ -185,14 +184,11 @@ def _scores(run: Run, checkpoint: str) -> str:
             tokenize=settings.tokenize,
             lowercase=settings.lowercase,
         )
-        rows += [_row(name, score) for score in scored.overall.scores[0]]
+        for score in scored.overall.scores[0]:
+            interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
+            rows.append((name, score.name, f"{score.value:.2f}", interval, f"`{score.signature}`"))
     heads = ("side", "metric", "score", "95% interval", "signature")
     return f"## Scores\n\n{markdown([heads, *rows], left=(0, 1, 3, 4))}\n\n" if rows else ""
-
-
-def _row(side: str, score: Score) -> tuple[str, ...]:
-    interval = "" if score.low is None or score.high is None else f"{score.low:.2f} to {score.high:.2f}"
-    return side, score.name, f"{score.value:.2f}", interval, f"`{score.signature}`"
 
 
 def _bullets(lines: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def compare(run: Run, translator: Translator, folder: Path, to: str) -> Agreemen
         # a translation at mtkit's maximum length ends there; the other library has another maximum
         compared = other[: len(one)] if translations[place].cut else other
         if one != compared:
-            differing.append(f"line {place + 1} from token {_first_difference(one, compared) + 1}")
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, compared, strict=False)))
+            differing.append(f"line {place + 1} from token {same + 1}")
     agreement = Agreement(len(places), differing)
     if len(differing) > TOLERATED * len(places):
         raise MtkitError(f"{agreement}; this is a defect of mtkit, and nothing was written")
@@ -195,8 +197,3 @@ def _with_transformers(run: Run, folder: Path, lines: Sequence[str], longest: in
             pieces = model.generate(**inputs, num_beams=1, do_sample=False, max_length=longest, no_repeat_ngram_size=0)
         translations.append([names[piece] for piece in pieces[0].tolist() if piece not in HUGGINGFACE])
     return translations
-
-
-def _first_difference(one: Sequence[str], other: Sequence[str]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

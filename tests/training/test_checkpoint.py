@@ -87,7 +87,7 @@ def test_of_equal_bleu_the_lowest_loss_is_the_best_and_of_equal_losses_the_first
 
 def test_what_a_kill_left_too_many_goes_when_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
-    monkeypatch.setattr(checkpoints, "_let_go", lambda: None)  # what is killed before it
+    monkeypatch.setattr(checkpoints, "_remove_old", lambda: None)  # a kill comes before it
     for update in (1, 2, 3, 4):
         save(checkpoints, update, bleu=float(update))
     again = Checkpoints(tmp_path, keep_last=2, keep_best=1)
