@@ -17,10 +17,10 @@ from mtkit.benchmark.machine import Rate, arithmetic_of, decoding_operations, pr
 from mtkit.benchmark.report import Bars, about, giga, percent, rates_in_words, times
 from mtkit.data.prepared import Prepared
 from mtkit.decoding.engines.model_engine import ModelEngine, find_dtype
-from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.held_out import HeldOut, held_out
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import SourceLines, TrainedOn
+from mtkit.decoding.parallel import Workers
 from mtkit.decoding.translate import translate_lines
 from mtkit.errors import MtkitError
 from mtkit.evaluation.scores import score_corpus

@@ -1,8 +1,25 @@
-"""Parallel batches on a CPU: two threads speed up one batch of small products little, two batches almost twofold."""
+"""Batches in parallel on a CPU, in threads (`parallel_map`) or in forked processes (`Workers`).
 
+Two threads speed up one batch of small products little, two batches almost twofold. Python runs one thread at a time
+between PyTorch's operations; processes do not wait for each other.
+
+A process begins as a copy of this one, so that it has the model and only batches are sent. It computes with one thread,
+because OpenMP's threads are not copied. A program that embeds mtkit should not fork: a lock that another of its threads
+holds at that moment stays locked in the copy.
+"""
+
+import pickle
+import signal
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from multiprocessing import current_process, get_context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 
@@ -55,3 +72,97 @@ def at_once(device: torch.device, items: int | None = None, most: int = MOST) ->
     threads = torch.get_num_threads()
     threads_each = -(-threads // max(1, min(threads, most if items is None else items, most)))
     return threads // threads_each  # with 12 threads six of two each, rather than eight of one
+
+
+Serve = Callable[[Any, Callable[[], bool]], Any]
+"""Computes the answer to a job; both are pickled. The second argument returns whether the job is stopped."""
+
+LOOK_SECONDS = 0.05
+"""Seconds between two checks whether a job has been stopped."""
+
+STOP = b""
+"""The message that stops a job; no pickled job is empty."""
+
+
+class Workers:
+    """Processes that each answer one job at a time; they end with this object, or with the parent process."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._idle: SimpleQueue[Connection | None] | None = None
+
+    @classmethod
+    def where_possible(cls, device: torch.device) -> "Workers | None":
+        """A process for each thread of PyTorch; None if there is one thread, or if this thread may not fork.
+
+        On macOS, system libraries fail in a copy.
+        """
+        count, in_main = torch.get_num_threads(), threading.current_thread() is threading.main_thread()
+        possible = sys.platform == "linux" and in_main and not current_process().daemon
+        return cls(count) if possible and device.type == "cpu" and count > 1 else None
+
+    def start(self, serve: Serve) -> None:
+        """Forks the processes, which answer with `serve`, unless they run already."""
+        if self._idle is None:
+            self._idle = SimpleQueue()
+            for _ in range(self.count):
+                self._idle.put(_fork(serve))
+
+    def answer(self, job: Any, stopped: Callable[[], bool] | None = None) -> Any:
+        """The answer of the next idle process; None if it failed, has died, or was `stopped`."""
+        assert self._idle is not None
+        process, still_usable = self._idle.get(), None
+        try:
+            if process is None:
+                return None
+            process.send_bytes(pickle.dumps(job))
+            while stopped is not None and not process.poll(LOOK_SECONDS):
+                if stopped():
+                    process.send_bytes(STOP)
+                    break
+            answer = pickle.loads(process.recv_bytes())
+            still_usable = process
+            return answer
+        except (EOFError, OSError):  # the system has killed it, perhaps for its memory
+            return None
+        finally:
+            self._idle.put(still_usable)  # a process whose answer was not read would give it to the next job
+
+
+def _fork(serve: Serve) -> Connection | None:
+    """The pipe to a new process; None if the system has no memory, or no number, for one more."""
+    context = get_context("fork")
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_answer_jobs, args=(serve, child_end, parent_end), daemon=True)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any thread; OpenMP's are idle, and the copy does not need them
+        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
+        # Python treats an interrupt that arrives while it forks as an error of a fork hook, and goes on
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        except OSError:
+            return None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    child_end.close()  # the process alone holds its end, so that the pipe breaks when the process ends
+    return parent_end
+
+
+def _answer_jobs(serve: Serve, jobs: Connection, parent_end: Connection) -> None:
+    """The main function of a process, until the parent closes its end of the pipe."""
+    parent_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    with suppress(EOFError, OSError):
+        while True:
+            message = jobs.recv_bytes()
+            if message == STOP:  # for the job that has been answered
+                continue
+            job = pickle.loads(message)
+            try:
+                answer = serve(job, jobs.poll)
+            except Exception:  # the parent computes the job again, and gets the error itself
+                answer = None
+            jobs.send_bytes(pickle.dumps(answer))

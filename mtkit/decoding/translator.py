@@ -10,11 +10,11 @@ from mtkit.attention.kernels.cpu.int8 import check_int8
 from mtkit.decoding.alignment import Alignment, align, check_weights
 from mtkit.decoding.engines.model_engine import Ensemble, ModelEngine, find_dtype
 from mtkit.decoding.engines.selection import make_ctranslate2_engine, uses_ctranslate2, with_lexicon
-from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.forced import log_probs_of_lines
 from mtkit.decoding.held_out import HeldOut
 from mtkit.decoding.lexicon import Lexicon
 from mtkit.decoding.lines.source import Directions, Documents, SourceLines, TrainedOn
+from mtkit.decoding.parallel import Workers
 from mtkit.decoding.translate import OnProgress, Translation, translate_lines
 from mtkit.decoding.word_alignment import Heads, Links, link_lines
 from mtkit.device import find_device
@@ -44,7 +44,7 @@ class Translator:
         """Load the checkpoint of each run; the default settings are in the first run's recipe.
 
         `engine` is one of `mtkit.decoding.engines.selection.ENGINES`; `say` gets a message if it is not mtkit's engine.
-        With `forks`, mtkit's engine decodes in processes (`mtkit.decoding.engines.workers`), as in mtkit's commands.
+        With `forks`, mtkit's engine decodes in processes (`mtkit.decoding.parallel`), as in mtkit's commands.
 
         Raises: MtkitError for runs that do not share tokenizers and directions, and for an unavailable device, dtype or
         engine; RunError for a checkpoint that cannot be loaded.

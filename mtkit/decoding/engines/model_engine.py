@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mtkit.decoding.contract import Hypotheses, SourceBatch
-from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
-from mtkit.decoding.parallel import MOST
+from mtkit.decoding.parallel import MOST, Workers
 from mtkit.decoding.search.beam import beam_search
 from mtkit.decoding.search.sampling import greedy_search, sample
 from mtkit.device import autocast, check_default_type, varied_shapes

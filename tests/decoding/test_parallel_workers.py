@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mtkit.decoding.contract import SourceBatch, StoppedError
 from mtkit.decoding.engines.model_engine import SEARCHES, ModelEngine
-from mtkit.decoding.engines.workers import Workers
 from mtkit.decoding.lexicon import Lexicon
+from mtkit.decoding.parallel import Workers
 from mtkit.decoding.translate import translate_lines
 from mtkit.recipe import DecodingSettings
 from tests.decoding.tiny import Encoded, TinyModel, batch_of, random_sources
@@ -238,7 +238,7 @@ def test_one_that_was_not_waited_for_answers_nobody_else(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("mtkit.decoding.engines.workers.pickle.loads", interrupted)
+        patched.setattr("mtkit.decoding.parallel.pickle.loads", interrupted)
         with pytest.raises(KeyboardInterrupt):
             workers.answer(1)
     assert workers.answer(2) is None
