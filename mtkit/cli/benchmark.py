@@ -18,7 +18,7 @@ from mtkit.cli.options import (
     Preset,
     RecipeFile,
     Threads,
-    given,
+    nonempty,
     parse_names,
     parse_numbers,
     parse_options,
@@ -105,11 +105,11 @@ def train(
     from mtkit.recipe import load_recipe
 
     options = parse_options(attention_option)
-    overrides = given(
+    overrides = nonempty(
         preset=preset,
-        data=given(folder=data),
-        attention=given(options=options),
-        training=given(batch_tokens=batch_tokens, accumulate=accumulate),
+        data=nonempty(folder=data),
+        attention=nonempty(options=options),
+        training=nonempty(batch_tokens=batch_tokens, accumulate=accumulate),
     )
     settings = load_recipe(recipe, overrides)
     precisions, programs = parse_names("--precision", precision), parse_names("--beside", beside)
@@ -261,7 +261,7 @@ def documents(
     """
     from mtkit.recipe import load_recipe
 
-    settings = load_recipe(recipe, given(preset=preset))
+    settings = load_recipe(recipe, nonempty(preset=preset))
 
     from mtkit.benchmark.documents import DocumentSetting, as_object, bars, measure_documents, table
     from mtkit.benchmark.report import outputs, write

@@ -12,7 +12,7 @@ from mtkit.cli.options import (
     PreparedData,
     RecipeFile,
     Threads,
-    given,
+    nonempty,
     parse_names,
     parse_options,
 )
@@ -53,8 +53,8 @@ def compare(
     from mtkit.recipe import load_recipe
 
     options = parse_options(attention_option)
-    limits = given(max_updates=max_updates, max_minutes=max_minutes, batch_tokens=batch_tokens)
-    overrides = given(seed=seed, attention=given(options=options), training=limits, data=given(folder=data))
+    limits = nonempty(max_updates=max_updates, max_minutes=max_minutes, batch_tokens=batch_tokens)
+    overrides = nonempty(seed=seed, attention=nonempty(options=options), training=limits, data=nonempty(folder=data))
     settings = load_recipe(recipe, overrides)
 
     import torch

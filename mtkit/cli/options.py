@@ -51,7 +51,7 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def given(**settings: Any) -> dict[str, Any]:
+def nonempty(**settings: Any) -> dict[str, Any]:
     """Return the settings that have a value: neither None nor an empty mapping."""
     return {key: value for key, value in settings.items() if value is not None and value != {}}
 

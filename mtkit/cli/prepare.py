@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mtkit.cli.options import RecipeFile, given
+from mtkit.cli.options import RecipeFile, nonempty
 from mtkit.cli.progress import note, through
 from mtkit.errors import RecipeError
 
@@ -81,7 +81,7 @@ def prepare(
         raise RecipeError(f"--workers {workers}: give 1 to 1,024 processes")
     if part is not None and join:
         raise RecipeError("--part prepares a part and --join joins the parts; leave one out")
-    overrides = given(
+    overrides = nonempty(
         folder=data,
         train=_corpus(train),
         valid=_corpus(valid),
@@ -89,9 +89,9 @@ def prepare(
         tokenizer_from=tokenizer_from,
         source_language=source_language,
         target_language=target_language,
-        builtin=given(sentences=sentences, seed=seed),
-        cleaning=given(misaligned=keep_misaligned or None, overlap=False if keep_overlap else None),
-        tokenizer=given(
+        builtin=nonempty(sentences=sentences, seed=seed),
+        cleaning=nonempty(misaligned=keep_misaligned or None, overlap=False if keep_overlap else None),
+        tokenizer=nonempty(
             vocabulary=vocabulary,
             kind=tokenizer,
             normalization=normalization,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mtkit.cli.options import Device, Threads, given, use_threads
+from mtkit.cli.options import Device, Threads, nonempty, use_threads
 from mtkit.cli.progress import through
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def check(
     from mtkit.experiments.check import check as run_check
 
     use_threads(threads)
-    limits = given(max_minutes=max_minutes, max_updates=max_updates)
+    limits = nonempty(max_minutes=max_minutes, max_updates=max_updates)
     # each limit has its folder: a training that has cooled down at another limit cannot continue
     place = "-".join([path.stem, *(f"{key.removeprefix('max_')}-{value:g}" for key, value in limits.items())])
     checked = run_check(

@@ -15,7 +15,7 @@ from mtkit.cli.options import (
     Preset,
     RecipeFile,
     Threads,
-    given,
+    nonempty,
     parse_options,
     use_threads,
 )
@@ -101,11 +101,11 @@ def train(
 
     settings = load_recipe(
         recipe,
-        given(
+        nonempty(
             preset=preset,
             seed=seed,
-            data=given(folder=data),
-            model=given(architecture=model, reversible=reversible or None),
+            data=nonempty(folder=data),
+            model=nonempty(architecture=model, reversible=reversible or None),
             attention=_attention(
                 attention,
                 parse_options(attention_option),
@@ -113,7 +113,7 @@ def train(
                 decoder=_layers(decoder_attention),
                 cross=_layers(cross_attention),
             ),
-            training=given(
+            training=nonempty(
                 init_from=init_from,
                 max_updates=max_updates,
                 max_epochs=max_epochs,
@@ -123,7 +123,7 @@ def train(
                 peak_rate=peak_rate,
                 precision=precision,
             ),
-            scoring=given(tokenize=tokenize),
+            scoring=nonempty(tokenize=tokenize),
         ),
         resumable_folder(name),
     )
@@ -174,7 +174,7 @@ def _changed(prepared: "DataSettings", wanted: "DataSettings") -> list[str]:
 
 def _attention(name: str | None, options: dict[str, Any], **roles: str | list[str] | None) -> dict[str, Any]:
     """Return the settings of `attention`. With a name, roles without an option are None: it replaces the recipe's."""
-    return given(name=name, options=options) | (given(**roles) if name is None else roles)
+    return nonempty(name=name, options=options) | (nonempty(**roles) if name is None else roles)
 
 
 def _layers(text: str | None) -> str | list[str] | None:

@@ -14,7 +14,7 @@ from mtkit.cli.options import (
     EnsembleFolders,
     EnsembleNames,
     Threads,
-    given,
+    nonempty,
     use_threads,
 )
 from mtkit.cli.progress import counted, note
@@ -175,7 +175,7 @@ def translate(
     from mtkit.runs import find_runs
     from mtkit.storage.files import check_outputs
 
-    decoding = given(**{name: value for name, value in options.items() if name in DecodingSettings.model_fields})
+    decoding = nonempty(**{name: value for name, value in options.items() if name in DecodingSettings.model_fields})
     check_options(options, decoding)
     input_file = None if input in (None, "-") else Path(str(input))
     outputs = [path for path in (output, alignments) if path is not None]
