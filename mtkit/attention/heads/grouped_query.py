@@ -2,8 +2,8 @@
 
 Paper: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
 EMNLP 2023, arXiv 2305.13245, section 2.
-Departures: none. The paper groups the heads of the decoder's attentions only, which are those that step.
-Cost: that of full attention in training; a step's cache of keys and values is H / kv_heads times smaller.
+Departures: none. The paper groups only the heads of the decoder's attentions, which have decoding steps.
+Cost: as full attention in training; a step's cache of keys and values is H / kv_heads times smaller.
 """
 
 from mtkit.attention.contract import Site

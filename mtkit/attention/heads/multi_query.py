@@ -2,7 +2,7 @@
 
 Paper: Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019, arXiv 1911.02150.
 Departures: the feed-forward network is not widened to make up for the parameters saved.
-Cost: that of full attention in training; a step's cache of keys and values is H times smaller, which is the purpose.
+Cost: as full attention in training; a step's cache of keys and values is H times smaller, which is the purpose.
 """
 
 from mtkit.attention.contract import Site

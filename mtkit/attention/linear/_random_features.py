@@ -26,7 +26,7 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"sine": sine, "arc-cosine
 
 
 class RandomFeatureAttention(FeatureAttention):
-    """Sums over keys of random features of unit vectors; the options are those of `rfa`."""
+    """Sums over keys of random features of unit vectors; `rfa` documents the options."""
 
     paper = "Peng et al. 2021, arXiv 2103.02143"
     complexity = "O(T D)"

@@ -55,18 +55,18 @@ class LowRankBand(HeadAttention):
     ) -> None:
         super().__init__(site)
         most = 0 if site.role == "cross" else site.heads
-        near = (site.heads // 2 if most else 0) if band_heads is None else band_heads
-        if near > most:
+        banded = (site.heads // 2 if most else 0) if band_heads is None else band_heads
+        if banded > most:
             why = f"be from 0 to {most} in the {site.role} role with {site.heads} heads"
             raise refused("band_heads", band_heads, why)
-        self.rank, self.band, self.low = rank, band, site.heads - near
+        self.rank, self.band, self.low = rank, band, site.heads - banded
         kinds = [
             (range(self.low), Band(None, None), rank),
             (range(self.low, site.heads), Band(band, band), self.projection.key_width),
         ]
         self.groups = [(PatternGroup(some, site.heads, keys), width) for some, keys, width in kinds if some]
         total = sum(len(group.some) * width for group, width in self.groups)
-        self.q_proj, self.k_proj = (nn.Linear(each.in_features, total) for each in (self.q_proj, self.k_proj))
+        self.q_proj, self.k_proj = (nn.Linear(linear.in_features, total) for linear in (self.q_proj, self.k_proj))
         for linear in (self.q_proj, self.k_proj):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
@@ -168,7 +168,7 @@ class LowRankBand(HeadAttention):
 
     def adopt(self, full_state: Mapping[str, Tensor]) -> None:
         """Load the weights of `full`; the scores of low-rank heads become the nearest ones of rank r."""
-        names = [f"{each}.{part}" for each in ("q_proj", "k_proj") for part in ("weight", "bias")]
+        names = [f"{projection}.{part}" for projection in ("q_proj", "k_proj") for part in ("weight", "bias")]
         state, heads, converted = self.state_dict(), self.site.heads, dict(full_state)
         wide = heads * self.projection.key_width
         matches = all(name in full_state and len(full_state[name]) == wide for name in names)

@@ -3,9 +3,9 @@
 Paper: Pilault, Elhattami and Pal, "Conditionally Adaptive Multi-Task Learning", ICLR 2021, arXiv 2009.09139,
 section 3.1. Here a task is a translation direction.
 Departures: the modulation starts at zero, so that training starts from full attention (the published code draws it).
-Each layer has a task embedding of its own. The number of blocks is an option, not tied to the model's width.
+Each layer has its own task embedding. The number of blocks is an option, not tied to the model's width.
 Cost: O(T S) time and memory, because the added map rules out the fused kernel; heads share one map per task.
-O(max_length²/blocks) parameters per layer. A step costs O(t), of which the map takes the width of one block.
+O(max_length²/blocks) parameters per layer. A step costs O(t), and the added row is as wide as one block.
 """
 
 from collections.abc import Mapping

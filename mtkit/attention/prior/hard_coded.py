@@ -124,8 +124,8 @@ class HardCoded(HeadAttention):
 
     offsets: centres of the heads relative to the query's position, repeated over the heads. std: standard deviation, in
     tokens. truncate: standard deviations at which the Gaussian is cut off. renormalise: whether the weights of the
-    existing tokens add up to 1. ratio: source tokens per target token, only for the cross role; a counted ratio is
-    saved with the model.
+    visible tokens add up to 1. ratio: source tokens per target token, only for the cross role; a counted ratio is saved
+    with the model.
     """
 
     roles = frozenset({"encoder", "decoder", "cross"})
@@ -264,7 +264,7 @@ class HardCoded(HeadAttention):
         return sum_windows(v, key.long(), weights)
 
     def _map(self, position: Tensor, v: Tensor, lengths: Tensor, keys: int | None = None) -> Tensor:
-        """Return the weights (B, H, T, S) of all keys: those of v (B, G, S, V), unless `keys` is their number."""
+        """Return the weights (B, H, T, S) of all keys; S is the length of v (B, G, S, V), or `keys` if given."""
         key = torch.arange(v.shape[2] if keys is None else keys, device=position.device)
         seen = key < lengths[:, None, None, None]
         if self.site.causal:

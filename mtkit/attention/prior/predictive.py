@@ -20,7 +20,7 @@ from mtkit.attention.prior._map_convolution import ACTIVATIONS, Convolve, Convol
 class Predictive(ConvolvedMaps):
     """Scaled dot-product attention whose scores are mixed with a convolution over the map of the layer below.
 
-    alpha: weight of this layer's scores; that of the prediction is 1 - alpha. kernel: height and width of the
+    alpha: weight of this layer's scores; the prediction has weight 1 - alpha. kernel: height and width of the
     convolution, odd. act: activation after the convolution, "relu", "leaky" or "none". share_conv: whether all layers
     share one convolution, which the second layer owns.
     """

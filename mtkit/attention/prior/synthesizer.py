@@ -121,8 +121,8 @@ class Synthesizer(ScoreAttention):
 class RandomScores(nn.Module):
     """A map R (H, N, M) for N queries and M keys.
 
-    As the other kinds of scores, it is called with tokens (B, T, D), their position, and the number S of keys, and
-    returns scores (B or 1, H, T, S); position (1,) is that of all tokens of a step, None means 0 to T - 1.
+    Like the other kinds of scores, it takes tokens (B, T, D), their position, and the number S of keys, and returns
+    scores (B or 1, H, T, S). In a step, position (1,) applies to all tokens; None means 0 to T - 1.
     """
 
     def __init__(self, heads: int, queries: int, keys: int, fixed: bool) -> None:
