@@ -25,7 +25,8 @@ from mtkit.attention.content._clusters import enlist, enlisted, start_lists
 from mtkit.attention.contract import ROLES, Attended, Beginning, Inputs, Site, State, packing
 from mtkit.attention.kernels.dot_product import safe_softmax, upcast
 from mtkit.attention.kernels.reproducible import random_key, replay_choice
-from mtkit.attention.kernels.windowed_rows import FAR, SHORTEST, attend_layouts, stream_rows
+from mtkit.attention.kernels.tiled_softmax import FAR
+from mtkit.attention.kernels.windowed_rows import SHORTEST, attend_layouts, stream_rows
 from mtkit.attention.options import Null, Positive, Within, refused
 from mtkit.device import to_device
 

@@ -29,9 +29,14 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.bases.pattern_attention import HeadGroup, PatternGroup
 from mtkit.attention.content._clusters import Centroids, enlist, enlisted, start_lists
 from mtkit.attention.contract import Attended, Beginning, Inputs, Site, State, packing
-from mtkit.attention.kernels.chunks import attend_chosen_to_chosen, attend_in_chunks, attend_to_chosen, rows_at
+from mtkit.attention.kernels.chunks import (
+    attend_chosen_to_chosen,
+    attend_in_chunks,
+    attend_to_chosen,
+    others_first,
+    rows_at,
+)
 from mtkit.attention.kernels.dot_product import attend_step, expand_heads, safe_softmax, upcast
-from mtkit.attention.kernels.gathered import others_first
 from mtkit.attention.kernels.pattern import Band
 from mtkit.attention.kernels.reproducible import replay_choice
 from mtkit.attention.options import LossWeight, Natural, Null, OneOf, Positive, Share, refused

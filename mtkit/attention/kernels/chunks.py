@@ -7,13 +7,15 @@ or a larger one, which stands for none.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.fused import fused_attention
-from mtkit.attention.kernels.gathered import attend_gathered, others_first
+from mtkit.attention.kernels.tiled_softmax import FAR, LOG2, Blocks, Rows, Tile, attend_blocks, scores_at_once
 
 
 def rank_in_group(group: Tensor) -> Tensor:
@@ -69,6 +71,90 @@ def rows_at(x: Tensor, position: Tensor) -> Tensor:
     first = torch.arange(math.prod(leading), device=x.device).view(*leading, 1, 1) * x.shape[-2]
     index = position + first
     return x.flatten(0, -2).index_select(0, index.flatten()).view(*index.shape, x.shape[-1])
+
+
+Places = tuple[Tensor, Tensor]
+"""Positions (B, H, blocks, n), and which of them are real."""
+
+OWN = FAR * 1e-10
+"""Score of a query's own key if it counts only without others: below all scores, above `NOTHING_SEEN`."""
+
+
+def attend_gathered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query: Places,
+    key: Places,
+    *,
+    scale: float,
+    causal: bool = False,
+    shared: bool = False,
+    added: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The outputs (B, H, T, V) of queries over the keys of their block, in float32 at least; zero without a key.
+
+    q (B, H, T, K), k (B, G, S, K), v (B, G, S, V), where G divides H. If `added`, a query may be in several blocks and
+    gets the sum of its outputs. If causal, queries see no later keys; if `shared`, their own key only without others.
+    """
+    batch, heads, blocks, _ = query[0].shape
+    (queries, real), (keys, there) = (tuple(x.flatten(0, 2) for x in places) for places in (query, key))
+    segment, head = torch.arange(batch, device=q.device).unsqueeze(-1), torch.arange(heads, device=q.device)
+    group = segment * k.shape[1] + head // (heads // k.shape[1])
+    first_query = torch.arange(batch * heads, device=q.device).repeat_interleave(blocks).unsqueeze(-1) * q.shape[2]
+    first_key = group.flatten().repeat_interleave(blocks).unsqueeze(-1) * k.shape[2]
+    provider = _GatheredBlocks(scale, (queries, real, first_query), (keys, there, first_key), causal, shared, added)
+    outputs, _ = attend_blocks(provider, q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2), dropout=dropout)
+    return outputs.unflatten(0, q.shape[:3])
+
+
+class _GatheredBlocks(Blocks):
+    """The blocks of all segments and heads, on one axis of length n.
+
+    Queries: positions (n, t), which of them are real, and the row of position 0 (n, 1) among those of all segments and
+    heads; likewise keys.
+    """
+
+    def __init__(
+        self,
+        scale: float,
+        queries: Sequence[Tensor],
+        keys: Sequence[Tensor],
+        causal: bool,
+        shared: bool,
+        added: bool,
+    ) -> None:
+        super().__init__(scale, added)
+        if queries[0].device.type == "cpu":  # an accelerator would be waited for
+            some = queries[1].any(-1)
+            if not some.all():  # blocks without queries are left out
+                queries, keys = ([x[some] for x in side] for side in (queries, keys))
+        self.queries, self.keys, self.causal, self.shared = queries, keys, causal, shared
+
+    def tiles(self, q: Tensor, k: Tensor, v: Tensor, bias: None) -> Iterator[Tile]:
+        (blocks, size), keys = self.queries[0].shape, self.keys[0].shape[1]
+        values = keys * max(size, k.shape[1] // 2)  # scores of a block, or half of its keys if these are more
+        most = max(scores_at_once(q.device) // max(values, 1), 1)
+        for first in range(0, blocks, most):
+            some = slice(first, first + most)
+            (i, real, first_row), (j, there, first_column) = ([x[some] for x in y] for y in (self.queries, self.keys))
+            rows, columns = Rows(i + first_row), Rows(j + first_column)
+            near_q, near_k, near_v = rows.of(q) * (self.scale / LOG2), columns.of(k), columns.of(v)
+            scores = upcast(near_q @ near_k.mT)
+            i, j = i.unsqueeze(-1), j.unsqueeze(-2)
+            if self.shared:
+                scores.masked_fill_(i == j, OWN)
+            scores += (there.logical_not().type_as(scores) * FAR).unsqueeze(-2)
+            if self.causal:
+                scores.masked_fill_(j > i, FAR)
+            yield Tile(rows, columns, columns, near_q, near_k, near_v, scores, real.unsqueeze(-1))
+
+
+def others_first(visible: Tensor, own: Tensor) -> Tensor:
+    """Visible keys (..., s) without the query's own, unless there is no other."""
+    others = visible & ~own
+    return torch.where(others.any(-1, keepdim=True), others, visible)
 
 
 def attend_in_chunks(
@@ -189,7 +275,7 @@ def attend_chosen_to_chosen(
 
     Query and key are positions (B, H, groups, w), with a mask of those that exist. A query of no group gets zero.
     """
-    sums = attend_gathered(q, k, v, query, key, scale=scale, shared=shared, dropout=dropout)
+    sums = attend_gathered(q, k, v, query, key, scale=scale, shared=shared, added=True, dropout=dropout)
     position, taken = (x.flatten(2) for x in query)
     times = sums.new_zeros(sums.shape[:3]).scatter_add(2, position, taken.type_as(sums))
     return (sums / times.clamp(min=1).unsqueeze(-1)).type_as(v)

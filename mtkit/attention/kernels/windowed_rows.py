@@ -1,32 +1,21 @@
-"""One softmax over the keys that several layouts of the same rows place beside blocks of queries, in O(T) memory.
-
-A few blocks of a few streams are computed at a time, so that rows and scores stay in the cache of the processor. The
-backward pass computes the scores again, as in Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithm 4. Scores
-are in units of log 2, because powers of two are the fastest to compute.
-"""
+"""One softmax over the keys that several layouts of the same rows place next to blocks of queries, in O(T) memory."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.kernels.reproducible import seeded_dropout
+from mtkit.attention.kernels.pattern_blocks import surely_all
+from mtkit.attention.kernels.tiled_softmax import LOG2, Blocks, Rows, Tile, attend_blocks, scores_at_once
 
-SCORES_AT_ONCE = {"cpu": 1 << 18}
-"""Scores worked on at a time, by kind of device; 2^26 on others."""
 ROWS_AT_ONCE = {"cpu": 1 << 14}
 """Rows of whole streams worked on at a time, by kind of device; 2^22 on others."""
-FAR = -1e30
-"""Added to scores that are hidden: on CPUs faster than putting something else in their place."""
-NOTHING_SEEN = FAR / 10
-"""A log-sum-exp below this is that of no key."""
 SHORTEST = 1e-6
-"""Least length that a query is divided by."""
+"""Least length that a key is divided by."""
 
 
 class Layout(Protocol):
@@ -56,171 +45,88 @@ def attend_layouts(q: Tensor, v: Tensor, layouts: Sequence[Layout], *, dropout: 
 
     The softmax of a row runs over the rows that it sees in any layout; a row that sees none gets its own value.
     """
-    seed = int(torch.randint(1 << 31, ())) if dropout else 0
-    with torch.autocast(q.device.type, enabled=False):
-        rows = q.contiguous(), v.contiguous()
-        heads: Tensor = _Layouts.apply(*rows, layouts, dropout, seed)  # type: ignore[no-untyped-call]
-    return heads
+    rows, values = q.flatten(0, 2), v.flatten(0, 2)
+    provider = _WindowedRows(layouts, stream_rows(q.shape[:3], q.device))
+    heads, seen = attend_blocks(provider, rows, rows, values, dropout=dropout)
+    heads = heads.type_as(v)
+    return (heads if surely_all(seen) else torch.where(seen, heads, values)).view_as(v)
 
 
-class _Layouts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, v: Tensor, layouts: Sequence[Layout], dropout: float, seed: int) -> Tensor:
-        ctx.layouts, ctx.dropout, ctx.seed = layouts, dropout, seed
-        rows = stream_rows(q.shape[:3], q.device)
-        heads, x = torch.empty_like(v), _Rows(q, v)
-        log_sum = x.inverse.new_empty(len(x.q), 1)
-        noise = seeded_dropout(dropout, seed, q.device)
-        for group in _groups(rows):
-            own = rows[group].flatten()
-            outputs, sums = zip(*(_attended(x, layout, group, noise) for layout in layouts), strict=True)
-            shares = torch.stack(sums)
-            top = shares.amax(0)
-            shares = shares.sub_(top).exp2_()
-            mass = shares.sum(0)
-            for output, share in zip(outputs, shares.div_(mass), strict=True):
-                output.mul_(share)
-            joined = reduce(Tensor.add_, outputs).type_as(v)
-            heads.view_as(x.v).index_copy_(0, own, torch.where(top > NOTHING_SEEN, joined, x.v.index_select(0, own)))
-            log_sum.index_copy_(0, own, mass.log2_().add_(top))
-        ctx.save_for_backward(q, v, heads, log_sum)
-        return heads
+@dataclass(frozen=True)
+class _Windows:
+    """Windows of `width` rows of a matrix, one every `step` of them; index (places,)."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(d_heads.device.type, enabled=False):  # a caller's own must not change the types in here
-            return _Layouts._gradients(ctx, d_heads.contiguous())
+    index: Tensor
+    width: int
+    step: int
 
-    @staticmethod
-    def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        q, v, heads, log_sum = ctx.saved_tensors
-        rows, x = stream_rows(q.shape[:3], q.device), _Rows(q, v)
-        out, upstream = heads.view_as(x.v), d_heads.view_as(x.v)
-        d_q, d_v = torch.empty_like(x.q), torch.empty_like(x.v)
-        # the log-sum-exp, and the mean of the weights' gradients; rows that see nothing or are padding have no weight
-        known = log_sum.new_full((len(x.q) + 1, 2), -FAR)
-        known[:-1, :1] = torch.where(log_sum > NOTHING_SEEN, log_sum, -FAR)
-        noises = [seeded_dropout(ctx.dropout, ctx.seed, q.device) for _ in range(2)]
-        for group in _groups(rows):
-            own = rows[group].flatten()
-            above = upcast(upstream.index_select(0, own))
-            known[:, 1:].index_copy_(0, own, (above * out.index_select(0, own)).sum(-1, keepdim=True))
-            layouts = [_gradients(x, layout, group, upstream, known, noises) for layout in ctx.layouts]
-            of_q, of_k, of_v = (reduce(Tensor.add_, each) for each in zip(*layouts, strict=True))
-            of_v.addcmul_(above, (log_sum.index_select(0, own) <= NOTHING_SEEN).type_as(above))
-            inverse = x.inverse.index_select(0, own)
-            unit = upcast(x.q.index_select(0, own)) * inverse
-            along = (of_k * unit).sum(-1, keepdim=True)
-            of_k.addcmul_(unit, along, value=-1).mul_(inverse).add_(of_q, alpha=math.log(2))
-            d_q.index_copy_(0, own, of_k.type_as(q))
-            d_v.index_copy_(0, own, of_v.type_as(v))
-        return d_q.view_as(q), d_v.view_as(v), None, None, None
+    def of(self, x: Tensor) -> Tensor:
+        """The windows (blocks, width, K) of x (R, K), views that overlap."""
+        return self.windows(x.index_select(0, self.index))
+
+    def windows(self, rows: Tensor) -> Tensor:
+        """The windows (blocks, width, K) of the rows (places, K)."""
+        return rows.unfold(0, self.width, self.step).transpose(1, 2)
+
+    def add(self, total: Tensor, rows: Tensor) -> None:
+        """Add windows (blocks, width, K) to total."""
+        total.index_add_(0, self.index, self.sums(total, rows))
+
+    def sums(self, total: Tensor, rows: Tensor) -> Tensor:
+        """The sums (places, K) of windows, piece by piece, because windows overlap."""
+        size = len(rows) * self.step
+        sums = total.new_zeros(len(self.index) + self.step, total.shape[1])
+        for number, piece in enumerate(rows.split(self.step, dim=1)):
+            start = number * self.step
+            sums[start : start + size].unflatten(0, (-1, self.step))[:, : piece.shape[1]].add_(piece)
+        return sums[: len(self.index)]
 
 
-class _Rows:
-    """Queries and values by row, (R, K) and (R, V), and 1 over the queries' lengths."""
+@dataclass(frozen=True)
+class _UnitWindows(_Windows):
+    """Windows of rows that are brought to length 1 where they are read."""
 
-    def __init__(self, q: Tensor, v: Tensor) -> None:
-        self.q, self.v = q.flatten(0, 2), v.flatten(0, 2)
-        length = torch.linalg.vector_norm(self.q, dim=-1, keepdim=True, dtype=upcast(self.q).dtype)
-        self.inverse = length.clamp_(min=SHORTEST).reciprocal_()
+    unit: Tensor
+    """(places, K)"""
+    inverse: Tensor
+    """(places, 1): 1 over the rows' lengths."""
 
-
-def _attended(x: _Rows, layout: Layout, group: slice, noise: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The outputs (rows, V) of a group of streams in one layout, and the log-sum-exp (rows, 1), in float32 at least."""
-    heads = x.inverse.new_empty((group.stop - group.start) * layout.each * layout.block, x.v.shape[1])
-    sums = heads.new_empty(len(heads), 1)
-    for part in _parts(x, layout, group):
-        top = part.scores.amax(-1, keepdim=True)
-        weights = part.scores.sub_(top).exp2_()
-        mass = weights.sum(-1, keepdim=True)
-        output = noise(weights).type_as(x.v) @ part.v
-        torch.div(output, mass, out=part.of_queries(heads))
-        torch.add(top, mass.log2_(), out=part.of_queries(sums))
-    place = (layout.place[group] - group.start * layout.each * layout.block).flatten()
-    return heads.index_select(0, place), sums.index_select(0, place)
+    def add(self, total: Tensor, rows: Tensor) -> None:
+        """Add the gradient of the rows from that of the windows (blocks, width, K)."""
+        sums = self.sums(total, rows)
+        along = (sums * self.unit).sum(-1, keepdim=True)
+        total.index_add_(0, self.index, sums.addcmul_(self.unit, along, value=-1).mul_(self.inverse))
 
 
-def _gradients(
-    x: _Rows,
-    layout: Layout,
-    group: slice,
-    upstream: Tensor,
-    known: Tensor,
-    noises: Sequence[Callable[[Tensor], Tensor]],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The share of one layout in the gradients of queries (in units of log 2), keys and values, each (rows, K)."""
-    queries = (group.stop - group.start) * layout.each * layout.block
-    d_q = x.inverse.new_empty(queries, x.q.shape[1])
-    d_k, d_v = (d_q.new_zeros(queries - layout.block + layout.width, rows.shape[1]) for rows in (x.q, x.v))
-    for part in _parts(x, layout, group):
-        log_sum, mean = part.blocks(known.index_select(0, part.queries)).split(1, dim=-1)
-        d_out = part.blocks(upstream.index_select(0, part.queries.clamp(max=len(x.q) - 1)))
-        weights = part.scores.sub_(log_sum).exp2_()
-        part.add(d_v, noises[0](weights).type_as(x.v).transpose(1, 2) @ d_out)
-        d_weights = noises[1](upcast(d_out @ part.v.transpose(1, 2)))
-        d_scores = d_weights.sub_(mean).mul_(weights).type_as(x.v)
-        part.of_queries(d_q).copy_(d_scores @ part.k)
-        part.add(d_k, d_scores.transpose(1, 2) @ part.q)
-    place = (layout.place[group] - group.start * layout.each * layout.block).flatten()
-    d_q, place = d_q.index_select(0, place), place + layout.before
-    return d_q, d_k.index_select(0, place), d_v.index_select(0, place)
+class _WindowedRows(Blocks):
+    """All layouts of all streams, in groups of streams whose rows stay in the cache."""
 
+    joined = True
 
-class _Part:
-    """Some neighbouring blocks of a group: q (blocks, c, K), k and v (blocks, L, K), scores (blocks, c, L)."""
+    def __init__(self, layouts: Sequence[Layout], rows: Tensor) -> None:
+        super().__init__(1.0)
+        self.layouts, self.rows = layouts, rows
 
-    def __init__(self, x: _Rows, layout: Layout, first: int, last: int, start: int) -> None:
-        """Blocks `first` to `last`, of a group that begins with block `start`."""
-        self._layout, block = layout, layout.block
-        self._span = slice((first - start) * block, (last - start) * block)
-        keys = layout.keys[first * block : (last - 1) * block + layout.width]
-        self.queries = keys[layout.before : layout.before + (last - first) * block]
-        rows = keys.clamp(max=len(x.q) - 1)
-        q = x.q.index_select(0, rows)
-        k = (q * (x.inverse.index_select(0, rows) / math.log(2))).type_as(x.v)
-        self.q = self.blocks(q[layout.before : layout.before + len(self.queries)])
-        self.k, self.v = self._windows(k), self._windows(x.v.index_select(0, rows))
-        self.scores = upcast(self.q @ self.k.transpose(1, 2))
-        layout.hide(self.scores, slice(first, last))
-
-    def blocks(self, rows: Tensor) -> Tensor:
-        """(blocks, c, K)."""
-        return rows.unflatten(0, (-1, self._layout.block))
-
-    def of_queries(self, total: Tensor) -> Tensor:
-        """The rows (blocks, c, K) of these blocks, from those of all queries of the group."""
-        return self.blocks(total[self._span])
-
-    def add(self, total: Tensor, windows: Tensor) -> None:
-        """Adds windows (blocks, L, K) to the rows of all places, piece by piece, because windows overlap."""
-        size = self._span.stop - self._span.start
-        for each, piece in enumerate(windows.split(self._layout.block, dim=1)):
-            start = self._span.start + each * self._layout.block
-            self.blocks(total[start : start + size]).add_(piece)
-
-    def _windows(self, rows: Tensor) -> Tensor:
-        """(blocks, L, K), views that overlap."""
-        return rows.unfold(0, self._layout.width, self._layout.block).transpose(1, 2)
-
-
-def scores_at_once(device: torch.device) -> int:
-    """The maximum number of scores per part."""
-    return SCORES_AT_ONCE.get(device.type, 1 << 26)
-
-
-def _groups(rows: Tensor) -> Iterator[slice]:
-    """All streams of rows (N, T), in groups of limited size."""
-    streams, length = rows.shape
-    most = max(ROWS_AT_ONCE.get(rows.device.type, 1 << 22) // length, 1)
-    for first in range(0, streams, most):
-        yield slice(first, min(first + most, streams))
-
-
-def _parts(x: _Rows, layout: Layout, group: slice) -> Iterator[_Part]:
-    """All blocks of a group of streams, in parts of limited size."""
-    most = max(scores_at_once(x.q.device) // (layout.block * layout.width), 1)
-    start, end = group.start * layout.each, group.stop * layout.each
-    for first in range(start, end, most):
-        yield _Part(x, layout, first, min(first + most, end), start)
+    def tiles(self, q: Tensor, k: Tensor, v: Tensor, bias: None) -> Iterator[Tile]:
+        streams = len(self.rows)
+        several = max(ROWS_AT_ONCE.get(q.device.type, 1 << 22) // self.rows.shape[1], 1)
+        for stream in range(0, streams, several):
+            for layout in self.layouts:
+                block, most = layout.block, max(scores_at_once(q.device) // (layout.block * layout.width), 1)
+                start, end = (x * layout.each for x in (stream, min(stream + several, streams)))
+                for first in range(start, end, most):
+                    last = min(first + most, end)
+                    places = layout.keys[first * block : (last - 1) * block + layout.width]
+                    queries = places[layout.before : layout.before + (last - first) * block].unflatten(0, (-1, block))
+                    values = _Windows(places.clamp(max=len(q) - 1), layout.width, block)
+                    near = k.index_select(0, values.index)
+                    length = torch.linalg.vector_norm(near, dim=-1, keepdim=True, dtype=upcast(near).dtype)
+                    inverse = length.clamp_(min=SHORTEST).reciprocal_()
+                    unit = near * inverse
+                    keys = _UnitWindows(values.index, layout.width, block, unit, inverse)
+                    rows = near[layout.before : layout.before + queries.numel()].unflatten(0, (-1, block)) * (1 / LOG2)
+                    near_k, near_v = keys.windows(unit.type_as(q)), values.of(v)
+                    scores = upcast(rows @ near_k.mT)
+                    layout.hide(scores, slice(first, last))
+                    real = (queries < len(q)).unsqueeze(-1)
+                    yield Tile(Rows(queries), keys, values, rows, near_k, near_v, scores, real)

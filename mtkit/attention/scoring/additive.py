@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from mtkit.attention.bases.score_attention import Pairs, ScoreAttention
 from mtkit.attention.contract import Attended, Inputs, Site, packing
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.kernels.windowed_rows import scores_at_once
+from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.options import Null, Positive
 from mtkit.attention.slots import Projection
 

@@ -163,9 +163,7 @@ class Bp(HeadAttention):
         missing = None
         if valid is not None:  # nodes without a real token
             missing = torch.cat([~valid[:, :: 1 << level] for level in range(len(self._levels(length)) + 1)], dim=1)
-        return attend_listed(
-            q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout, keeps=False
-        )
+        return attend_listed(q, k, v, by_label, lists, missing=missing, scale=self.scale, dropout=self.dropout)
 
     def begin(self, inputs: Beginning) -> tuple[State, Any]:
         """Return an empty cache for tokens and spans, in the order in which they end."""

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mtkit.attention import build, reorder
 from mtkit.attention.content.reformer import SortedChunks, sorted_chunks
-from mtkit.attention.kernels.windowed_rows import NOTHING_SEEN, stream_rows
+from mtkit.attention.kernels.tiled_softmax import NOTHING_SEEN
+from mtkit.attention.kernels.windowed_rows import stream_rows
 from mtkit.errors import MtkitError
 
 ROLES = ["encoder", "decoder"]

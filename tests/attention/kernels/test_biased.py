@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention.kernels import windowed_rows
-from mtkit.attention.kernels.biased import attend_biased
+from mtkit.attention.kernels import tiled_softmax
 from mtkit.attention.kernels.dot_product import safe_softmax
+from mtkit.attention.kernels.tiled_softmax import attend_biased
 
 
 def _rows() -> list[Tensor]:
@@ -20,7 +20,7 @@ def _rows() -> list[Tensor]:
 def test_outputs_and_gradients_are_those_of_dense_softmaxes(
     shape: tuple[int, ...], parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(windowed_rows.SCORES_AT_ONCE, "cpu", parts)
+    monkeypatch.setitem(tiled_softmax.SCORES_AT_ONCE, "cpu", parts)
     q, k, v = _rows()
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     visible = torch.rand(shape) < 0.6

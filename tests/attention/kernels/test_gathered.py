@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention.kernels import windowed_rows
+from mtkit.attention.kernels import tiled_softmax
+from mtkit.attention.kernels.chunks import attend_gathered, others_first
 from mtkit.attention.kernels.dot_product import safe_softmax
-from mtkit.attention.kernels.gathered import attend_gathered, others_first
 
 
 def _inputs() -> tuple[list[Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -22,9 +22,9 @@ def _inputs() -> tuple[list[Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor
 def test_outputs_are_sums_of_dense_softmaxes(
     causal: bool, shared: bool, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(windowed_rows.SCORES_AT_ONCE, "cpu", parts)
+    monkeypatch.setitem(tiled_softmax.SCORES_AT_ONCE, "cpu", parts)
     (q, k, v), query, key = _inputs()
-    output = attend_gathered(q, k, v, query, key, scale=0.3, causal=causal, shared=shared)
+    output = attend_gathered(q, k, v, query, key, scale=0.3, causal=causal, shared=shared, added=True)
     expected = torch.zeros_like(v)
     for block in range(5):
         seen = _pairs(query, key, block)
@@ -51,7 +51,7 @@ def test_the_backward_pass_repeats_dropout() -> None:
 
     def attended(*rows: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return attend_gathered(*rows, query, key, scale=0.3, dropout=0.4)
+        return attend_gathered(*rows, query, key, scale=0.3, added=True, dropout=0.4)
 
     assert not torch.allclose(attended(*x), attend_gathered(*x, query, key, scale=0.3))
     torch.autograd.gradcheck(attended, x)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtkit.attention.kernels import listed, windowed_rows
+from mtkit.attention.kernels import tiled_softmax
 from mtkit.attention.kernels.listed import LabelScores, Lists, attend_listed
 
 BATCH, HEADS, LENGTH, KEYS, LABELS = 2, 3, 10, 13, 4
@@ -46,17 +46,10 @@ def plain(q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, biases: Tensor, *, l
     return torch.stack(rows, 2)
 
 
-@pytest.fixture(params=[0, 1 << 24])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are computed again in the backward pass, and weights that are kept for it."""
-    monkeypatch.setattr(listed, "KEPT", request.param)
-
-
-@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("tables", [1, HEADS])
 @pytest.mark.parametrize("at_once", [1, 2 * BLOCK * WIDTH, 2 * BLOCKS * BLOCK * WIDTH, 1 << 20])
 def test_it_is_a_softmax_and_has_its_gradients(at_once: int, tables: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(windowed_rows.SCORES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(tiled_softmax.SCORES_AT_ONCE, "cpu", at_once)
     real, lists, missing = inputs(tables)
     heads = attended(*real, lists=lists, missing=missing)
     wanted = plain(*real, lists=lists, missing=missing)
@@ -67,7 +60,6 @@ def test_it_is_a_softmax_and_has_its_gradients(at_once: int, tables: int, monkey
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.usefixtures("kept")
 def test_dropout_is_the_same_in_the_backward_pass() -> None:
     real, lists, missing = inputs()
 
@@ -80,26 +72,6 @@ def test_dropout_is_the_same_in_the_backward_pass() -> None:
     assert not torch.allclose(dropped(*real), whole)
     many = torch.stack([attended(*real, lists=lists, dropout=0.4) for _ in range(400)]).mean(0)
     assert (many - attended(*real, lists=lists)).abs().mean() < 0.05
-
-
-def test_no_more_weights_are_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, lists, _ = inputs()
-    count = real[0].shape[0] * HEADS * BLOCKS * BLOCK * WIDTH
-
-    def saved(most: int) -> list[int]:
-        monkeypatch.setattr(listed, "KEPT", most)
-        sizes: list[int] = []
-
-        def seen(x: Tensor) -> Tensor:
-            sizes.append(x.numel())
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(seen, lambda x: x):
-            attended(*real, lists=lists)
-        return sizes
-
-    assert count in saved(count)
-    assert count not in saved(count - 1)
 
 
 def test_gradients_are_the_same_under_autocast() -> None:

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels import windowed_rows
-from mtkit.attention.kernels.windowed_rows import FAR, attend_layouts, stream_rows
+from mtkit.attention.kernels import tiled_softmax, windowed_rows
+from mtkit.attention.kernels.tiled_softmax import FAR
+from mtkit.attention.kernels.windowed_rows import attend_layouts, stream_rows
 
 BATCH, LENGTH, HEADS = 2, 7, 2
 ROWS = BATCH * LENGTH * HEADS
@@ -59,7 +60,7 @@ def plain(q: Tensor, v: Tensor, shown: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("scores", "rows"), [(1, 1), (16, 2 * LENGTH), (40, 3 * LENGTH), (1 << 20, 1 << 20)])
 def test_it_is_a_softmax_and_has_its_gradients(scores: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(windowed_rows.SCORES_AT_ONCE, "cpu", scores)
+    monkeypatch.setitem(tiled_softmax.SCORES_AT_ONCE, "cpu", scores)
     monkeypatch.setitem(windowed_rows.ROWS_AT_ONCE, "cpu", rows)
     q, v, (laid_out, shown) = drawn(5), drawn(3), layouts()
     alone = ~shown.any(-1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtkit.attention import build
-from mtkit.attention.kernels.windowed_rows import scores_at_once
+from mtkit.attention.kernels.tiled_softmax import scores_at_once
 from mtkit.attention.scoring import additive
 from mtkit.errors import MtkitError
 from tests.contract.counting import count
