@@ -18,7 +18,7 @@ from mtkit.attention.bases.head_attention import HeadAttention
 from mtkit.attention.contract import Attended, Beginning, Inputs, State, packing
 from mtkit.attention.kernels.dot_product import attend_step, scores_of, weights_of
 from mtkit.attention.kernels.pattern import Pattern, Rows
-from mtkit.attention.kernels.random_pattern import block_size, keys_of_block
+from mtkit.attention.kernels.picked_blocks import block_size, keys_of_block
 from mtkit.attention.kernels.sparse import dense_attend, sparse_attend, visible_pairs
 from mtkit.attention.slots import Positions
 from mtkit.device import to_device

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.fused import fused_attention
-from mtkit.attention.kernels.tiled_softmax import FAR, LOG2, Blocks, Rows, Tile, attend_blocks, scores_at_once
+from mtkit.attention.kernels.tiled_softmax import FAR, LOG2, RowIndex, Tile, TileProvider, attend_blocks, scores_at_once
 
 
 def rank_in_group(group: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def attend_gathered(
     return outputs.unflatten(0, q.shape[:3])
 
 
-class _GatheredBlocks(Blocks):
+class _GatheredBlocks(TileProvider):
     """The blocks of all segments and heads, on one axis of length n.
 
     Queries: positions (n, t), which of them are real, and the row of position 0 (n, 1) among those of all segments and
@@ -139,7 +139,7 @@ class _GatheredBlocks(Blocks):
         for first in range(0, blocks, most):
             some = slice(first, first + most)
             (i, real, first_row), (j, there, first_column) = ([x[some] for x in y] for y in (self.queries, self.keys))
-            rows, columns = Rows(i + first_row), Rows(j + first_column)
+            rows, columns = RowIndex(i + first_row), RowIndex(j + first_column)
             near_q, near_k, near_v = rows.of(q) * (self.scale / LOG2), columns.of(k), columns.of(v)
             scores = upcast(near_q @ near_k.mT)
             i, j = i.unsqueeze(-1), j.unsqueeze(-2)

@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.dot_product import upcast
-from mtkit.attention.kernels.tiled_softmax import FAR, LOG2, Blocks, Rows, Slices, Tile, attend_blocks, slice_blocks
+from mtkit.attention.kernels.tiled_softmax import (
+    FAR,
+    LOG2,
+    RowIndex,
+    Slices,
+    Tile,
+    TileProvider,
+    attend_blocks,
+    slice_blocks,
+)
 
 LANES = 8
 """Sums in which a label's gradient is added up: an addition waits for the one before it to the same sum."""
@@ -110,7 +119,7 @@ class _LabelBias:
         return d_vectors.type_as(vectors), d_biases.type_as(biases)
 
 
-class _ListedBlocks(Blocks):
+class _ListedBlocks(TileProvider):
     """Queries (N, blocks, c, K), and keys and values as rows (N * S, K); hidden (N, S) is added to scores."""
 
     def __init__(self, lists: Lists, keys: int, hidden: Tensor | None, scale: float) -> None:
@@ -130,7 +139,7 @@ class _ListedBlocks(Blocks):
                 labels = lanes = labels.to(torch.bool if bias is None else torch.long)
                 if bias is not None:
                     lanes = labels + torch.arange(labels.shape[-1], device=q.device) % LANES * bias.count
-            keys = Rows(first_key[streams] + places)
+            keys = RowIndex(first_key[streams] + places)
             rows, near_k, near_v = q[place.ranges] * (self.scale / LOG2), keys.of(k), keys.of(v)
             scores = upcast(rows @ near_k.mT)
             if bias is None:

@@ -6,17 +6,15 @@ batch. The key combines seed, role and layer (`random_key`).
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mtkit.attention.kernels.dot_product import expand_heads
-from mtkit.attention.kernels.pattern import Blocks, Columns, Pattern, Rows
+from mtkit.attention.kernels.pattern import Pattern
 from mtkit.attention.kernels.pattern_blocks import Tiles
 from mtkit.attention.kernels.reproducible import hashed
-from mtkit.device import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,64 +233,3 @@ class DrawnLayout:
         """(B, H, 1, blocks, L, K)."""
         flat = place.flatten(2).unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])
         return x.gather(2, flat).unflatten(2, place.shape[2:]).unsqueeze(2)
-
-
-def block_size(pattern: Pattern) -> int | None:
-    """The size of the blocks if some are picked and all members (rows aside) see whole blocks of that size, else None.
-
-    The first columns count as blocks where they fill them.
-    """
-    sizes = {member.size for member in pattern.members if isinstance(member, Drawn)}
-    if len(sizes) != 1:
-        return None
-    [size] = sizes
-    return size if all(_in_blocks(member, size) for member in pattern.members) else None
-
-
-def _in_blocks(member: Pattern, size: int) -> bool:
-    if isinstance(member, Blocks | Drawn):
-        return member.size == size
-    return isinstance(member, Rows | LastRows) or (isinstance(member, Columns) and member.count % size == 0)
-
-
-@lru_cache(maxsize=64)
-@torch.inference_mode(False)  # what is kept here serves training too
-def keys_of_block(pattern: Pattern, size: int, block: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """The keys that causal queries of a block see, for steps; None if these are all up to the query's own.
-
-    A pattern with a `block_size`, its rows excepted. Positions (L,), or (h, L) where heads differ, up to the end of the
-    block, and whether there is a key. Kept, because all steps within the block ask for them.
-    """
-    picks = picks_of(pattern, size, torch.tensor([block]), block + 1, causal=True)[0, :, 0]
-    picks = picks[:, (picks >= 0).any(0)]  # without slots that are empty for all heads
-    there = picks >= 0
-    if picks.shape[1] > block and there.all():
-        return None
-    position = picks.unsqueeze(-1) * size + torch.arange(size)
-    keys = position.flatten(1), there.unsqueeze(-1).expand_as(position).flatten(1)
-    position, there = (to_device(x.squeeze(0) if len(picks) == 1 else x, device) for x in keys)
-    return position, there
-
-
-def picks_of(pattern: Pattern, size: int, own: Tensor, others: int, causal: bool) -> Tensor:
-    """The blocks, out of `others` blocks of keys, beside the blocks `own` of queries, as `attend_picked` takes them.
-
-    A pattern with a `block_size`, its rows excepted.
-    """
-    blocks, device = len(own), own.device
-    parts = [own.new_empty(1, 1, blocks, 0)]
-    for member in pattern.members:
-        if isinstance(member, Drawn):
-            parts.append(member.picks(own))
-        elif isinstance(member, Blocks):
-            near = torch.arange(-min(member.back, others), min(member.ahead, others) + 1, device=device)
-            parts.append((own.unsqueeze(-1) + near).expand(1, 1, -1, -1))
-        elif isinstance(member, Columns):
-            first = torch.arange(min(member.count // size, others), device=device)
-            parts.append(first.expand(1, 1, blocks, -1))
-    shape = torch.broadcast_shapes(*(part.shape[:3] for part in parts))
-    picks = torch.cat([part.expand(*shape, -1) for part in parts], dim=-1)
-    last = own.unsqueeze(-1).clamp(max=others - 1) if causal else others - 1
-    picks = picks.where((picks >= 0) & (picks <= last), -1).sort(dim=-1).values
-    again = picks[..., 1:] == picks[..., :-1]
-    return torch.cat([picks[..., :1], picks[..., 1:].masked_fill(again, -1)], dim=-1).sort(dim=-1).values

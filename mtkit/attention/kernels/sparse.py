@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mtkit.attention.kernels.chunks import attend_gathered, rows_at
+from mtkit.attention.kernels.chunks import rows_at
 from mtkit.attention.kernels.dot_product import attend, expand_heads, scores_of, weigh, weighted
 from mtkit.attention.kernels.flash_parts import (
     FusedPart,
@@ -30,7 +30,8 @@ from mtkit.attention.kernels.grid import Grid, grid_lists
 from mtkit.attention.kernels.listed import attend_listed
 from mtkit.attention.kernels.pattern import Band, Columns, Comb, Pattern, Rows, Union, Window
 from mtkit.attention.kernels.pattern_blocks import CombLayout, Fold, Tiles, WindowLayout, surely_all
-from mtkit.attention.kernels.random_pattern import Drawn, DrawnLayout, LastRows, block_size, picks_of
+from mtkit.attention.kernels.picked_blocks import attend_picked, block_size, picks_of
+from mtkit.attention.kernels.random_pattern import Drawn, DrawnLayout, LastRows
 from mtkit.attention.kernels.running_softmax import join_parts, softmax_with_sum
 from mtkit.attention.kernels.tiled_softmax import attend_biased
 from mtkit.attention.slots import Positions
@@ -84,39 +85,6 @@ def sparse_attend(
     else:
         heads = _attend_parts(q, k, v, pattern, scale, causal, shown, positions, dropout)
     return _with_rows(heads, q, k, v, pattern, scale, causal, valid, positions, dropout), None
-
-
-def attend_picked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    picks: Tensor,
-    size: int,
-    *,
-    scale: float,
-    causal: bool = False,
-    valid: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """The heads' outputs (B, H, T, V) over blocks of keys picked for each block of queries, zero where no key is seen.
-
-    q (B, H, T, K), k (B, G, S, K), v (B, G', S, V) where G and G' divide H; valid (B, S). picks (B or 1, H or 1,
-    blocks, slots) are numbers of blocks of `size` keys next to each block of as many queries, each once; -1: an empty
-    slot.
-    """
-    if k.shape[1] != v.shape[1]:
-        k, v = (expand_heads(x, q.shape[1]) for x in (k, v))
-    blocks, length = picks.shape[2], k.shape[2]
-    position = torch.arange(blocks * size, device=q.device).expand(*q.shape[:2], -1).unflatten(-1, (blocks, size))
-    keys = (picks.unsqueeze(-1) * size + torch.arange(size, device=q.device)).flatten(-2)
-    keys = keys.expand(*q.shape[:2], -1, -1)
-    there = (keys >= 0) & (keys < length)
-    keys = keys.clamp(0, length - 1)
-    if valid is not None:
-        there = there & valid[:, None, None].expand(-1, *keys.shape[1:3], -1).gather(-1, keys)
-    real = position < q.shape[2]
-    query = position.clamp(max=q.shape[2] - 1), real
-    return attend_gathered(q, k, v, query, (keys, there), scale=scale, causal=causal, dropout=dropout).type_as(v)
 
 
 def visible_pairs(seen: Tensor, causal: bool, valid: Tensor | None) -> Tensor:

@@ -58,7 +58,7 @@ class Slices(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowIndex:
     """Rows (..., n) of a matrix; a row may occur several times."""
 
     index: Tensor
@@ -71,16 +71,12 @@ class Rows:
         """Add rows (..., n, K) to total (R, K)."""
         total.index_add_(0, self.index.flatten(), rows.flatten(0, -2).type_as(total))
 
-    def put(self, total: Tensor, rows: Tensor) -> None:
-        """Write rows (..., n, K), each once, to total (R, K)."""
-        total.index_copy_(0, self.index.flatten(), rows.flatten(0, -2))
-
 
 @dataclass(frozen=True)
 class Tile:
     """Blocks of queries q (..., c, K), scaled, with keys k (..., L, K), values v (..., L, V) and scores (..., c, L)."""
 
-    queries: Slices | Rows
+    queries: Slices | RowIndex
     keys: Place
     values: Place
     q: Tensor
@@ -102,13 +98,13 @@ class LearnedBias(Protocol):
         """The gradients of the learned tensors over all tiles."""
 
 
-class Blocks:
+class TileProvider:
     """A provider of tiles."""
 
     joined = False
     """Whether a query's softmax runs over all tiles that hold it.
 
-    If so, queries are `Rows` of a matrix, and those that are not real have the number of rows as index.
+    If so, queries are `RowIndex` of a matrix, and those that are not real have the number of rows as index.
     """
 
     def __init__(self, scale: float, added: bool = False) -> None:
@@ -125,7 +121,7 @@ class Blocks:
 
 
 def attend_blocks(
-    blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, learned: Sequence[Tensor] = (), *, dropout: float = 0.0
+    blocks: TileProvider, q: Tensor, k: Tensor, v: Tensor, learned: Sequence[Tensor] = (), *, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The outputs (..., V) of queries q (..., K), and which queries see a key if the tiles are joined.
 
@@ -141,7 +137,7 @@ def attend_blocks(
 class _TiledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, blocks: Blocks, dropout: float, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
+        ctx: Any, blocks: TileProvider, dropout: float, seed: int, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.blocks, ctx.dropout, ctx.seed, ctx.learned = blocks, dropout, seed, len(learned)
         count, *others = q.shape[:-1]
@@ -155,14 +151,15 @@ class _TiledSoftmax(torch.autograd.Function):
             mass, seen = weights.sum(-1, keepdim=True), top > NOTHING_SEEN
             if tile.real is not None:
                 seen &= tile.real
-            output, log_sum = (noise(weights).type_as(v) @ tile.v) * (seen / mass), top + mass.log2()
+            output, log_sum = upcast(noise(weights).type_as(v) @ tile.v) * (seen / mass), top + mass.log2()
             if blocks.joined:
-                assert isinstance(tile.queries, Rows)
+                assert isinstance(tile.queries, RowIndex)
                 earlier, log_sum = tile.queries.of(joint), log_sum.where(seen, FAR)
                 after = torch.logaddexp2(earlier, log_sum)
-                rows = tile.queries.of(heads) * torch.exp2(earlier - after)
-                tile.queries.put(heads, rows.addcmul_(output, torch.exp2(log_sum - after)))
-                tile.queries.put(joint, after)
+                output *= torch.exp2(log_sum - after)
+                output.addcmul_(tile.queries.of(heads), torch.expm1((earlier - after) * LOG2))
+                tile.queries.add(heads, output)
+                joint.view(-1).scatter_(0, tile.queries.index.flatten(), after.flatten())
             else:
                 tile.queries.add(heads, output)
                 log_sums.append(log_sum.where(seen, -FAR))  # relative to it, every weight is zero
@@ -182,7 +179,7 @@ class _TiledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def _gradients(ctx: Any, d_heads: Tensor) -> tuple[Tensor | None, ...]:
-        blocks: Blocks = ctx.blocks
+        blocks: TileProvider = ctx.blocks
         q, k, v, heads, *saved = ctx.saved_tensors
         learned, log_sums = saved[: ctx.learned], saved[ctx.learned :]
         d_q, d_k, d_v = (torch.zeros_like(upcast(x)) for x in (q, k, v))
@@ -244,7 +241,7 @@ def _broadcast_slices(x: Tensor, ranges: Sequence[slice]) -> Tensor:
     return x[tuple(part if size > 1 else slice(None) for part, size in zip(ranges, x.shape, strict=False))]
 
 
-class _BiasedBlocks(Blocks):
+class _BiasedBlocks(TileProvider):
     def bias(self, q: Tensor, learned: Sequence[Tensor]) -> _Bias:
         return _Bias(*learned)
 

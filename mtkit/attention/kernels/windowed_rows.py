@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mtkit.attention.kernels.dot_product import upcast
 from mtkit.attention.kernels.pattern_blocks import surely_all
-from mtkit.attention.kernels.tiled_softmax import LOG2, Blocks, Rows, Tile, attend_blocks, scores_at_once
+from mtkit.attention.kernels.tiled_softmax import LOG2, RowIndex, Tile, TileProvider, attend_blocks, scores_at_once
 
 ROWS_AT_ONCE = {"cpu": 1 << 14}
-"""Rows of whole streams worked on at a time, by kind of device; 2^22 on others."""
+"""RowIndex of whole streams worked on at a time, by kind of device; 2^22 on others."""
 SHORTEST = 1e-6
 """Least length that a key is divided by."""
 
@@ -98,7 +98,7 @@ class _UnitWindows(_Windows):
         total.index_add_(0, self.index, sums.addcmul_(self.unit, along, value=-1).mul_(self.inverse))
 
 
-class _WindowedRows(Blocks):
+class _WindowedRows(TileProvider):
     """All layouts of all streams, in groups of streams whose rows stay in the cache."""
 
     joined = True
@@ -129,4 +129,4 @@ class _WindowedRows(Blocks):
                     scores = upcast(rows @ near_k.mT)
                     layout.hide(scores, slice(first, last))
                     real = (queries < len(q)).unsqueeze(-1)
-                    yield Tile(Rows(queries), keys, values, rows, near_k, near_v, scores, real)
+                    yield Tile(RowIndex(queries), keys, values, rows, near_k, near_v, scores, real)

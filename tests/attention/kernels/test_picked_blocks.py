@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtkit.attention.kernels.sparse import attend_picked
+from mtkit.attention.kernels.picked_blocks import attend_picked
 from mtkit.attention.kernels.tiled_softmax import SCORES_AT_ONCE
 
 PICKS = torch.tensor([[-1, 0, 3], [0, 1, 2], [-1, -1, 2], [0, 1, 3]])[None, None]

@@ -10,7 +10,8 @@ from torch import Tensor
 from mtkit.attention.contract import Site
 from mtkit.attention.kernels.dot_product import attend
 from mtkit.attention.kernels.pattern import Band, Blocks, Columns, Comb, Flanked, Pattern, Rows, global_tokens
-from mtkit.attention.kernels.random_pattern import LastBlocks, LastRows, Random, RandomBlocks, block_size
+from mtkit.attention.kernels.picked_blocks import block_size
+from mtkit.attention.kernels.random_pattern import LastBlocks, LastRows, Random, RandomBlocks
 from mtkit.attention.kernels.sparse import dense_attend, sparse_attend
 from mtkit.attention.positions import POSITIONS
 from tests.contract.counting import count, exponent
